@@ -1,0 +1,25 @@
+# Each target makes .venv first when it is missing or older than what it is made from.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: train test lint setup
+
+train: $(READY)  ## train the text classifier on data that needs no download
+	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/cls.py
+
+test: $(READY)  ## every test, real launches included
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Samestep needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@

@@ -1,0 +1,1 @@
+"""Samestep: the same training step, whatever the hardware."""

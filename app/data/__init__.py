@@ -1,0 +1,1 @@
+"""Data: what a recipe trains on."""
