@@ -1,0 +1,271 @@
+"""accelerate's Accelerator, with what a layout-free run needs of it."""
+
+import functools
+import json
+import os
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import accelerate
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate.state import PartialState
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from torch import nn
+
+from app import ranks, state
+from app.errors import UserError
+from app.launch import cores_per_process, launcher_profile, local_world_size
+
+OBJECTS = "objects.json"
+
+
+class Accelerator(accelerate.Accelerator):
+    """Place devices and synchronise gradients as accelerate does, on any layout.
+
+    Beyond accelerate 1.15: FSDP2 works on CPU ranks; checkpoints are read by any layout; FSDP computes in the
+    precision that DDP computes in; no collective runs for buffers; the work of a machine's first process is waited
+    for without a time limit, and its failure is everybody's.
+    """
+
+    def __init__(self, threads: int = 0):
+        """Join the launcher's process group.
+
+        Args:
+            threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
+        """
+        on_cpu = _on_cpu()
+        plugin = _fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
+        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
+        if plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
+            self.state.fsdp_plugin = plugin
+            self.state.distributed_type = DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        if self.device.type == "cpu":
+            torch.set_num_threads(threads or cores_per_process())
+            if self.mixed_precision == "fp16":
+                raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
+        if self.gradient_accumulation_steps != 1:
+            raise UserError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
+                "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
+            )
+        parallelism = self.parallelism_config
+        if parallelism and (parallelism.cp_enabled or parallelism.sp_enabled):
+            raise UserError(
+                "cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1"
+            )
+
+    @property
+    def data_ranks(self) -> int:
+        """Count the groups of processes that see their own samples."""
+        return self.num_processes // self._per_data_rank
+
+    @property
+    def data_rank(self) -> int:
+        """Tell which samples this process sees. Tensor-parallel processes share theirs."""
+        return self.process_index // self._per_data_rank
+
+    @property
+    def _per_data_rank(self) -> int:
+        # accelerate's mesh has the data dimensions first, so neighbours share a data rank.
+        return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
+
+    @contextmanager
+    def local_main_process_first(self):
+        """Let each machine's first process run the block before its others do; its error is everybody's, at once."""
+        with ranks.local_main_first():
+            yield
+
+    def prepare(self, *args, **kwargs):
+        """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
+        if self.is_fsdp2:
+            for model in (arg for arg in args if isinstance(arg, nn.Module)):
+                _name_layers(self.state.fsdp_plugin, model)
+                if self.native_amp:
+                    model.forward = self._in_mixed_precision(model.forward)
+        result = super().prepare(*args, **kwargs)
+        for item in result if isinstance(result, tuple) else (result,):
+            if isinstance(item, nn.parallel.DistributedDataParallel):
+                # One broadcast a step for buffers that are the same everywhere, or that nobody shares.
+                item.forward_sync_buffers = False
+                _settle_buckets(item)
+        return result
+
+    def reshard(self, model: nn.Module) -> None:
+        """Give back the memory of whole parameters that FSDP2 keeps after a forward pass without a backward pass."""
+        for module in model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
+
+    def _in_mixed_precision(self, forward):
+        """Run a forward pass under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
+        from accelerate.utils import convert_outputs_to_fp32
+
+        @functools.wraps(forward)
+        def mixed(*args, **kwargs):
+            with self.autocast():
+                return forward(*args, **kwargs)
+
+        return convert_outputs_to_fp32(mixed)
+
+    def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **kwargs):
+        """Write models, optimizers and registered objects so that any layout can load them. Every rank takes part.
+
+        DeepSpeed keeps accelerate's own format, which only its own layout reads.
+        """
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            return super().save_state(output_dir, safe_serialization, **kwargs)
+        tensors = state.model_tensors(self._models)
+        names = state.parameter_names(self._models)
+        objects = {"optimizers": [], "objects": []}
+        for index, optimizer in enumerate(self._optimizers):
+            found, plain = state.optimizer_state(index, optimizer.optimizer, names)
+            tensors |= found
+            objects["optimizers"].append(plain)
+        for index, item in enumerate([*self._schedulers, *self._custom_objects]):
+            objects["objects"].append(state.split_tensors(item.state_dict(), f"objects.{index}", tensors))
+        if self.scaler is not None:
+            objects["scaler"] = self.scaler.state_dict()
+        writer = dcp.FileSystemWriter(output_dir, single_file_per_rank=True, sync_files=True)
+        with _on_one_process_too():
+            dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
+        if self.is_main_process:
+            Path(output_dir, OBJECTS).write_text(json.dumps(objects))
+        return output_dir
+
+    def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **kwargs):
+        """Read what `save_state` wrote, on any layout, into the prepared models and optimizers. Every rank takes part.
+
+        Raises:
+            UserError: the checkpoint is of another model or has other optimizers.
+        """
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            return super().load_state(input_dir, load_kwargs, **kwargs)
+        reader = dcp.FileSystemReader(input_dir)
+        saved = {
+            name: (entry.size, entry.properties.dtype)
+            for name, entry in reader.read_metadata().state_dict_metadata.items()
+        }
+        objects = json.loads(Path(input_dir, OBJECTS).read_text())
+        tensors = state.model_tensors(self._models)
+        _compare(input_dir, saved, tensors)
+        names = state.parameter_names(self._models)
+        if len(objects["optimizers"]) != len(self._optimizers):
+            raise UserError(
+                f"{input_dir} has {len(objects['optimizers'])} optimizers, this recipe prepares {len(self._optimizers)}"
+            )
+        for index, optimizer in enumerate(self._optimizers):
+            tensors |= state.optimizer_targets(index, optimizer.optimizer, names, saved)
+        tensors |= {
+            n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in saved.items() if n.startswith("objects.")
+        }
+        with _on_one_process_too():
+            dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        for index, optimizer in enumerate(self._optimizers):
+            state.restore_optimizer(index, optimizer.optimizer, names, tensors, objects["optimizers"][index])
+        for item, content in zip([*self._schedulers, *self._custom_objects], objects["objects"], strict=True):
+            item.load_state_dict(state.join_tensors(content, tensors))
+        if self.scaler is not None and "scaler" in objects:
+            self.scaler.load_state_dict(objects["scaler"])
+
+
+def _on_cpu() -> bool:
+    """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
+    profile = launcher_profile()
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.use_cpu):
+        return True
+    here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    wanted = local_world_size()
+    if wanted > max(here, 1) or (wanted == 1 and here == 0 and profile and profile.distributed_type != "NO"):
+        raise UserError(
+            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
+            f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
+            if here
+            else f"the profile starts {wanted} GPU processes, and this machine has no GPU: use a profile for CPU such "
+            "as accelerate_configs/ddp_cpu.yaml or fsdp_cpu.yaml"
+        )
+    return here == 0
+
+
+def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
+    """Read the profile's FSDP settings as FSDP2 settings."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        keep_sharded = os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper() in ("1", "FULL_SHARD")
+        os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": str(keep_sharded).lower()}
+    os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
+    os.environ.pop("FSDP_BACKWARD_PREFETCH", None)
+    if not torch.accelerator.is_available():
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    plugin = FullyShardedDataParallelPlugin()
+    # Compute is autocast's business, on FSDP as on DDP: weights gathered and gradients reduced in their own type.
+    plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    return plugin
+
+
+def _name_layers(plugin: FullyShardedDataParallelPlugin, model: nn.Module) -> None:
+    """Choose the layer classes that FSDP2 shards one by one: the profile's, the model's own, or its repeated ones."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    if plugin.auto_wrap_policy is not transformer_auto_wrap_policy:
+        return
+    present = {type(module).__name__ for module in model.modules()}
+    asked = set(plugin.transformer_cls_names_to_wrap or ())
+    if asked - present:
+        raise UserError(
+            f"fsdp_transformer_layer_cls_to_wrap {', '.join(sorted(asked - present))}: the model has no such class; "
+            f"it has {', '.join(sorted(present))}"
+        )
+    layers = asked or set(getattr(model, "_no_split_modules", None) or ()) & present
+    if not layers:
+        stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
+        layers = {name for stack in stacks for name, count in stack.items() if count > 1}
+    if not layers and ranks.alone() | (PartialState().process_index == 0):
+        print(
+            "warning: FSDP found no repeated layers in this model, so it is sharded as one piece and gathered whole; "
+            "name its layer classes in the profile's fsdp_transformer_layer_cls_to_wrap"
+        )
+    plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+@contextmanager
+def _on_one_process_too():
+    """Keep torch from warning that one process saves alone, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
+def _settle_buckets(model: nn.parallel.DistributedDataParallel) -> None:
+    """Make DDP arrange its buckets now.
+
+    It does so after its first backward pass; sums over three or more ranks depend on the place in a bucket, so a
+    resumed run's first step would differ in the last bit from the same step of a run that never stopped.
+    """
+    model.reducer.prepare_for_backward([])
+    total = sum((p * 0).sum() for p in model.module.parameters() if p.requires_grad)
+    total.backward()
+    model.reducer._rebuild_buckets()
+    model.zero_grad(set_to_none=True)
+
+
+def _compare(folder: str, saved: dict, tensors: dict) -> None:
+    """Refuse a checkpoint whose model is not this one, naming the first differences."""
+    there = {name: tuple(shape) for name, (shape, _) in saved.items() if name.startswith("models.")}
+    here = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if there == here:
+        return
+    lines = [
+        f"{n}: {there.get(n, 'absent')} there, {here.get(n, 'absent')} here"
+        for n in {**there, **here}
+        if there.get(n) != here.get(n)
+    ]
+    more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+    raise UserError(f"{folder} is a checkpoint of another model: {'; '.join(lines[:5])}{more}")

@@ -1,0 +1,183 @@
+"""Which samples make a step, how they split into micro-batches, and who computes which.
+
+Everything here is a pure function of the step; nothing remembers where it was.
+"""
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from app import order
+from app.errors import UserError
+
+
+class Turn(NamedTuple):
+    """One forward pass of one data rank: micro-batch `index`, or an idle turn, which has weight 0."""
+
+    index: int
+    ids: np.ndarray
+    epochs: np.ndarray
+    weight: float
+    idle: bool = False
+    inputs: Any = None
+
+
+class Step(NamedTuple):
+    """What one data rank does in one step, and the weight of the whole global batch."""
+
+    index: int
+    turns: list[Turn]
+    weight: float
+
+
+def seed_of(*key: int) -> int:
+    """Mix numbers into a seed of 63 bits; related keys give unrelated seeds."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def sample_generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """Make the random numbers of one sample's augmentation: the same on any rank, in any worker."""
+    return np.random.Generator(np.random.Philox(key=seed_of(seed, epoch, sample)))
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The steps of a run over `samples` samples.
+
+    Args:
+        samples: size of the data set.
+        total: samples that the run sees; the last step is short where it is no multiple of global_batch.
+        lengths: of all samples, where known: a step's samples are then sorted by length and cut into micro-batches of
+            about equal padded size.
+        weights: of all samples in the loss, where they are not all 1, such as supervised tokens.
+    """
+
+    samples: int
+    total: int
+    global_batch: int
+    micro_batch: int
+    seed: int = 0
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    @property
+    def steps(self) -> int:
+        """Count the steps of the run."""
+        return -(-self.total // self.global_batch)
+
+    @property
+    def micros_per_step(self) -> int:
+        """Count the micro-batches of a full step."""
+        return -(-self.global_batch // self.micro_batch)
+
+    def accumulation(self, ranks: int) -> int:
+        """Count the turns that `ranks` data ranks take in a full step.
+
+        Raises:
+            UserError: there are more ranks than micro-batches.
+        """
+        if ranks > self.micros_per_step:
+            raise UserError(
+                f"{ranks} processes for {self.micros_per_step} micro-batches (global batch {self.global_batch} = "
+                f"{self.micros_per_step} x {-(-self.global_batch // self.micros_per_step)}): at most "
+                f"{self.micros_per_step} can work; use --run.micro-batch {max(1, self.global_batch // ranks)} or a "
+                "larger --run.global-batch"
+            )
+        return -(-self.micros_per_step // ranks)
+
+    def seen(self, step: int) -> int:
+        """Count the samples used before step `step` (counted from 0)."""
+        return min(step * self.global_batch, self.total)
+
+    def epoch_ends(self, step: int) -> bool:
+        """Tell whether an epoch ends in step `step` (counted from 0)."""
+        return self.seen(step + 1) // self.samples > self.seen(step) // self.samples
+
+    def micros(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Cut a step into its micro-batches, each as sample ids and their epochs."""
+        ids, epochs = order.stream(np.arange(self.seen(step), self.seen(step + 1)), self.samples, self.seed)
+        pieces = -(-len(ids) // self.micro_batch)
+        if self.lengths is None:
+            cuts = even_cuts(len(ids), pieces)
+        else:
+            lengths = self.lengths[ids]
+            by_length = np.argsort(-lengths, kind="stable")
+            ids, epochs = ids[by_length], epochs[by_length]
+            cuts = equal_cost_cuts(lengths[by_length], pieces)
+        return list(zip(np.split(ids, cuts), np.split(epochs, cuts), strict=True))
+
+    def step(self, step: int, rank: int, ranks: int) -> Step:
+        """Choose what data rank `rank` of `ranks` does in a step."""
+        micros = self.micros(step)
+        weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in micros]
+        turns = -(-len(micros) // ranks)
+        own = []
+        for index in range(rank * turns, (rank + 1) * turns):
+            if index < len(micros):
+                own.append(Turn(index, *micros[index], weights[index]))
+            else:
+                ids, epochs = micros[-1]
+                own.append(Turn(index, ids[-1:], epochs[-1:], 0.0, idle=True))
+        return Step(step, own, sum(weights))
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Each sample once, in micro-batches that do not depend on the number of ranks; a "step" is one turn."""
+
+    samples: int
+    micro_batch: int
+    lengths: np.ndarray | None = None
+
+    def steps(self, ranks: int) -> int:
+        """Count the turns of each of `ranks` data ranks."""
+        return -(-self._micros // ranks)
+
+    @property
+    def _micros(self) -> int:
+        return -(-self.samples // self.micro_batch)
+
+    def step(self, step: int, rank: int, ranks: int) -> Step:
+        """Choose what data rank `rank` of `ranks` evaluates in a turn."""
+        ids = np.arange(self.samples) if self.lengths is None else np.argsort(-self.lengths, kind="stable")
+        index = rank * self.steps(ranks) + step
+        edges = [0, *even_cuts(self.samples, self._micros), self.samples]
+        idle = index >= self._micros
+        own = ids[-1:] if idle else ids[edges[index] : edges[index + 1]]
+        turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else float(len(own)), idle)
+        return Step(step, [turn], turn.weight)
+
+
+def even_cuts(rows: int, pieces: int) -> np.ndarray:
+    """Cut rows into pieces of nearly equal size, larger ones first; returns where each but the first begins."""
+    sizes = rows // pieces + (np.arange(pieces) < rows % pieces)
+    return np.cumsum(sizes)[:-1]
+
+
+def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
+    """Cut rows, sorted by falling length, so that the largest padded piece (rows x longest) is as small as can be."""
+    rows = len(lengths)
+    longest = np.maximum(lengths, 1).tolist()
+
+    def starts(limit: int) -> list[int]:
+        found, position = [], 0
+        while position < rows and len(found) <= pieces:
+            found.append(position)
+            position += max(1, limit // longest[position])
+        return found
+
+    low, high = longest[0], longest[0] * rows
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(starts(middle)) <= pieces else (middle + 1, high)
+    found = starts(low)
+    while len(found) < pieces:  # fewer pieces were enough: halve the fullest, so that every rank has work
+        edges = [*found, rows]
+        sizes = [b - a for a, b in itertools.pairwise(edges)]
+        fullest = max(range(len(sizes)), key=lambda i: (sizes[i] > 1) * sizes[i] * longest[found[i]])
+        found.insert(fullest + 1, found[fullest] + (sizes[fullest] + 1) // 2)
+    return np.array(found[1:], dtype=np.int64)

@@ -1,0 +1,183 @@
+"""The commit protocol: a checkpoint folder that is present is whole, and the last good one is never given up first."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from app import ranks
+from app.errors import UserError
+
+MANIFEST, RECORD, STATE = "manifest.json", "record.json", "state"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class Checkpoints:
+    """The checkpoints of one run: written by all ranks together, committed by renaming a finished folder."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int, keep: int = 2, best: str = ""):
+        """Look after `folder`.
+
+        Args:
+            keep: how many of the newest to keep.
+            best: a metric whose best checkpoint is kept too; a leading minus sign means that lower is better.
+        """
+        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.keep, self.best = keep, best
+
+    def steps(self) -> list[int]:
+        """List the steps that have a committed checkpoint, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def path(self, step: int) -> Path:
+        """Name the folder of a step's checkpoint."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(self, step: int, record: dict[str, Any], write: Callable[[str], Any]) -> list[str]:
+        """Write, verify, commit, and only then delete what is no longer wanted. Every rank takes part.
+
+        Args:
+            record: what to keep beside the state; its "metrics" choose the best checkpoint.
+            write: writes the state into the folder that it is given; collective.
+
+        Returns:
+            What went wrong, one line for each failing rank; nothing is committed then.
+        """
+        target = self.path(step)
+        draft = target.with_name(target.name + ".tmp")
+        problem, sums = None, {}
+        try:
+            ranks.from_main(lambda: self._start(draft))
+            write(str(draft / STATE))
+            sums = _checksums(draft, self._own_files(draft))
+        except Exception as error:
+            problem = error
+        problems = ranks.agree(problem)
+        if not problems:
+            sums = {name: entry for part in ranks.gather(sums) for name, entry in part.items()}
+            try:
+                if self.rank == 0:
+                    self._commit(draft, target, {**record, "step": step}, sums)
+            except OSError as error:
+                problem = error
+            problems = ranks.agree(problem)
+        if self.rank == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not problems:
+                self._prune()
+        if isinstance(problem, UserError):
+            raise problem
+        return problems
+
+    def newest(self, warn: Callable[[str], Any]) -> tuple[Path, dict[str, Any]] | None:
+        """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
+
+        Raises:
+            UserError: there are checkpoints and none of them is good.
+        """
+        steps = ranks.from_main(self.steps)
+        bad = []
+        for step in reversed(steps):
+            folder = self.path(step)
+            problem = None
+            try:
+                self._verify(folder)
+            except (OSError, ValueError, KeyError) as error:
+                problem = UserError(str(error))
+            problems = ranks.agree(problem)
+            if not problems:
+                return folder / STATE, json.loads((folder / RECORD).read_text())
+            bad.append(problems[0])
+            warn(f"warning: checkpoint {folder.name} is damaged and left out: {problems[0]}")
+        if bad:
+            raise UserError(
+                f"no checkpoint in {self.folder} is good: {'; '.join(bad)}; move the folder away to start anew"
+            )
+        return None
+
+    def _start(self, draft: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob("step-*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        draft.mkdir()
+
+    def _own_files(self, draft: Path) -> list[Path]:
+        """Choose the files that this rank vouches for: its own, and on the main process those of no other rank."""
+        files = sorted(path for path in draft.rglob("*") if path.is_file())
+        owners = [re.match(r"__(\d+)_", path.name) for path in files]
+        return [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == self.rank]
+
+    def _commit(self, draft: Path, target: Path, record: dict, sums: dict) -> None:
+        (draft / RECORD).write_text(json.dumps(record))
+        sums = {**sums, **_checksums(draft, [draft / RECORD])}
+        (draft / MANIFEST).write_text(json.dumps({"hash": "xxh3_128", "files": sums}, indent=1))
+        for name in (RECORD, MANIFEST):
+            _flush(draft / name)
+        for folder in sorted({(draft / name).parent for name in sums}):
+            _flush(folder)
+        if target.exists():  # the same step again, after a rewind that found it damaged
+            shutil.rmtree(target)
+        draft.rename(target)
+        _flush(self.folder)
+
+    def _verify(self, folder: Path) -> None:
+        """Check this rank's share of a checkpoint's files against its manifest."""
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        for name in sorted(files)[self.rank :: self.world_size]:
+            path, expected = folder / name, files[name]
+            if not path.is_file():
+                raise ValueError(f"{path} is missing")
+            if path.stat().st_size != expected["size"]:
+                raise ValueError(f"{path} has {path.stat().st_size} bytes of {expected['size']}")
+            if _checksum(path) != expected["xxh3"]:
+                raise ValueError(f"{path} does not have the contents that were written")
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        wanted = set(steps[-self.keep :])
+        if self.best:
+            scores = {step: self._score(step) for step in steps}
+            known = {step: score for step, score in scores.items() if score is not None}
+            if known:
+                wanted.add(max(known, key=lambda step: (known[step], step)))
+        for step in set(steps) - wanted:
+            # Renamed first: a folder with a checkpoint's name is never half deleted.
+            gone = self.path(step).with_name(self.path(step).name + ".tmp")
+            self.path(step).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    def _score(self, step: int) -> float | None:
+        try:
+            value = json.loads((self.path(step) / RECORD).read_text())["metrics"].get(self.best.lstrip("-"))
+        except (OSError, ValueError, KeyError):
+            return None
+        return None if value is None else (-value if self.best.startswith("-") else value)
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _checksums(root: Path, files: list[Path]) -> dict[str, dict]:
+    return {str(f.relative_to(root)): {"size": f.stat().st_size, "xxh3": _checksum(f)} for f in files}
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

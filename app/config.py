@@ -1,0 +1,194 @@
+"""Configuration: dataclasses with defaults, read from the command line and from YAML by one validator."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from app.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass
+class RunConfig:
+    """What every run has: its folder, its length, its batch, and when it does what."""
+
+    dir: str = ""
+    """Run folder. Default: runs/ and the name of the recipe. Repeating the command resumes the run in it."""
+    seed: int = 0
+    """Seed of initial weights, sample order, dropout and augmentation."""
+    epochs: float = 1.0
+    """Times that every sample is seen; ignored when --run.steps is given."""
+    steps: int = 0
+    """Optimizer steps of the run. 0: as many as --run.epochs needs."""
+    global_batch: int = 32
+    """Samples of one optimizer step, over all processes. It does not depend on the hardware."""
+    micro_batch: int = 32
+    """Samples of one forward and backward pass on one process: what must fit in memory."""
+    eval_every: int = 0
+    """Evaluate every so many steps, and after the last one. 0: after every epoch."""
+    save_every: int = 0
+    """Save a checkpoint every so many steps, and after the last one. 0: after every epoch."""
+    log_every: int = 10
+    """Log every so many steps."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep."""
+    best: str = ""
+    """Also keep the checkpoint with the best value of this metric, for example eval/accuracy or -eval/loss (lower is
+    better)."""
+    trackers: tuple[str, ...] = ("wandb",)
+    """Experiment trackers beside metrics.jsonl, by their names in accelerate. Nothing after the flag: none."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on where the run folder's newest good checkpoint is. never: refuse a folder that has one. must: refuse
+    a folder that has none."""
+    stop_at: int = 0
+    """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
+    workers: int = -1
+    """Processes that load data, for each training process. -1: none on CPU, up to 4 beside a GPU."""
+    threads: int = 0
+    """Threads of each process for arithmetic on CPU. 0: the machine's cores, shared by its processes."""
+
+
+@dataclass
+class OptimConfig:
+    """The optimizer and its learning rate, as a function of the step."""
+
+    name: str = "AdamW"
+    """Optimizer: the name of a class in torch.optim, such as AdamW, SGD, Adam, Adafactor, RMSprop."""
+    lr: float = 5e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.01
+    """Decay of weight matrices; biases, norms and embeddings of one dimension are left out."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Coefficients of the running averages, for optimizers that have them."""
+    eps: float = 1e-8
+    """Term added to the denominator, for optimizers that have it."""
+    momentum: float = 0.9
+    """Momentum, for optimizers that have it."""
+    clip: float = 1.0
+    """Largest norm of the gradient; longer ones are scaled down to it. 0: no clipping."""
+    schedule: Literal["linear", "cosine", "constant", "multistep", "wsd"] = "linear"
+    """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay."""
+    warmup: float = 0.0
+    """Warm-up: a fraction of the run when below 1, else a number of steps."""
+    min_lr: float = 0.0
+    """Where linear, cosine and wsd end, as a fraction of the peak."""
+    decay: float = 0.2
+    """Length of the decay of wsd: a fraction of the run when below 1, else a number of steps."""
+    milestones: tuple[float, ...] = ()
+    """Where multistep drops: fractions of the run when below 1, else steps."""
+    gamma: float = 0.1
+    """Factor of each drop of multistep."""
+    base_batch: int = 0
+    """Global batch that lr was chosen for. 0: the run's own."""
+    batch_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """How lr grows with global-batch / base-batch."""
+
+
+# Fields that may change between two sittings of one run: they do not change what it computes. More steps or epochs
+# are allowed as well, and said, because they change the learning rate from there on.
+HARMLESS = {
+    f"run.{name}"
+    for name in ("dir", "eval_every", "save_every", "log_every", "keep", "best", "trackers", "resume", "stop_at")
+} | {"run.workers", "run.threads"}
+LENGTH = {"run.steps", "run.epochs"}
+
+
+def parse(config_class: type[T], args: list[str] | None = None) -> T:
+    """Read a config from the command line; from here on a UserError ends the program with one message and status 2.
+
+    `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
+    """
+    import tyro
+
+    from app.launch import is_main_process, report_user_errors
+
+    report_user_errors()
+    words = list(sys.argv[1:] if args is None else args)
+    return tyro.cli(
+        config_class,
+        args=_expand_file(words),
+        console_outputs=is_main_process(),
+        config=(tyro.conf.FlagConversionOff,),
+    )
+
+
+def _expand_file(words: list[str]) -> list[str]:
+    """Put the flags of `--config FILE` in front of the other words."""
+    flags, rest, position = [], [], 0
+    while position < len(words):
+        word = words[position]
+        if word == "--config" and position + 1 < len(words):
+            position += 1
+            flags += _flags(_read_yaml(words[position]))
+        elif word.startswith("--config="):
+            flags += _flags(_read_yaml(word.partition("=")[2]))
+        else:
+            rest.append(word)
+        position += 1
+    return flags + rest
+
+
+def _read_yaml(path: str) -> dict:
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path} is not YAML: {error}") from None
+    if not isinstance(loaded or {}, dict):
+        raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
+    return loaded or {}
+
+
+def _flags(fields: dict) -> list[str]:
+    words = []
+    for name, value in flatten(fields).items():
+        words.append("--" + name.replace("_", "-"))
+        words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    return words
+
+
+def flatten(fields: dict, prefix: str = "") -> dict[str, Any]:
+    """Turn nested fields into dotted names."""
+    flat = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def to_dict(config: Any) -> dict:
+    """Turn a config into plain values that YAML and JSON keep."""
+
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return plain(dataclasses.asdict(config))
+
+
+def diff(before: dict, after: dict) -> dict[str, tuple[Any, Any]]:
+    """List the fields in which two configs differ, by dotted name, as (before, after)."""
+    before, after = flatten(before), flatten(after)
+    names = [*before, *(name for name in after if name not in before)]
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def check(config: RunConfig) -> None:
+    """Refuse numbers that no run can have."""
+    at_least = {"global_batch": 1, "micro_batch": 1, "log_every": 1, "keep": 1, "steps": 0, "eval_every": 0}
+    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0}
+    for name, least in at_least.items():
+        value = getattr(config, name)
+        if value < least:
+            raise UserError(f"--run.{name.replace('_', '-')} {value}: must be at least {least}")
+    if not config.steps and not config.epochs > 0:
+        raise UserError(f"--run.epochs {config.epochs}: must be above 0, or give --run.steps")

@@ -1,0 +1,117 @@
+"""Columns of a table: are they there, what do they hold, which of their values are missing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from app.errors import UserError
+
+
+def check_columns(table, columns: Sequence[str], flag: str) -> None:
+    """Raise a UserError when a table lacks one of the columns that a flag names."""
+    have = f"there are: {', '.join(table.column_names)}"
+    if not columns:
+        raise UserError(f"--data.{flag} names no column; {have}")
+    for i, name in enumerate(columns):
+        if name in columns[:i]:
+            raise UserError(f"--data.{flag} names the column {name} twice")
+        if name not in table.column_names:
+            raise UserError(
+                f"--data.{flag} {name}: no such column; {have} (if these are values, the file has no header line: "
+                "name its columns with --data.columns)"
+            )
+
+
+def check_texts(table, name: str) -> None:
+    """Raise a UserError when a column does not hold texts, or when one is missing."""
+    import pyarrow.types as types
+
+    kind = table.data.schema.field(name).type
+    # Integers are texts too: a csv file does not tell which it means.
+    if not (is_text(kind) or types.is_integer(kind)):
+        raise UserError(f"--data.text {name} holds {kind}, which is no text; {', '.join(table.column_names)} are there")
+    if table.data.column(name).null_count:  # of the whole table, which this may be a selection of
+        column = table.select_columns([name]).with_format("arrow")[:].column(name)
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+            raise UserError(f"--data.text {name}: {row_name(table, row)} has no text; leave such rows out of the data")
+
+
+def row_name(table, row: int) -> str:
+    """Name a row as the data counts it, from 0, also when the table is a selection of it."""
+    if table._indices is not None:
+        row = table._indices.column(0)[row].as_py()
+    return f"row {row} (counted from 0) of split {table.split or 'train'}"
+
+
+class LabelColumn:
+    """The values of a label column; where they are lists, `items` has all elements and `counts` says how many a row."""
+
+    def __init__(self, table, name: str):
+        """Read a column; a missing value is a UserError."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        self.table, self.name = table, name
+        values = table.select_columns([name]).with_format("arrow")[:].column(name)
+        self.items = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        self.counts = np.ones(len(table), np.int64)
+        feature = table.features[name]
+        if is_list(self.items.type):
+            self._refuse_missing()
+            self.counts = np.asarray(pc.list_value_length(self.items), np.int64)
+            self.items, feature = self.items.flatten(), feature.feature
+        self.names = getattr(feature, "names", None)
+        if self.names:  # a ClassLabel: -1 stands for a label that is kept secret
+            codes = np.asarray(self.items.fill_null(-1))
+            known = (codes >= 0) & (codes < len(self.names))
+            self.items = pa.array(self.names, pa.string()).take(pa.array(np.where(known, codes, 0), mask=~known))
+        if pa.types.is_floating(self.items.type):
+            self.items = pa.array(np.asarray(self.items.fill_null(np.nan)), from_pandas=True)  # NaN is missing too
+        self._refuse_missing()
+
+    def first(self, which: np.ndarray) -> tuple[str, object]:
+        """Return the name of the row of the first item that `which` marks, and the item."""
+        item = int(np.flatnonzero(which)[0])
+        return self._row_of(item), self.items[item].as_py()
+
+    def spread(self, codes: np.ndarray, classes: int) -> np.ndarray:
+        """Return rows of 0 and 1 for the codes of all items."""
+        values = np.zeros((len(self.counts), classes), np.float32)
+        values[np.repeat(np.arange(len(self.counts)), self.counts), codes] = 1
+        return values
+
+    def numbers(self) -> np.ndarray:
+        """Return the items as float32."""
+        if not is_number(self.items.type):
+            raise UserError(f"--data.label {self.name} holds {self.items.type}, which is no number")
+        return np.asarray(self.items).astype(np.float32)
+
+    def _refuse_missing(self) -> None:
+        if self.items.null_count:
+            row = self._row_of(int(np.flatnonzero(np.asarray(self.items.is_null()))[0]))
+            raise UserError(f"--data.label {self.name}: {row} has no label; leave such rows out of the data")
+
+    def _row_of(self, item: int) -> str:
+        return row_name(self.table, int(np.searchsorted(np.cumsum(self.counts), item, side="right")))
+
+
+def is_text(kind) -> bool:
+    """Tell whether an Arrow type is one of strings."""
+    import pyarrow.types as types
+
+    return types.is_string(kind) or types.is_large_string(kind)
+
+
+def is_list(kind) -> bool:
+    """Tell whether an Arrow type is one of lists."""
+    import pyarrow.types as types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def is_number(kind) -> bool:
+    """Tell whether an Arrow type is one of numbers, or of true and false."""
+    import pyarrow.types as types
+
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)

@@ -1,0 +1,82 @@
+"""Tokenizers: trained from scratch on the training texts, or pretrained ones made fit for a classifier."""
+
+from collections.abc import Iterable
+
+from app.errors import UserError
+
+SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+# Words with the space before them, numbers by three digits, and runs of punctuation. Underscores belong to words, so
+# that identifiers of source code become few tokens; spaces beyond one, and line ends, carry little and are dropped.
+WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
+    """Train a tokenizer for a BERT-style classifier: byte-level BPE, which keeps case and knows every character.
+
+    The same texts in the same order give the same tokenizer. It marks single texts as `[CLS] text [SEP]` and pairs as
+    `[CLS] first [SEP] second [SEP]` with token types 0 and 1, and is loaded by AutoTokenizer once saved.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < (smallest := len(alphabet) + len(SPECIALS)):
+        raise UserError(
+            f"a vocabulary of {vocab_size} is too small: it holds 256 bytes and 5 marks, so {smallest} or more"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIALS.values()),
+        # Sorted: a set of strings has another order in every process.
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    marks = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", marks)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **SPECIALS,
+    )
+
+
+def check_tokenizer(tokenizer, max_length: int):
+    """Make a pretrained tokenizer fit to pad batches of texts of max_length tokens, or raise a UserError.
+
+    One without a padding token, such as GPT-2's, pads with its end-of-text token: the attention mask hides it. The
+    model's config must then be told the same `pad_token_id`.
+    """
+    name = tokenizer.name_or_path or type(tokenizer).__name__
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                f"--model {name}: its tokenizer has neither a padding nor an end-of-text token; add one to its "
+                "tokenizer_config.json, or use another model"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    # A tokenizer that knows no limit says 1e30.
+    if max_length > tokenizer.model_max_length:
+        raise UserError(
+            f"--data.max-length {max_length} is more than the {tokenizer.model_max_length} tokens that --model {name} "
+            "takes: use a smaller one"
+        )
+    # Saved with the model, so that a pipeline cuts texts where training and evaluation did.
+    tokenizer.model_max_length = max_length
+    return tokenizer

@@ -1,0 +1,36 @@
+"""The finished model, in the form that others load."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from app.accelerator import Accelerator
+
+
+def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any) -> None:
+    """Write a model in Hugging Face form, whole, whatever wraps it. Every rank takes part; the main process writes.
+
+    Args:
+        parts: tokenizer, processor and the like, anything with `save_pretrained`.
+    """
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if not accelerator.is_main_process:
+        return
+    plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    draft = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    if hasattr(plain, "save_pretrained"):
+        plain.save_pretrained(draft, state_dict=weights)
+    else:
+        from safetensors.torch import save_file
+
+        draft.mkdir(parents=True)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft / "model.safetensors")
+    for part in parts:
+        part.save_pretrained(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)

@@ -1,0 +1,38 @@
+"""The gradient of a global batch from those of its micro-batches: the one owner of weighting and synchronisation."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from app.accelerator import Accelerator
+
+
+class Gradients:
+    """Weigh, accumulate, synchronise, and clip."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator = accelerator
+
+    @contextmanager
+    def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
+        """Hold back synchronisation in every turn of a step but the last. The forward pass belongs inside."""
+        with ExitStack() as stack:
+            if not last:
+                for model in models:
+                    stack.enter_context(self.accelerator.no_sync(model))
+            yield
+
+    def backward(self, loss: Tensor, share: float) -> None:
+        """Add the gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
+        # DDP and FSDP take the mean over data ranks; the global batch needs the sum.
+        self.accelerator.backward(loss * (share * self.accelerator.data_ranks))
+
+    def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
+        """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
+        self.accelerator.unscale_gradients(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        # accelerate's public clip_grad_norm_ wants all parameters of one model in their order; this takes any.
+        norm = self.accelerator._clip_grad_norm_dtensor_aware(parameters, largest or float("inf"))
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,0 +1,60 @@
+"""What a process knows of its launcher, before any Accelerator exists."""
+
+import os
+import sys
+
+from app.errors import UserError
+
+
+def is_main_process() -> bool:
+    """Tell whether this process is the one that speaks."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def local_world_size() -> int:
+    """Count the training processes on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def cores_per_process() -> int:
+    """Share this machine's cores among its training processes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // local_world_size())
+
+
+def launcher_profile():
+    """Read the profile that `accelerate launch` was given; None where there is none to find.
+
+    accelerate 1.15 does not pass `use_cpu` on to processes started through torchrun, so a rank reads it from the
+    file that its parent was started with.
+    """
+    import psutil
+    from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+
+    try:
+        command = psutil.Process().parent().cmdline()
+    except (psutil.Error, AttributeError):
+        return None
+    if not any(os.path.basename(word).startswith("accelerate") for word in command) or "launch" not in command:
+        return None
+    path = default_config_file
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word in ("--config_file", "--config-file"):
+            path = following
+        elif word.startswith(("--config_file=", "--config-file=")):
+            path = word.partition("=")[2]
+    return load_config_from_file(path) if os.path.isfile(path) else None
+
+
+def report_user_errors() -> None:
+    """Make a UserError that nobody catches end this process with its message alone and status 2."""
+    previous = sys.excepthook
+
+    def hook(kind, error, traceback):
+        if not isinstance(error, UserError):
+            return previous(kind, error, traceback)
+        if getattr(error, "audible", is_main_process()):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2)
+
+    sys.excepthook = hook

@@ -1,0 +1,68 @@
+"""What hardware and software a run is on, in one line and in run.json."""
+
+import importlib.metadata
+import platform
+
+import torch
+from accelerate.utils import DistributedType
+
+from app.accelerator import Accelerator
+from app.batches import BatchPlan
+
+
+def layout(accelerator: Accelerator) -> dict:
+    """List what decides the bits of a run's results beside its config."""
+    return {
+        "data_ranks": accelerator.data_ranks,
+        "processes": accelerator.num_processes,
+        "wrapping": wrapping(accelerator),
+        "precision": precision(accelerator),
+        "device": device(accelerator),
+        "threads": torch.get_num_threads(),
+        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """List the versions that a run's results depend on."""
+    packages = ("torch", "accelerate", "transformers", "datasets")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **found}
+
+
+def wrapping(accelerator: Accelerator) -> str:
+    """Name what the model is wrapped in; nothing on one process."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return (
+            "HSDP"
+            if accelerator.parallelism_config and accelerator.parallelism_config.dp_replicate_enabled
+            else "FSDP2"
+        )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return f"DeepSpeed ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
+    return "" if accelerator.distributed_type == DistributedType.NO else "DDP"
+
+
+def precision(accelerator: Accelerator) -> str:
+    """Name the type of the arithmetic."""
+    return "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+
+
+def device(accelerator: Accelerator) -> str:
+    """Name the hardware."""
+    return (
+        torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
+    )
+
+
+def header(plan: BatchPlan, accelerator: Accelerator) -> str:
+    """Say how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
+    ranks = accelerator.data_ranks
+    turns = plan.accumulation(ranks)
+    small, more = divmod(plan.global_batch, plan.micros_per_step)
+    rows = f"{small}-{small + 1}" if more else str(small)
+    line = f"{plan.global_batch} samples/step = {ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {rows}"
+    kind = [wrapping(accelerator)] if wrapping(accelerator) else []
+    line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
+    idle = 1 - plan.micros_per_step / (ranks * turns)
+    return f"{line} ({idle:.0%} of the turns idle: {plan.micros_per_step} micro-batches)" if idle else line

@@ -1,0 +1,104 @@
+"""Loading: each step's rows fetched, collated and copied to the device ahead of need."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from app.batches import BatchPlan, EvaluationPlan, Step, Turn, sample_generator
+
+
+class _Steps(Dataset):
+    """Steps as items, so that a torch DataLoader can start at any of them."""
+
+    def __init__(self, plan, data, collate, augment, rank: int, ranks: int):
+        self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
+        self.rank, self.ranks = rank, ranks
+
+    def __getitem__(self, index: int) -> Step:
+        step = self.plan.step(index, self.rank, self.ranks)
+        return step._replace(turns=[turn._replace(inputs=self._inputs(turn)) for turn in step.turns])
+
+    def _inputs(self, turn: Turn) -> Any:
+        ids = turn.ids.tolist()
+        many = getattr(self.data, "__getitems__", None)
+        rows = many(ids) if many else [self.data[i] for i in ids]
+        if self.augment is not None:
+            keys = zip(rows, turn.epochs.tolist(), ids, strict=True)
+            rows = [self.augment(row, sample_generator(self.plan.seed, epoch, i)) for row, epoch, i in keys]
+        return self.collate(rows)
+
+
+def load(
+    plan: BatchPlan | EvaluationPlan,
+    steps: range,
+    data: Sequence,
+    collate: Callable[[list], Any],
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    workers: int = 0,
+    augment: Callable[[Any, np.random.Generator], Any] | None = None,
+) -> Iterator[Step]:
+    """Iterate over a data rank's part of `steps`, on the device, loaded and copied ahead of need.
+
+    Args:
+        data: indexed by sample; `__getitems__` with a list of ids is used where there is one.
+        collate: makes model inputs (nested dicts and lists of tensors) of a micro-batch's rows.
+        augment: changes one row, with a random generator that belongs to (seed, epoch, sample).
+    """
+    loader = DataLoader(
+        _Steps(plan, data, collate, augment, rank, ranks),
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        in_order=True,
+        generator=torch.Generator(),
+        prefetch_factor=2 if workers else None,
+    )
+    return _on_cuda(iter(loader), device) if device.type == "cuda" else (_to(step, device) for step in loader)
+
+
+def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
+    """Copy each step to the GPU on a stream of its own, while the one before it is computed."""
+    copying = torch.cuda.Stream(device)
+
+    def copy(step: Step | None) -> Step | None:
+        if step is None:
+            return None
+        with torch.cuda.stream(copying):
+            return _to(step, device)
+
+    following = copy(next(steps, None))
+    while following is not None:
+        torch.cuda.current_stream(device).wait_stream(copying)
+        current, following = following, copy(next(steps, None))
+        for turn in current.turns:
+            _map_tensors(lambda t: t.record_stream(torch.cuda.current_stream(device)), turn.inputs)
+        yield current
+
+
+def _to(step: Step, device: torch.device) -> Step:
+    if device.type == "cpu":
+        return step
+    turns = [t._replace(inputs=_map_tensors(lambda x: x.to(device, non_blocking=True), t.inputs)) for t in step.turns]
+    return step._replace(turns=turns)
+
+
+def _map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(change, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_map_tensors(change, item) for item in value)
+    return value
+
+
+def _as_it_is(step: Step) -> Step:
+    """Keep torch from turning numpy arrays and numbers into tensors."""
+    return step

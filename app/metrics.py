@@ -1,0 +1,46 @@
+"""Scores over all ranks: sums and counts first, divided last."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Scores:
+    """Torchmetrics, each updated with every sample once and gathered when computed."""
+
+    def __init__(self, device: torch.device, **metrics: Any):
+        """Collect metrics by the name under which they are logged.
+
+        Args:
+            metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
+        """
+        self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
+        self.loss = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def update(self, weight: float, *values: Tensor, loss: Tensor | None = None) -> None:
+        """Add a micro-batch: the arguments of the metrics' own `update`, and its mean loss.
+
+        Args:
+            weight: of the micro-batch; nothing is added at 0, which marks an idle turn.
+        """
+        if not weight:
+            return
+        for metric in self.metrics.values():
+            metric.update(*values)
+        if loss is not None:
+            self.loss += torch.stack([loss.detach().double() * weight, torch.full_like(loss, weight).double()])
+
+    def compute(self, prefix: str = "eval/") -> dict[str, float]:
+        """Combine all ranks and return plain numbers. Every rank takes part, with or without samples of its own."""
+        results = {}
+        for name, metric in self.metrics.items():
+            # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
+            metric._update_count = max(metric._update_count, 1)
+            results[prefix + name] = float(metric.compute())
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self.loss)
+        total, weight = self.loss.tolist()
+        if weight:
+            results[prefix + "loss"] = total / weight
+        return results

@@ -1,0 +1,129 @@
+"""The optimizer's parameter groups, and the learning rate as a function of the step: no scheduler, no state."""
+
+import difflib
+import inspect
+import math
+import typing
+
+import torch
+
+from app.config import OptimConfig
+from app.errors import UserError
+
+UNSUITABLE = {
+    "LBFGS": "it evaluates the loss several times a step",
+    "SparseAdam": "it takes sparse gradients only",
+    "Muon": "it takes matrices only, and models have biases and norms",
+}
+# SGD and Adagrad have fused kernels too, but torch 2.13 cannot run those on FSDP's DTensors.
+FUSED = ("Adam", "AdamW")
+
+
+def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Build the optimizer that the config names, over the parameters that require a gradient.
+
+    Groups are "decay" (matrices and larger) and "no_decay" (biases, norms), each in the order of the names.
+    """
+    optimizer_class = _find_class(config.name)
+    # named_parameters gives tied parameters once.
+    parameters = [p for _, p in sorted(model.named_parameters(), key=lambda item: item[0]) if p.requires_grad]
+    if not parameters:
+        raise UserError("no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True))")
+
+    accepted = inspect.signature(optimizer_class).parameters
+    arguments = {}
+    for field in ("lr", "weight_decay", "betas", "eps", "momentum"):
+        value = getattr(config, field)
+        # Adafactor has an eps that is a pair, with another meaning.
+        if field in accepted and isinstance(value, tuple) == isinstance(accepted[field].default, tuple):
+            arguments[field] = value
+    if config.name in FUSED and all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters):
+        arguments["fused"] = True
+
+    decay = {"name": "decay", "params": [p for p in parameters if p.ndim >= 2]}
+    no_decay = {"name": "no_decay", "params": [p for p in parameters if p.ndim < 2]}
+    if "weight_decay" in accepted:
+        no_decay["weight_decay"] = 0.0
+    return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:
+    """Return the learning rate of the step with 0-based index `step`, of a run of `total_steps`.
+
+    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1. From there linear and cosine
+    fall so that they would reach min_lr * peak at step `total_steps`, one after the last; so does wsd, later.
+    """
+    peak = config.lr * _batch_factor(config, global_batch)
+    warmup_steps = _as_steps(config.warmup, total_steps)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if config.schedule == "constant":
+        return peak
+    if config.schedule == "multistep":
+        return peak * config.gamma ** sum(step >= _as_steps(m, total_steps) for m in config.milestones)
+
+    start = max(0, warmup_steps - 1)
+    if config.schedule == "wsd":
+        start = max(start, total_steps - _as_steps(config.decay, total_steps))
+    progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
+    left = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
+    return peak * (config.min_lr + (1 - config.min_lr) * left)
+
+
+def check(config: OptimConfig) -> None:
+    """Raise UserError for the first value that makes no sense."""
+    for field in ("schedule", "batch_scaling"):
+        names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
+        _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")
+    _require(0 < config.lr < math.inf, config, "lr", "above 0, for example 5e-4")
+    _require(0 <= config.weight_decay < math.inf, config, "weight_decay", "0 or more, for example 0.01")
+    _require(all(0 <= beta < 1 for beta in config.betas), config, "betas", "from 0 to below 1, for example 0.9 0.999")
+    _require(0 <= config.eps < math.inf, config, "eps", "0 or more, for example 1e-8")
+    _require(0 <= config.momentum < math.inf, config, "momentum", "0 or more, for example 0.9")
+    _require(0 <= config.clip < math.inf, config, "clip", "a norm, for example 1.0, or 0 for no clipping")
+    _require(0 <= config.warmup < math.inf, config, "warmup", "a fraction (0.1) or a number of steps (500), or 0")
+    _require(0 <= config.min_lr <= 1, config, "min_lr", "a fraction of the peak from 0 to 1, for example 0.1")
+    _require(0 <= config.decay < math.inf, config, "decay", "a fraction (0.2) or a number of steps (500)")
+    _require(0 < config.gamma <= 1, config, "gamma", "above 0 and at most 1, for example 0.1")
+    increasing = all(a < b for a, b in zip((0, *config.milestones), (*config.milestones, math.inf), strict=True))
+    _require(increasing, config, "milestones", "increasing and above 0, for example 0.5 0.75")
+    _require(config.base_batch >= 0, config, "base_batch", "the global batch that --optim.lr was chosen for, or 0")
+    if config.schedule == "multistep" and not config.milestones:
+        raise UserError("--optim.schedule multistep never drops: give it --optim.milestones, for example 0.5 0.75")
+    if config.batch_scaling != "none" and not config.base_batch:
+        raise UserError(
+            f"--optim.batch-scaling {config.batch_scaling} has nothing to scale from: give the global batch that lr "
+            "was chosen for, for example --optim.base-batch 256, or use --optim.batch-scaling none"
+        )
+
+
+def _find_class(name: str) -> type[torch.optim.Optimizer]:
+    classes = {
+        key: value
+        for key, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    }
+    if name in UNSUITABLE:
+        raise UserError(f"--optim.name {name} does not work here ({UNSUITABLE[name]}): use AdamW or SGD, for example")
+    if name not in classes:
+        usable = {key.lower(): key for key in classes if key not in UNSUITABLE}
+        near = difflib.get_close_matches(name.lower(), usable, cutoff=0.5)
+        names = [usable[key] for key in near] or sorted(usable.values())
+        raise UserError(f"--optim.name {name} is no optimizer of torch.optim: use {' or '.join(names)}")
+    return classes[name]
+
+
+def _batch_factor(config: OptimConfig, global_batch: int) -> float:
+    ratio = global_batch / config.base_batch if config.base_batch else 1.0
+    return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.batch_scaling]
+
+
+def _as_steps(value: float, total_steps: int) -> int:
+    return round(value * total_steps if value < 1 else value)
+
+
+def _require(good: bool, config: OptimConfig, field: str, what: str) -> None:
+    if not good:
+        value = getattr(config, field)
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        raise UserError(f"--optim.{field.replace('_', '-')} {shown} does not work: it must be {what}")

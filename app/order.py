@@ -1,0 +1,102 @@
+"""The order of samples: a seeded permutation of [0, n), computed index by index in O(1) memory.
+
+A Feistel network (Luby and Rackoff 1988) permutes a grid that is barely larger than n; indices that leave [0, n) walk
+on until they are back (Black and Rogaway 2002). The values are a promise: they decide what a resumed run sees next.
+"""
+
+import hashlib
+
+import numpy as np
+
+LARGEST = 2**62
+# Up to here an order is a sort of random words, exactly uniform; a Feistel network has too few keys on tiny grids.
+SORTED = 256
+# With 7, distances of neighbours are uneven by 4% over 40 000 orders of 300; with 8 by less than can be seen there.
+ROUNDS = 10
+# Indices that go through all rounds together: temporaries stay in the cache, and small whatever the call.
+BLOCK = 1 << 14
+
+
+def permute(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the ids of the samples at the places `index` (integers in [0, n), any shape) of an epoch, as int64."""
+    index = np.asarray(index)
+    if not 1 <= n <= LARGEST:
+        raise ValueError(f"n is {n}: an order needs 1 to 2**62 samples")
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"places are {index.dtype}: they must be integers")
+    if index.size and not 0 <= index.min() <= index.max() < n:
+        raise IndexError(f"places {index.min()} to {index.max()} are not all in [0, {n})")
+    if n <= SORTED:
+        words = _random_words(n, seed, epoch, "<u8", n)
+        return np.argsort(words, kind="stable").astype(np.int64)[index]
+
+    keys = _random_words(n, seed, epoch, "<u4", 2 * ROUNDS).reshape(ROUNDS, 2)
+    places = index.reshape(-1).astype(np.uint64)
+    ids = np.empty_like(places)
+    for start in range(0, len(places), BLOCK):
+        block = slice(start, start + BLOCK)
+        ids[block] = _walk(places[block], n, keys)
+    return ids.view(np.int64).reshape(index.shape)
+
+
+def stream(positions: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sample ids and the epochs at positions (any shape) of the concatenation of all epochs' orders."""
+    positions = np.asarray(positions).astype(np.int64, casting="same_kind")
+    if positions.size and positions.min() < 0:
+        raise IndexError(f"position {positions.min()} is before the first epoch")
+    epochs, places = np.divmod(positions.reshape(-1), n)
+    ids = np.empty_like(places)
+    by_epoch = np.argsort(epochs, kind="stable")
+    for group in np.split(by_epoch, np.flatnonzero(np.diff(epochs[by_epoch])) + 1):
+        if group.size:
+            ids[group] = permute(places[group], n, seed, int(epochs[group[0]]))
+    return ids.reshape(positions.shape), epochs.reshape(positions.shape)
+
+
+def _random_words(n: int, seed: int, epoch: int, dtype: str, count: int) -> np.ndarray:
+    """Expand (n, seed, epoch) to `count` independent words; little-endian, so that every machine reads the same."""
+    digest = hashlib.shake_256(f"order {n:d} {seed:d} {epoch:d}".encode()).digest(count * np.dtype(dtype).itemsize)
+    return np.frombuffer(digest, dtype)
+
+
+def _walk(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+    ids = _feistel(places, n, keys)
+    outside = np.flatnonzero(ids >= n)
+    while outside.size:
+        ids[outside] = _feistel(ids[outside], n, keys)
+        outside = outside[ids[outside] >= n]
+    return ids
+
+
+def _feistel(x: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+    """Permute the grid of `rows` x 2**bits cells, the least that holds n with 2**bits near sqrt(n).
+
+    Fewer than 2**bits cells are beyond n, so about one index in sqrt(n) has to walk. Halves are below 2**32; sums of
+    them are taken in uint64 and cannot overflow.
+    """
+    bits = np.uint64((n - 1).bit_length() // 2)
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    rows = (np.uint64(n - 1) >> bits) + np.uint64(1)
+    row, column = x >> bits, x & mask
+    for i, (first, second) in enumerate(keys):
+        if i % 2:
+            column += _mix(row, first, second)
+            column &= mask
+        else:
+            # The high half of a product scales a random word to [0, rows); below zero wraps around to huge.
+            row += (_mix(column, first, second) * rows) >> np.uint64(32)
+            np.minimum(row, row - rows, out=row)
+    return (row << bits) | column
+
+
+def _mix(half: np.ndarray, first: np.uint32, second: np.uint32) -> np.ndarray:
+    """Hash values below 2**32 to uint64 values below 2**32, by the shifts and factors of lowbias32 (C. Wellons)."""
+    h = half.astype(np.uint32)
+    h ^= first
+    h ^= h >> np.uint32(16)
+    h *= np.uint32(0x7FEB352D)
+    h ^= second
+    h ^= h >> np.uint32(15)
+    h *= np.uint32(0x846CA68B)
+    h ^= h >> np.uint32(16)
+    return h.astype(np.uint64)

@@ -1,0 +1,70 @@
+"""What the user sees: a bar on a terminal, now and then a line elsewhere. Only the main process speaks."""
+
+import sys
+import time
+from typing import Any
+
+from tqdm.auto import tqdm
+
+
+class Progress:
+    """Show how far a run is."""
+
+    def __init__(self, speaks: bool, seconds_between_lines: float = 5.0):
+        self.speaks, self.seconds = speaks, seconds_between_lines
+        self.bar: tqdm | None = None
+        self.steps = 0
+        self.shown = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self.speaks:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def warn(self, text: str) -> None:
+        """Print a line to standard error."""
+        if self.speaks:
+            tqdm.write(text, file=sys.stderr)
+
+    def start(self, step: int, steps: int) -> None:
+        """Begin at `step` of `steps`."""
+        self.steps = steps
+        if self.speaks and sys.stderr.isatty():
+            self.bar = tqdm(initial=step, total=steps, unit="step", dynamic_ncols=True, leave=True)
+
+    def advance(self) -> None:
+        """Count one step."""
+        if self.bar is not None:
+            self.bar.update()
+
+    def show(self, values: dict[str, Any], seconds_left: float) -> None:
+        """Show the numbers of a logged step."""
+        if not self.speaks:
+            return
+        parts = {
+            "loss": f"{values['loss']:.4g}",
+            "lr": f"{values['lr']:.2e}",
+            "samples/s": f"{values['samples_per_second']:.0f}",
+        }
+        if self.bar is not None:
+            self.bar.set_postfix(parts, refresh=False)
+            return
+        now = time.monotonic()
+        if now - self.shown >= self.seconds or values["step"] >= self.steps:
+            self.shown = now
+            numbers = "  ".join(f"{name} {text}" for name, text in parts.items())
+            print(f"step {values['step']}/{self.steps}  {numbers}  {duration(seconds_left)} left", flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def duration(seconds: float) -> str:
+    """Write a time as h:mm:ss, or m:ss below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

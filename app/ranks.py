@@ -1,0 +1,114 @@
+"""Agreement between ranks: what one does for all, and how its failure becomes everybody's."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from app.errors import UserError
+
+T = TypeVar("T")
+
+_uses = 0
+
+
+def store() -> dist.Store:
+    """Return the rendezvous store: keys and values between ranks, outside every collective."""
+    # torch 2.13 has no public name for it.
+    return dist.distributed_c10d._get_default_store()
+
+
+def alone() -> bool:
+    """Tell whether this process trains by itself."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def from_main(call: Callable[[], T]) -> T:
+    """Run `call` on the main process and return its result on every rank. Its error is raised on every rank.
+
+    For quick work only: the others wait in a collective, which has a time limit.
+    """
+    if alone():
+        return call()
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome = [call(), None]
+        except Exception as error:
+            dist.broadcast_object_list([None, _portable(error)], src=0)
+            raise
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def agree(problem: Exception | None) -> list[str]:
+    """Tell every rank what went wrong on any: one line for each failing rank, none where all is well."""
+    problems = gather(None if problem is None else _in_words(problem))
+    return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+
+
+def gather(value: T) -> list[T]:
+    """Collect a small value from every rank, on every rank, in rank order."""
+    if alone():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def local_main_first() -> Iterator[None]:
+    """Let the first process of each machine run the block while the others wait, then the others.
+
+    They wait on the store, for as long as it takes; where the first one fails, they fail at once.
+    """
+    global _uses
+    _uses += 1
+    if alone():
+        yield
+        return
+    rank, local_rank = dist.get_rank(), int(os.environ.get("LOCAL_RANK", "0"))
+    key = f"samestep/first/{_uses}/{rank - local_rank}"
+    if local_rank == 0:
+        try:
+            yield
+        except BaseException as error:
+            store().set(key, ("user:" if isinstance(error, UserError) else "fault:") + _in_words(error))
+            raise
+        store().set(key, "done")
+        return
+    store().wait([key], timedelta(days=7))
+    kind, _, text = store().get(key).decode().partition(":")
+    if kind != "done":
+        raise UserError(text) if kind == "user" else RuntimeError(f"the first process of this machine failed: {text}")
+    yield
+
+
+def heard_on_main(error: UserError) -> bool:
+    """Tell a rank that fails whether the main process fails with the same words, and so has told the user."""
+    if alone():
+        return True
+    if dist.get_rank() == 0:
+        store().set("samestep/error", str(error))
+        return True
+    try:
+        store().wait(["samestep/error"], timedelta(seconds=5))
+    except dist.DistStoreError:
+        return False
+    return store().get("samestep/error").decode() == str(error)
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _portable(error: Exception) -> Exception:
+    """Make an error that every rank can unpickle."""
+    if isinstance(error, UserError):
+        return UserError(str(error))
+    return RuntimeError(f"the main process failed: {_in_words(error)}")

@@ -1,0 +1,98 @@
+"""What one step measures: losses, gradient norms and the ledger; one collective, and only when it is logged."""
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app import ranks
+from app.accelerator import Accelerator
+from app.batches import Step, Turn
+from app.errors import UserError
+
+
+class StepLog:
+    """Losses and gradient norms of one step, left on the device until they are asked for."""
+
+    def __init__(self, accelerator: Accelerator, step: Step):
+        self.accelerator, self.step = accelerator, step
+        self.losses: list[tuple[str, Turn, Tensor]] = []
+        self.norms: list[Tensor] = []
+
+    def add(self, name: str, loss: Tensor, micro: Turn) -> float:
+        """Remember a micro-batch's mean loss; returns its share of the global batch."""
+        self.losses.append((name, micro, loss.detach()))
+        return micro.weight / self.step.weight
+
+    def add_norm(self, norm: Tensor) -> None:
+        """Remember the norm of an optimizer's gradient; stop the run before the update where it is not finite.
+
+        A GPU is not waited for: there the check comes with the next step that is logged or saved.
+        """
+        self.norms.append(norm)
+        if norm.device.type == "cpu" and self.accelerator.scaler is None and not math.isfinite(norm.item()):
+            raise self._not_finite("gradient", norm.item())
+
+    def collect(self) -> dict[str, Any]:
+        """Combine all ranks: the losses of the global batch, gradient norms, and the ledger's fingerprint.
+
+        Raises:
+            UserError: a loss or norm is not finite; it names step, rank and samples.
+        """
+        names = sorted({name for name, _, _ in self.losses})
+        high, low = ledger_parts(self.step)
+        sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=self.accelerator.device)
+        sums[-2:] = torch.tensor([high, low], dtype=torch.float64)
+        for name, micro, loss in self.losses:
+            if micro.weight:
+                sums[names.index(name)] += loss.double() * (micro.weight / self.step.weight)
+        if not ranks.alone():
+            torch.distributed.all_reduce(sums)
+            sums /= self.accelerator.num_processes // self.accelerator.data_ranks
+        norms = torch.stack(self.norms).double() if self.norms else sums[:0]
+        values = torch.cat([sums, norms]).tolist()  # waits for the device, once
+        losses, (high, low), norms = values[: len(names)], values[len(names) : len(sums)], values[len(sums) :]
+        for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
+            scaled = name == "gradient" and self.accelerator.scaler is not None
+            if not math.isfinite(value) and not scaled:
+                raise self._not_finite(name, value)
+        return {
+            **dict(zip(names, losses, strict=True)),
+            **{f"grad_norm{numbered(i)}": norm for i, norm in enumerate(norms)},
+            "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
+        }
+
+    def _not_finite(self, what: str, value: float) -> UserError:
+        own = [
+            f"micro-batch {micro.index} on rank {self.accelerator.process_index}: samples {micro.ids.tolist()}"
+            for _, micro, loss in self.losses
+            if not math.isfinite(loss.item())
+        ]
+        where = [line for lines in ranks.gather(own) for line in lines] or ["every micro-batch's own loss is finite"]
+        return UserError(
+            f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)}); the weights were not updated "
+            "with it. Look at those samples or lower --optim.lr; the same command goes on from the last checkpoint"
+        )
+
+
+def numbered(index: int) -> str:
+    """Tell several optimizers' columns apart: nothing for the first, /1 for the second."""
+    return f"/{index}" if index else ""
+
+
+def ledger_parts(step: Step) -> tuple[int, int]:
+    """Fingerprint the sample ids of some of a step's micro-batches as two numbers that add up over ranks.
+
+    Each micro-batch's number and ids, in order, are hashed to 64 bits; the halves are summed. Sums of 32-bit numbers
+    are exact in float64.
+    """
+    high = low = 0
+    for turn in step.turns:
+        if not turn.idle:
+            key = turn.index.to_bytes(8, "little") + turn.ids.astype("<i8").tobytes()
+            digest = hashlib.blake2b(key, digest_size=8).digest()
+            high += int.from_bytes(digest[:4], "little")
+            low += int.from_bytes(digest[4:], "little")
+    return high, low

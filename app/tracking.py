@@ -1,0 +1,126 @@
+"""Where numbers go: metrics.jsonl always, and the experiment trackers that accelerate knows."""
+
+import json
+import netrc
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.config import flatten
+
+
+class MetricsFile:
+    """One JSON object a line, steps in order; what came after the step that a run resumes from is taken back."""
+
+    def __init__(self, path: Path, resumed_from: int):
+        """Open `path`, dropping the lines of later steps and a line that was cut short."""
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    if json.loads(line)["step"] <= resumed_from:
+                        kept.append(line)
+                except (ValueError, KeyError, TypeError):
+                    continue
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text("".join(line + "\n" for line in kept))
+        draft.rename(path)
+        self.file = path.open("a")
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Append one line."""
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.file.flush()
+
+
+class Trackers:
+    """The trackers of one run, on the main process alone. One that fails costs a warning, never the training."""
+
+    def __init__(self, names: tuple[str, ...], folder: Path, ids: dict[str, str], warn: Callable[[str], Any]):
+        """Remember what to start.
+
+        Args:
+            ids: the ids under which trackers know this run, from an earlier sitting; new ones are added.
+        """
+        self.names, self.folder, self.ids, self.warn = names, folder, ids, warn
+        self.trackers: dict[str, Any] = {}
+
+    def start(self, config: dict, resumed_from: int) -> None:
+        """Start each tracker, as the same run that it was before."""
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        for name in self.names:
+            try:
+                kind = LOGGER_TYPE_TO_CLASS[name]
+            except KeyError:
+                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+                self.warn(f"warning: tracker {name} is not known; accelerate has {known}")
+                continue
+            try:
+                self.trackers[name] = self._start(name, kind, config, resumed_from)
+            except Exception as error:
+                self.warn(f"warning: tracker {name} did not start and is left out: {type(error).__name__}: {error}")
+
+    def _start(self, name: str, kind: type, config: dict, resumed_from: int) -> Any:
+        project = self.folder.parent.name if name == "wandb" else self.folder.name
+        options: dict[str, Any] = {}
+        if name == "wandb":
+            options = _wandb_options(self.folder, self.ids)
+        if name == "tensorboard" and resumed_from:
+            options = {"purge_step": resumed_from + 1}
+        where = (str(self.folder / name),) if kind.requires_logging_directory else ()
+        tracker = kind("" if name == "tensorboard" else project, *where, **options)
+        tracker.start()
+        if not resumed_from:
+            # Trackers differ in which types they take; all take these.
+            plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(config).items()}
+            tracker.store_init_configuration(plain)
+        return tracker
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Send numbers of one step to every tracker."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for name in list(self.trackers):
+            try:
+                self.trackers[name].log(numbers, step=step)
+            except Exception as error:
+                self.warn(f"warning: tracker {name} failed and is left out from here: {type(error).__name__}: {error}")
+                del self.trackers[name]
+
+    def finish(self) -> None:
+        """Close every tracker."""
+        for name, tracker in self.trackers.items():
+            try:
+                tracker.finish()
+            except Exception as error:
+                self.warn(f"warning: tracker {name} did not close: {type(error).__name__}: {error}")
+        self.trackers = {}
+
+
+def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
+    """Choose one id for the life of the run, and offline unless the user is logged in or says otherwise."""
+    import wandb
+
+    ids.setdefault("wandb", secrets.token_hex(4))
+    options: dict[str, Any] = {"id": ids["wandb"], "name": folder.name, "dir": str(folder)}
+    if "WANDB_MODE" not in os.environ:
+        options["mode"] = "online" if _logged_in() else "offline"
+    if options.get("mode", os.environ.get("WANDB_MODE")) == "online":
+        options["resume"] = "allow"
+    else:
+        options["settings"] = wandb.Settings(silent=True)
+    return options
+
+
+def _logged_in() -> bool:
+    """Tell whether wandb has a key for its server, without asking anybody."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
