@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
+# Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
+export OMP_NUM_THREADS ?= 1
+
 .PHONY: train test lint setup
 
 train: $(READY)  ## train the text classifier on data that needs no download

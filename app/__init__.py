@@ -1,5 +1,11 @@
 """Samestep: the same training step, whatever the hardware."""
 
+import os
+
+# A thread that waits for another must not spin: where anything else runs on the machine, steps take ten times longer.
+# libgomp reads this when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from app.config import OptimConfig, RunConfig, parse
 from app.errors import UserError
 

@@ -41,11 +41,12 @@ class Accelerator(accelerate.Accelerator):
         plugin = _fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
-        if plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
-            # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
+        if plugin is not None:
             self.state.fsdp_plugin = plugin
-            self.state.distributed_type = DistributedType.FSDP
-            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            if self.distributed_type == DistributedType.MULTI_CPU:
+                # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
+                self.state.distributed_type = DistributedType.FSDP
+                PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         if self.device.type == "cpu":
             torch.set_num_threads(threads or cores_per_process())
             if self.mixed_precision == "fp16":
@@ -182,13 +183,15 @@ def _on_cpu() -> bool:
         return True
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     wanted = local_world_size()
-    if wanted > max(here, 1) or (wanted == 1 and here == 0 and profile and profile.distributed_type != "NO"):
+    if here and wanted > here:
         raise UserError(
             f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
             f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
-            if here
-            else f"the profile starts {wanted} GPU processes, and this machine has no GPU: use a profile for CPU such "
-            "as accelerate_configs/ddp_cpu.yaml or fsdp_cpu.yaml"
+        )
+    if not here and profile and profile.distributed_type != DistributedType.NO:
+        raise UserError(
+            f"the profile starts {wanted} GPU processes, and this machine has no GPU: use a profile for CPU such as "
+            "accelerate_configs/ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
 
@@ -227,12 +230,23 @@ def _name_layers(plugin: FullyShardedDataParallelPlugin, model: nn.Module) -> No
     if not layers:
         stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
         layers = {name for stack in stacks for name, count in stack.items() if count > 1}
+    layers -= _around_embeddings(model)
     if not layers and ranks.alone() | (PartialState().process_index == 0):
         print(
             "warning: FSDP found no repeated layers in this model, so it is sharded as one piece and gathered whole; "
             "name its layer classes in the profile's fsdp_transformer_layer_cls_to_wrap"
         )
     plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+def _around_embeddings(model: nn.Module) -> set[str]:
+    """Find the classes around an embedding; accelerate 1.15 shards embeddings by themselves, and twice is an error."""
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    return {
+        type(module).__name__
+        for module in model.modules()
+        if any(inner is end for inner in list(module.modules())[1:] for end in ends if end is not None)
+    }
 
 
 @contextmanager

@@ -24,6 +24,9 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
     draft = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(draft, ignore_errors=True)
     if hasattr(plain, "save_pretrained"):
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         plain.save_pretrained(draft, state_dict=weights)
     else:
         from safetensors.torch import save_file

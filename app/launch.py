@@ -35,7 +35,8 @@ def launcher_profile():
         command = psutil.Process().parent().cmdline()
     except (psutil.Error, AttributeError):
         return None
-    if not any(os.path.basename(word).startswith("accelerate") for word in command) or "launch" not in command:
+    names = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "launch.py")
+    if not any(os.path.basename(word) in names for word in command):
         return None
     path = default_config_file
     for word, following in zip(command, [*command[1:], ""], strict=True):

@@ -16,7 +16,7 @@ class Scores:
             metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
         """
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
-        self.loss = torch.zeros(2, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # samples, weighted loss, weight of that loss
 
     def update(self, weight: float, *values: Tensor, loss: Tensor | None = None) -> None:
         """Add a micro-batch: the arguments of the metrics' own `update`, and its mean loss.
@@ -28,8 +28,10 @@ class Scores:
             return
         for metric in self.metrics.values():
             metric.update(*values)
+        self.sums[0] += weight
         if loss is not None:
-            self.loss += torch.stack([loss.detach().double() * weight, torch.full_like(loss, weight).double()])
+            self.sums[1] += loss.detach().double() * weight
+            self.sums[2] += weight
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
         """Combine all ranks and return plain numbers. Every rank takes part, with or without samples of its own."""
@@ -39,8 +41,9 @@ class Scores:
             metric._update_count = max(metric._update_count, 1)
             results[prefix + name] = float(metric.compute())
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self.loss)
-        total, weight = self.loss.tolist()
+            torch.distributed.all_reduce(self.sums)
+        samples, total, weight = self.sums.tolist()
         if weight:
             results[prefix + "loss"] = total / weight
+        results[prefix + "samples"] = int(samples)
         return results

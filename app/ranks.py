@@ -1,5 +1,6 @@
 """Agreement between ranks: what one does for all, and how its failure becomes everybody's."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from app.errors import UserError
 T = TypeVar("T")
 
 _uses = 0
+_clean: bool | None = None
 
 
 def store() -> dist.Store:
@@ -24,6 +26,22 @@ def store() -> dist.Store:
 def alone() -> bool:
     """Tell whether this process trains by itself."""
     return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def leave(clean: bool) -> None:
+    """Note how a run ended; the process group is given up when the program ends, and only where all went well.
+
+    A rank that fails must not: the others may be in a collective that never ends.
+    """
+    global _clean
+    if _clean is None:
+        atexit.register(_end)
+    _clean = clean
+
+
+def _end() -> None:
+    if _clean and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def from_main(call: Callable[[], T]) -> T:

@@ -93,8 +93,7 @@ class Run:
         self.progress.close()
         if self.accelerator.is_main_process:
             self._leave(error)
-        if error is None:
-            self.accelerator.end_training()
+        ranks.leave(clean=error is None)
 
     def _leave(self, error: BaseException | None) -> None:
         if self.trackers is not None:

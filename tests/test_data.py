@@ -161,6 +161,10 @@ def test_a_hub_folder_with_configurations_and_splits(tmp_path):
     assert read_labels(train, evaluation, TextData()).names == ["no", "yes"]
     train, evaluation = load_table(path, name="big", split="train[:10%]", eval_split="test")
     assert (len(train), len(evaluation), evaluation["text"][0]) == (2, 20, "big test 0")
+    for unused in ("validation", "test"):
+        assert load_table(str(tmp_path / "small"))[1]["text"][0] == f"small {unused} 0"
+        (tmp_path / "small" / f"{unused}-00000-of-00001.parquet").unlink()
+    assert len(load_table(str(tmp_path / "small"))[1]) == 1
     with refused("big", "small", "--data.name"):
         load_table(path)
     with refused("huge", "big", "small", "--data.name"):
@@ -171,14 +175,14 @@ def test_a_hub_folder_with_configurations_and_splits(tmp_path):
 
 def test_csv_keeps_words_and_numbers_apart(tmp_path):
     file = tmp_path / "rows.csv"
-    file.write_text("word,code,count,score,year\nNA,007,1,1.5,1999\nnull,12,-2,3,2001\nNone,1e3,3,,2020\n")
+    file.write_text("word,code,count,score,year\nNA,007,1,1.5,+1999\nnull,12,-2,1e3,2001\nNone,3,3,,2020\n")
     train, _ = load_table(str(file), holdout=0.01, eval_path=str(file))
     assert train.to_dict() == {
         "word": ["NA", "null", "None"],
-        "code": [7.0, 12.0, 1000.0],
+        "code": ["007", "12", "3"],
         "count": [1, -2, 3],
-        "score": [1.5, 3.0, None],
-        "year": [1999, 2001, 2020],
+        "score": [1.5, 1000.0, None],
+        "year": ["+1999", "2001", "2020"],
     }
 
 
@@ -191,7 +195,7 @@ def test_quotes_in_tsv_are_plain_characters(tmp_path):
 @pytest.mark.parametrize(
     ("files", "path", "arguments", "words"),
     [
-        ({"train.csv": "a"}, "trian.csv", {}, ["trian.csv", "no such file", "train.csv"]),
+        (dict.fromkeys("abcdefghij", "") | {"train.csv": ""}, "trian.csv", {}, ["trian.csv", "no such", "train.csv"]),
         ({"train.csv": "a"}, "no/folder/there/x.csv", {}, ["no such file", "train.csv"]),
         ({}, "x.csv", {}, ["no such file", "is empty"]),
         ({"a.csv": "a"}, "b-*.csv", {}, ["b-*.csv", "no file has such a name", "a.csv"]),
@@ -310,7 +314,8 @@ if True:
             """Caf\xe9
 left of it"""
             def inner():
-                return 1
+                a = 1
+                return a
 
             return inner
 try:
@@ -322,7 +327,10 @@ except ImportError:
 ''',
         encoding="latin-1",
     )
-    method = 'def method(self):\n    """Caf\xe9\nleft of it"""\n    def inner():\n        return 1\n\n    return inner'
+    method = (
+        'def method(self):\n    """Caf\xe9\nleft of it"""\n'
+        "    def inner():\n        a = 1\n        return a\n\n    return inner"
+    )
     assert list(functions_of(file)) == [method, "async def last():\n    a = 1\n    return a"]
     file.write_text("print 'python 2'\n")
     assert list(functions_of(file)) == []
@@ -335,7 +343,7 @@ def test_stdlib_takes_the_largest_packages_and_leaves_tests_out(tmp_path):
         file.write_text("".join(f"def {word}{i}():\n    a = {i}\n    return a\n\n" for i in range(functions)))
 
     for i in range(14):
-        package(f"p{i:02}", 20 - i, f"f{i}_")
+        package(f"p{i:02}", 20 - min(i, 11), f"f{i}_")
     package("p13/test", 99, "t")
     package("site-packages/p13", 99, "s")
     package("copy", 50, "f0_")  # comes before p00, and has 20 of its functions
@@ -374,6 +382,8 @@ CLASS = datasets.ClassLabel(names=["z", "a", "m"])
         ([[0, 1], [1]], None, MULTI, ["0", "1"], [[1, 1], [0, 1]]),
         ([[2], [0, 1]], datasets.List(CLASS), MULTI, ["z", "a", "m"], [[0, 0, 1], [1, 1, 0]]),
         ([[0, 1, 1], [1, 0, 0]], None, MULTI, ["0", "1", "2"], [[0, 1, 1], [1, 0, 0]]),
+        ([[0, 1], [1, 0]], None, MULTI, ["0", "1"], [[0, 1], [1, 0]]),
+        ([[0], [1]], None, MULTI, ["0", "1"], [[1, 0], [0, 1]]),
         ([[0.0, 1.0], [1.0, 0.0]], None, MULTI, ["0", "1"], [[0, 1], [1, 0]]),
     ],
 )

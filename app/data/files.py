@@ -130,7 +130,7 @@ def unreadable(path: str, error: BaseException) -> UserError:
 def with_numbers(table):
     """Turn the text columns of a table in which every value is a number into integers or floats.
 
-    Integers must be written as Python writes them, so that a text such as 007 stays what it is.
+    A column with leading zeros, such as 007, stays text, and so do integers not written as Python writes them.
     """
     import datasets
     from datasets.table import InMemoryTable
@@ -151,12 +151,13 @@ def _numbers(column):
 
     if column.null_count == len(column):
         return None
+    if pc.any(pc.match_substring_regex(column, r"^(\+|-?0[0-9])")).as_py():
+        return None
     for kind in (pa.int64(), pa.float64()):
         try:
             numbers = pc.cast(column, kind)
         except pa.ArrowInvalid:
             continue
         same = pc.equal(pc.cast(numbers, pa.string()), column) if kind == pa.int64() else pc.is_finite(numbers)
-        if pc.all(same).as_py():
-            return numbers
+        return numbers if pc.all(same).as_py() else None
     return None

@@ -127,8 +127,8 @@ def _codes(column: LabelColumn, classes) -> np.ndarray:
 def _vector_width(column: LabelColumn) -> int:
     """Return the length of the rows' vectors of 0 and 1, or 0 when their lists name classes instead.
 
-    A list that names classes has none twice. So rows of one length that hold but 0 and 1, and in some row one of them
-    twice, are vectors; and lists of floats can be nothing else.
+    Rows of one length, two or more, that hold but 0 and 1 are vectors: as lists of classes they would all name the
+    same two. Lists of floats can be nothing else.
     """
     kind, width = column.items.type, int(column.counts.max(initial=0))
     if column.names or not is_number(kind):
@@ -139,10 +139,7 @@ def _vector_width(column: LabelColumn) -> int:
             f"--data.label {column.name}: lists of {kind} must be vectors of 0 and 1, all of one length; name classes "
             "by integers or strings"
         )
-    if not vectors or _is_float(kind):
-        return width * vectors
-    ones = np.asarray(column.items).reshape(-1, width).sum(axis=1)
-    return width if ((ones > 1) | (width - ones > 1)).any() else 0
+    return width if vectors and (width > 1 or _is_float(kind)) else 0
 
 
 def _vectors(column: LabelColumn, width: int) -> np.ndarray:

@@ -89,8 +89,7 @@ def open_source(paths: Sequence[str | os.PathLike], name: str = "", columns: Seq
     if path.startswith("builtin:"):
         return _open_builtin(path)
     if os.path.isdir(path):
-        saved = (Path(path) / "dataset_dict.json").exists() or (Path(path) / "state.json").exists()
-        return _open_saved(path) if saved else _open_hub(path, name)
+        return _open_saved(path) if (Path(path) / "state.json").exists() else _open_hub(path, name)
     if HUB_ID.fullmatch(path):
         return _open_hub(path, name)
     raise UserError(f"--data.path {path}: no such file or folder{near(path)}")
@@ -123,11 +122,15 @@ def _open_builtin(path: str) -> Source:
         raise UserError(f"--data.path {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
 
     def read(split: str):
-        if split != "train":
-            raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
+        _whole(path, split)
         return load()
 
     return Source(path, ["train"], read)
+
+
+def _whole(path: str, split: str) -> None:
+    if split != "train":
+        raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
 
 
 def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
@@ -138,19 +141,17 @@ def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
 
 
 def _open_saved(path: str) -> Source:
-    """Open a folder that `save_to_disk` wrote."""
+    """Open a folder that `Dataset.save_to_disk` wrote, which `load_dataset` refuses."""
     import datasets
 
     with _explained(path):
         saved = datasets.load_from_disk(path)
-    splits = saved if isinstance(saved, dict) else {"train": saved}
 
     def read(split: str):
-        if split not in splits:
-            raise UserError(f"--data.split {split}: {path} was written by save_to_disk and has no slices")
-        return splits[split]
+        _whole(path, split)
+        return saved
 
-    return Source(path, list(splits), read)
+    return Source(path, ["train"], read)
 
 
 def _open_hub(path: str, name: str) -> Source:

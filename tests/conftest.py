@@ -1,0 +1,42 @@
+"""What all tests share: caches of their own, data that is written once, and the runs that many tests look at."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+os.environ["WANDB_MODE"] = "offline"
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def caches(tmp_path_factory):
+    """Keep the user's caches out of the tests, and the tests out of the user's caches."""
+    folder = tmp_path_factory.mktemp("caches")
+    os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets"), "HF_HUB_OFFLINE": "1"}
+    return folder
+
+
+def write_rows(path: Path, count: int) -> Path:
+    """Write labelled texts of uneven length, the same ones every time."""
+    random_ = random.Random(count)
+    with path.open("w") as file:
+        for _ in range(count):
+            label = random_.choice(["red", "green", "blue"])
+            text = " ".join(random_.choice([*WORDS, label, label]) for _ in range(random_.randint(2, 30)))
+            file.write(json.dumps({"text": text, "label": label}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory):
+    """Give a function that writes a jsonl file with so many rows, once."""
+    folder = tmp_path_factory.mktemp("rows")
+
+    def rows(count: int) -> Path:
+        path = folder / f"{count}.jsonl"
+        return path if path.exists() else write_rows(path, count)
+
+    return rows

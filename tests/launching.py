@@ -1,0 +1,89 @@
+"""Start real launches, within a time limit that ends every process they began."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+PROFILES = ROOT / "accelerate_configs"
+
+
+@dataclass
+class Result:
+    """How a command ended, and all that it printed."""
+
+    status: int
+    output: str
+
+
+def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = None) -> Result:
+    """Run a command to its end; past `timeout` seconds, kill it and all its descendants, and fail."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
+    words = [str(word) for word in words]
+    process = subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        kill_tree(process.pid)
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-3000:]}") from None
+    return Result(process.returncode, output)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants: torchrun gives each rank a session of its own."""
+    try:
+        family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=10)
+
+
+def launch(profile: str, processes: int, *words, **options) -> Result:
+    """Run a script with its flags under `accelerate launch` and one of the project's profiles."""
+    count = ["--num_processes", processes] if processes > 1 else []
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", PROFILES / f"{profile}.yaml"]
+    return run([*head, *count, "--main_process_port", "0", *words], **options)
+
+
+def launch_many(profile: str, processes: int, recipe: Path, commands: list[list], folder: Path, **options) -> None:
+    """Run a recipe several times, with other flags each, in one launch; all must succeed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{profile}-{processes}-{time.monotonic_ns()}.json"
+    file.write_text(json.dumps([[str(word) for word in command] for command in commands]))
+    result = launch(profile, processes, ROOT / "tests" / "laws" / "many.py", recipe, file, **options)
+    assert result.status == 0, result.output[-6000:]
+
+
+def metrics(folder: Path) -> list[dict]:
+    """Read a run's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[dict]:
+    """Read the lines of a run's steps, without what depends on the clock, and without evaluations."""
+    return [{k: v for k, v in line.items() if k != "samples_per_second"} for line in metrics(folder) if "ids" in line]
+
+
+def scores(folder: Path) -> list[dict]:
+    """Read the lines of a run's evaluations."""
+    return [line for line in metrics(folder) if "ids" not in line]

@@ -1,0 +1,178 @@
+"""Laws 1 to 5 for recipes/cls.py on every layout: the same samples, loss, run after a stop, and score.
+
+Each layout is launched once or twice and runs many cases; the tests read the run folders.
+"""
+
+import functools
+import json
+import shutil
+
+import pytest
+from launching import ROOT, launch_many, scores, steps
+from safetensors.torch import load_file
+
+from app.checkpoint import MANIFEST, RECORD, _checksum
+
+RECIPE = ROOT / "recipes" / "cls.py"
+SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1, "--run.trackers"]
+# Every layout by its profile and number of processes. K, the micro-batches of a step, is 6, 4 or 3.
+LAYOUTS = {
+    "one": ("cpu", 1),
+    "ddp2": ("ddp_cpu", 2),
+    "ddp3": ("ddp_cpu", 3),
+    "ddp4": ("ddp_cpu", 4),
+    "fsdp2": ("fsdp_cpu", 2),
+    "fsdp3": ("fsdp_cpu", 3),
+    "fsdp4": ("fsdp_cpu", 4),
+}
+OTHERS = [name for name in LAYOUTS if name != "one"]
+RESUMING = ("one", "ddp2", "fsdp2")
+CASES = {
+    # 101 rows twice in steps of 24: an epoch ends inside step 5, and the last step has 10 rows in 3 micro-batches.
+    "six": ["--run.global-batch", 24, "--run.micro-batch", 4, "--run.epochs", 2, "--run.eval-every", 4],
+    "four": ["--run.global-batch", 16, "--run.micro-batch", 4, "--run.epochs", 1],
+    "odd": ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.epochs", 1],
+    "real": ["--run.global-batch", 16, "--run.micro-batch", 4, "--run.steps", 100],
+}
+STOP = 4
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, rows):
+    """Give a function from a layout to the folder of its runs, which it makes when first asked."""
+    root = tmp_path_factory.mktemp("layouts")
+
+    def flags(layout, name, case, *more):
+        data = [] if case == "real" else ["--data.path", rows(101), "--data.eval-path", rows(7)]
+        return [*SMALL, *data, *CASES[case], *more, "--run.dir", root / layout / name]
+
+    @functools.cache
+    def runs(layout):
+        profile, processes = LAYOUTS[layout]
+        cases = [case for case in CASES if case != "odd" or processes <= 3]
+        commands = [flags(layout, case, case) for case in cases]
+        commands.append(flags(layout, "six-again", "six"))
+        commands.append(flags(layout, "stopped", "six", "--run.stop-at", STOP, "--run.save-every", 1, "--run.keep", 9))
+        commands.append(flags(layout, "stopped-1", "six", "--run.stop-at", 1))
+        commands.append(flags(layout, "stopped-5", "six", "--run.stop-at", 5, "--run.eval-every", 1))
+        for at in ("stopped-1", "stopped-5"):
+            commands.append(flags(layout, at, "six"))
+        commands.append(flags(layout, "six-again", "six"))
+        launch_many(profile, processes, RECIPE, commands, root, timeout=400)
+        return root / layout
+
+    @functools.cache
+    def resumed(layout):
+        """Go on, on one layout, with copies of the runs that every layout stopped."""
+        profile, processes = LAYOUTS[layout]
+        commands = []
+        for source in RESUMING:
+            name = f"from-{source}"
+            shutil.copytree(runs(source) / "stopped", root / layout / name)
+            commands.append(flags(layout, name, "six", "--run.save-every", 1, "--run.keep", 9))
+        shutil.copytree(runs(layout) / "stopped", root / layout / "from-earlier")
+        pretend_later(root / layout / "from-earlier")
+        commands.append(flags(layout, "from-earlier", "six", "--run.save-every", 1, "--run.keep", 9))
+        launch_many(profile, processes, RECIPE, commands, root, timeout=300)
+        return root / layout
+
+    runs.resumed = resumed
+    return runs
+
+
+def pretend_later(folder):
+    """Put an earlier step's state into the newest checkpoint."""
+    checkpoints = folder / "checkpoints"
+    old, new = checkpoints / f"step-{STOP - 1:08d}", checkpoints / f"step-{STOP:08d}"
+    shutil.rmtree(new)
+    shutil.copytree(old, new)
+    record = json.loads((new / RECORD).read_text())
+    (new / RECORD).write_text(json.dumps({**record, "step": STOP}))
+    manifest = json.loads((new / MANIFEST).read_text())
+    manifest["files"][RECORD] = {"size": (new / RECORD).stat().st_size, "xxh3": _checksum(new / RECORD)}
+    (new / MANIFEST).write_text(json.dumps(manifest))
+
+
+def weights(folder):
+    """Read the bytes of the finished weights."""
+    return {
+        name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model" / "model.safetensors").items()
+    }
+
+
+def furthest(a, b, key="loss"):
+    """Find the largest relative difference between two runs' columns."""
+    assert len(a) == len(b) > 0
+    return max(abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layout", OTHERS)
+def test_same_samples_and_loss(runs, layout, case):
+    """Laws 1 to 3: one process and any other layout agree on the ledger to the bit, on the loss to 1e-5."""
+    if case == "odd" and LAYOUTS[layout][1] > 3:
+        pytest.skip("three micro-batches are too few for four processes")
+    reference, other = steps(runs("one") / case), steps(runs(layout) / case)
+    assert [line["ids"] for line in other] == [line["ids"] for line in reference]
+    assert [line["samples"] for line in other] == [line["samples"] for line in reference]
+    assert [line["lr"] for line in other] == [line["lr"] for line in reference]
+    assert furthest(reference, other) < 1e-5
+    assert furthest(reference, other, "grad_norm") < 1e-3
+
+
+def test_cases_are_what_they_claim(runs):
+    """The loss goes down, steps differ from each other, and the last step is short."""
+    lines = steps(runs("one") / "real")
+    assert len(lines) == 100 and len({line["ids"] for line in lines}) == 100
+    assert lines[-1]["loss"] < 0.95 * lines[0]["loss"]
+    lines = steps(runs("one") / "six")
+    assert [line["samples"] for line in lines] == [24, 48, 72, 96, 120, 144, 168, 192, 202]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_same_layout_is_bitwise_equal(runs, layout):
+    """Law 3: the same layout twice gives the same bits; repeating a finished run changes nothing."""
+    folder = runs(layout)
+    assert steps(folder / "six-again") == steps(folder / "six")
+    assert scores(folder / "six-again") == scores(folder / "six")
+    assert weights(folder / "six-again") == weights(folder / "six")
+
+
+@pytest.mark.parametrize("at", ["stopped-1", "stopped-5"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stopped_and_resumed_is_bitwise_equal(runs, layout, at):
+    """Law 4, one layout: stopped after the first step, and in the step where an epoch ends (evaluating each step)."""
+    folder = runs(layout)
+    assert steps(folder / at) == steps(folder / "six")
+    assert weights(folder / at) == weights(folder / "six")
+
+
+@pytest.mark.parametrize("source", RESUMING)
+@pytest.mark.parametrize("target", RESUMING)
+def test_resume_on_any_layout(runs, source, target):
+    """Law 4: all nine pairs, stopped in the middle of an epoch."""
+    never_stopped = steps(runs(target) / "six")
+    resumed = steps(runs.resumed(target) / f"from-{source}")
+    assert [line["ids"] for line in resumed] == [line["ids"] for line in never_stopped]
+    if source == target:
+        assert resumed == never_stopped
+        assert weights(runs(target) / f"from-{source}") == weights(runs(target) / "six")
+    else:
+        assert furthest(never_stopped, resumed) < 1e-5
+
+
+@pytest.mark.parametrize("target", RESUMING)
+def test_resume_from_another_state_is_seen(runs, target):
+    """A control: the checkpoint of an earlier step, passed off as the newest, gives other losses."""
+    never_stopped, resumed = steps(runs(target) / "six"), steps(runs.resumed(target) / "from-earlier")
+    assert resumed[:STOP] == never_stopped[:STOP]
+    assert furthest(never_stopped[STOP:], resumed[STOP:]) > 1e-5
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_exported_weights_agree(runs, layout):
+    """The finished model of any layout has the names and shapes of one process, and nearly its values."""
+    reference = load_file(runs("one") / "six" / "model" / "model.safetensors")
+    other = load_file(runs(layout) / "six" / "model" / "model.safetensors")
+    assert {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in reference.items()}
+    assert max((other[name] - reference[name]).abs().max().item() for name in reference) < 1e-4
