@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import warnings
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import nn
 
-from app import ranks, state
+from app import fsdp, ranks, state
+from app.batches import Turn
 from app.errors import UserError
 from app.launch import cores_per_process, launcher_profile, local_world_size
 
@@ -38,10 +38,11 @@ class Accelerator(accelerate.Accelerator):
             threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
         """
         on_cpu = _on_cpu()
-        plugin = _fsdp_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
+        plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
+            self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
             self.state.fsdp_plugin = plugin
             if self.distributed_type == DistributedType.MULTI_CPU:
                 # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
@@ -77,6 +78,10 @@ class Accelerator(accelerate.Accelerator):
         # accelerate's mesh has the data dimensions first, so neighbours share a data rank.
         return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
 
+    def counted_once(self, turn: Turn) -> Turn:
+        """Give an evaluation's turn weight 0 on all but one of the processes that share it."""
+        return turn if self.process_index % self._per_data_rank == 0 else turn._replace(weight=0.0)
+
     @contextmanager
     def local_main_process_first(self):
         """Let each machine's first process run the block before its others do; its error is everybody's, at once."""
@@ -87,7 +92,7 @@ class Accelerator(accelerate.Accelerator):
         """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
         if self.is_fsdp2:
             for model in (arg for arg in args if isinstance(arg, nn.Module)):
-                _name_layers(self.state.fsdp_plugin, model)
+                fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                 if self.native_amp:
                     model.forward = self._in_mixed_precision(model.forward)
         result = super().prepare(*args, **kwargs)
@@ -194,59 +199,6 @@ def _on_cpu() -> bool:
             "accelerate_configs/ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
-
-
-def _fsdp_plugin() -> FullyShardedDataParallelPlugin:
-    """Read the profile's FSDP settings as FSDP2 settings."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    if os.environ.get("FSDP_VERSION", "1") != "2":
-        keep_sharded = os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper() in ("1", "FULL_SHARD")
-        os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": str(keep_sharded).lower()}
-    os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
-    os.environ.pop("FSDP_BACKWARD_PREFETCH", None)
-    if not torch.accelerator.is_available():
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    plugin = FullyShardedDataParallelPlugin()
-    # Compute is autocast's business, on FSDP as on DDP: weights gathered and gradients reduced in their own type.
-    plugin.mixed_precision_policy = MixedPrecisionPolicy()
-    return plugin
-
-
-def _name_layers(plugin: FullyShardedDataParallelPlugin, model: nn.Module) -> None:
-    """Choose the layer classes that FSDP2 shards one by one: the profile's, the model's own, or its repeated ones."""
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    if plugin.auto_wrap_policy is not transformer_auto_wrap_policy:
-        return
-    present = {type(module).__name__ for module in model.modules()}
-    asked = set(plugin.transformer_cls_names_to_wrap or ())
-    if asked - present:
-        raise UserError(
-            f"fsdp_transformer_layer_cls_to_wrap {', '.join(sorted(asked - present))}: the model has no such class; "
-            f"it has {', '.join(sorted(present))}"
-        )
-    layers = asked or set(getattr(model, "_no_split_modules", None) or ()) & present
-    if not layers:
-        stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
-        layers = {name for stack in stacks for name, count in stack.items() if count > 1}
-    layers -= _around_embeddings(model)
-    if not layers and ranks.alone() | (PartialState().process_index == 0):
-        print(
-            "warning: FSDP found no repeated layers in this model, so it is sharded as one piece and gathered whole; "
-            "name its layer classes in the profile's fsdp_transformer_layer_cls_to_wrap"
-        )
-    plugin.transformer_cls_names_to_wrap = sorted(layers)
-
-
-def _around_embeddings(model: nn.Module) -> set[str]:
-    """Find the classes around an embedding; accelerate 1.15 shards embeddings by themselves, and twice is an error."""
-    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
-    return {
-        type(module).__name__
-        for module in model.modules()
-        if any(inner is end for inner in list(module.modules())[1:] for end in ends if end is not None)
-    }
 
 
 @contextmanager

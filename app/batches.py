@@ -3,7 +3,6 @@
 Everything here is a pure function of the step; nothing remembers where it was.
 """
 
-import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from app import order
+from app.config import RunConfig
 from app.errors import UserError
 
 
@@ -33,17 +33,6 @@ class Step(NamedTuple):
     weight: float
 
 
-def seed_of(*key: int) -> int:
-    """Mix numbers into a seed of 63 bits; related keys give unrelated seeds."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def sample_generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Make the random numbers of one sample's augmentation: the same on any rank, in any worker."""
-    return np.random.Generator(np.random.Philox(key=seed_of(seed, epoch, sample)))
-
-
 @dataclass(frozen=True)
 class BatchPlan:
     """The steps of a run over `samples` samples.
@@ -63,6 +52,23 @@ class BatchPlan:
     seed: int = 0
     lengths: np.ndarray | None = None
     weights: np.ndarray | None = None
+
+    @classmethod
+    def of_run(cls, settings: RunConfig, samples: int, lengths=None, weights=None) -> "BatchPlan":
+        """Plan a run's steps from its settings.
+
+        Raises:
+            UserError: there is no sample, no step, or no such step as --run.stop-at.
+        """
+        if not samples:
+            raise UserError("the training set is empty: there is nothing to train on")
+        total = settings.steps * settings.global_batch if settings.steps else round(settings.epochs * samples)
+        if not total:
+            raise UserError(f"--run.epochs {settings.epochs} of {samples} samples is less than one sample")
+        plan = cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
+        if settings.stop_at > plan.steps:
+            raise UserError(f"--run.stop-at {settings.stop_at}: the run has {plan.steps} steps")
+        return plan
 
     @property
     def steps(self) -> int:

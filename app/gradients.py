@@ -7,13 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from app.accelerator import Accelerator
+from app.batches import Step, Turn
+from app.seeding import seed_all
 
 
 class Gradients:
     """Weigh, accumulate, synchronise, and clip."""
 
-    def __init__(self, accelerator: Accelerator):
-        self.accelerator = accelerator
+    def __init__(self, accelerator: Accelerator, seed: int):
+        self.accelerator, self.seed = accelerator, seed
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -36,3 +38,21 @@ class Gradients:
         # accelerate's public clip_grad_norm_ wants all parameters of one model in their order; this takes any.
         norm = self.accelerator._clip_grad_norm_dtensor_aware(parameters, largest or float("inf"))
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+class Batch:
+    """The global batch of one step: this data rank's part of it."""
+
+    def __init__(self, gradients: Gradients, step: Step):
+        self._gradients, self._step, self._loops = gradients, step, 0
+
+    def micros(self, *models: nn.Module) -> Iterator[Turn]:
+        """Go through this rank's micro-batches, each with its own randomness; gradients synchronise on the last.
+
+        A second loop over the same batch has randomness of its own.
+        """
+        for position, turn in enumerate(self._step.turns):
+            seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
+            with self._gradients.turn(models, last=position == len(self._step.turns) - 1):
+                yield turn
+        self._loops += 1

@@ -55,6 +55,13 @@ def device(accelerator: Accelerator) -> str:
     )
 
 
+def in_short(where: dict) -> str:
+    """Put an entry of run.json or of a checkpoint's record in a few words."""
+    ranks = where["data_ranks"]
+    kind = [where["wrapping"]] if where["wrapping"] else []
+    return ", ".join([f"{ranks} data rank{'s' * (ranks > 1)}", *kind, where["precision"], where["device"]])
+
+
 def header(plan: BatchPlan, accelerator: Accelerator) -> str:
     """Say how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
     ranks = accelerator.data_ranks

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from app.batches import BatchPlan, EvaluationPlan, Step, Turn, sample_generator
+from app.batches import BatchPlan, EvaluationPlan, Step, Turn
+from app.seeding import sample_generator
 
 
 class _Steps(Dataset):

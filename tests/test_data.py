@@ -175,7 +175,9 @@ def test_a_hub_folder_with_configurations_and_splits(tmp_path):
 
 def test_csv_keeps_words_and_numbers_apart(tmp_path):
     file = tmp_path / "rows.csv"
-    file.write_text("word,code,count,score,year\nNA,007,1,1.5,+1999\nnull,12,-2,1e3,2001\nNone,3,3,,2020\n")
+    file.write_text(
+        "word,code,count,score,year,odd\nNA,007,1,1.5,+1999,1\nnull,12,-2,1e3,2001,nan\nNone,3,3,,2020,inf\n"
+    )
     train, _ = load_table(str(file), holdout=0.01, eval_path=str(file))
     assert train.to_dict() == {
         "word": ["NA", "null", "None"],
@@ -183,6 +185,7 @@ def test_csv_keeps_words_and_numbers_apart(tmp_path):
         "count": [1, -2, 3],
         "score": [1.5, 1000.0, None],
         "year": ["+1999", "2001", "2020"],
+        "odd": ["1", "nan", "inf"],
     }
 
 
@@ -474,6 +477,7 @@ def test_tokenizer_round_trip(tokenizer, tmp_path):
         assert loaded(*arguments, truncation=True) == encoded
         assert max(map(len, encoded["input_ids"])) == 64
         assert tokenizer.unk_token_id not in {token for ids in encoded["input_ids"] for token in ids}
+    assert loaded.decode(loaded(texts[1])["input_ids"], skip_special_tokens=True) == texts[1]
     (label,) = pipeline("text-classification", model=str(tmp_path), truncation=True)("word " * 1000)
     assert label["label"] in ("LABEL_0", "LABEL_1")
 
@@ -569,7 +573,6 @@ trained = train_tokenizer(read_texts(evaluation, ["text"]), 1000, 64)
 loaded = AutoTokenizer.from_pretrained(sys.argv[1])
 memory = datasets.Dataset.from_dict({"text": ["in", "memory"]})
 for tokenizer in (trained, loaded):
-    tokenizer("calls change a tokenizer", truncation=True, max_length=3, padding="max_length")
     print(*(tokenize(table, ["text"], tokenizer, 64).path for table in (train, memory)))
 """
 
@@ -586,6 +589,9 @@ def test_a_second_process_parses_and_tokenizes_nothing(stdlib, tokenizer, tmp_pa
 
 
 def test_another_text_tokenizer_or_length_is_another_key(tokenizer):
+    before = app.data.text._identity(tokenizer)
+    tokenizer("calls change a tokenizer", truncation=True, max_length=3, padding="max_length")
+    assert app.data.text._identity(tokenizer) == before
     data = table(text=["some text", "and more"], pair=["some", "other"])
     other = train_tokenizer(["quite other words, quite other merges"] * 3, 300, 64)
     left = pickle.loads(pickle.dumps(tokenizer))

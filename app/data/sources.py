@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -88,9 +87,7 @@ def open_source(paths: Sequence[str | os.PathLike], name: str = "", columns: Seq
         raise UserError(f"--data.columns names columns of csv and tsv files; {path} is none: name the files themselves")
     if path.startswith("builtin:"):
         return _open_builtin(path)
-    if os.path.isdir(path):
-        return _open_saved(path) if (Path(path) / "state.json").exists() else _open_hub(path, name)
-    if HUB_ID.fullmatch(path):
+    if os.path.isdir(path) or HUB_ID.fullmatch(path):
         return _open_hub(path, name)
     raise UserError(f"--data.path {path}: no such file or folder{near(path)}")
 
@@ -122,15 +119,11 @@ def _open_builtin(path: str) -> Source:
         raise UserError(f"--data.path {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
 
     def read(split: str):
-        _whole(path, split)
+        if split != "train":
+            raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
         return load()
 
     return Source(path, ["train"], read)
-
-
-def _whole(path: str, split: str) -> None:
-    if split != "train":
-        raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
 
 
 def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
@@ -140,22 +133,8 @@ def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
     return Source(shown, source.splits, lambda split: with_numbers(source.read(split)))
 
 
-def _open_saved(path: str) -> Source:
-    """Open a folder that `Dataset.save_to_disk` wrote, which `load_dataset` refuses."""
-    import datasets
-
-    with _explained(path):
-        saved = datasets.load_from_disk(path)
-
-    def read(split: str):
-        _whole(path, split)
-        return saved
-
-    return Source(path, ["train"], read)
-
-
 def _open_hub(path: str, name: str) -> Source:
-    """Open a Hub data set, or a folder that is laid out like one."""
+    """Open a Hub data set, or a folder that is laid out like one or was written by `save_to_disk`."""
     import datasets
 
     return _open_builder(path, lambda: datasets.load_dataset_builder(path, name or None))

@@ -1,0 +1,91 @@
+"""What a run leaves for its user: lines on the terminal, metrics.jsonl, trackers, and how fast it was."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.batches import BatchPlan
+from app.config import RunConfig
+from app.progress import Progress, duration
+from app.tracking import MetricsFile, Trackers
+
+
+class Records:
+    """Write down steps and scores on the main process; stay silent on the others."""
+
+    def __init__(self, speaks: bool, folder: Path):
+        self.folder, self.speaks = folder, speaks
+        self.progress = Progress(speaks)
+        self.file: MetricsFile | None = None
+        self.trackers: Trackers | None = None
+        self.pending: list[dict[str, Any]] = []
+
+    def start(self, plan: BatchPlan, done: int, settings: RunConfig, config: dict, ids: dict[str, str]) -> None:
+        """Open files and trackers after step `done`.
+
+        Args:
+            ids: the trackers' names for this run; new ones are added.
+        """
+        self.plan = plan
+        if self.speaks:
+            self.file = MetricsFile(self.folder / "metrics.jsonl", done)
+            self.trackers = Trackers(settings.trackers, self.folder, ids, self.progress.warn)
+            self.trackers.start(config, done)
+        self.progress.start(done, plan.steps)
+        self.began = self.clock = time.perf_counter()
+        self.first = self.clock_step = done
+        self.aside = 0.0
+
+    @contextmanager
+    def time_aside(self) -> Iterator[None]:
+        """Leave out of samples per second what is not training."""
+        start = time.perf_counter()
+        yield
+        self.aside += time.perf_counter() - start
+
+    def step(self, done: int, measured: dict[str, Any]) -> None:
+        """Write the line of a step."""
+        now, plan = time.perf_counter(), self.plan
+        seen = plan.seen(done)
+        rate = (seen - plan.seen(self.clock_step)) / max(now - self.clock - self.aside, 1e-9)
+        self.clock, self.clock_step, self.aside = now, done, 0.0
+        values = {**measured, "samples": seen, "epoch": seen / plan.samples, "samples_per_second": rate}
+        self._write(done, values)
+        self.progress.show({"step": done, **values}, (plan.total - seen) / rate)
+
+    def write_pending(self, done: int) -> None:
+        """Write the scores that a step's body logged, behind the step's own line."""
+        for values in self.pending:
+            self._write(done, values)
+            words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
+            self.progress.say("  ".join(words))
+        self.pending = []
+
+    def _write(self, done: int, values: dict[str, Any]) -> None:
+        if self.speaks:
+            self.file.write(done, values)
+            self.trackers.log(done, values)
+
+    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str) -> None:
+        """Say how the run went, where the model lies, how to use it and how to go on."""
+        self.progress.close()
+        taken = duration(time.perf_counter() - self.began)
+        now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
+        lines = {name: _short(value) for name, value in scores.items()}
+        lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
+        lines["go on"] = "the same command with a larger --run.epochs; another --run.dir starts another run"
+        self.progress.say(f"finished: {done} steps, {now}")
+        for name, value in lines.items():
+            self.progress.say(f"  {name:<15} {value}")
+
+    def close(self) -> None:
+        """Close the bar and the trackers."""
+        self.progress.close()
+        if self.trackers is not None:
+            self.trackers.finish()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,27 @@
+"""Randomness that belongs to a step, a micro-batch or a sample, and knows neither ranks nor workers."""
+
+import hashlib
+import random
+
+import numpy as np
+
+
+def seed_of(*key: int) -> int:
+    """Mix numbers into a seed of 63 bits; related keys give unrelated seeds."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed_all(*key: int) -> None:
+    """Seed every generator that a model may draw from: torch's on all devices, numpy's and Python's."""
+    import torch
+
+    seed = seed_of(*key)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def sample_generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """Make the random numbers of one sample's augmentation: the same on any rank, in any worker."""
+    return np.random.Generator(np.random.Philox(key=seed_of(seed, epoch, sample)))
