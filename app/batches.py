@@ -86,12 +86,12 @@ class BatchPlan:
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        if ranks > self.micros_per_step:
+        count = self.micros_per_step
+        if ranks > count:
             raise UserError(
-                f"{ranks} processes for {self.micros_per_step} micro-batches (global batch {self.global_batch} = "
-                f"{self.micros_per_step} x {-(-self.global_batch // self.micros_per_step)}): at most "
-                f"{self.micros_per_step} can work; use --run.micro-batch {max(1, self.global_batch // ranks)} or a "
-                "larger --run.global-batch"
+                f"{ranks} processes for {count} micro-batch{'es' * (count > 1)} (global batch {self.global_batch} = "
+                f"{count} x {-(-self.global_batch // count)}): at most {count} can work; use --run.micro-batch "
+                f"{max(1, self.global_batch // ranks)} or a larger --run.global-batch"
             )
         return -(-self.micros_per_step // ranks)
 

@@ -25,9 +25,9 @@ class RunConfig:
     """Times that every sample is seen; ignored when --run.steps is given."""
     steps: int = 0
     """Optimizer steps of the run. 0: as many as --run.epochs needs."""
-    global_batch: int = 32
+    global_batch: int = 64
     """Samples of one optimizer step, over all processes. It does not depend on the hardware."""
-    micro_batch: int = 32
+    micro_batch: int = 16
     """Samples of one forward and backward pass on one process: what must fit in memory."""
     eval_every: int = 0
     """Evaluate every so many steps, and after the last one. 0: after every epoch."""

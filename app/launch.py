@@ -55,7 +55,8 @@ def report_user_errors() -> None:
         if not isinstance(error, UserError):
             return previous(kind, error, traceback)
         if getattr(error, "audible", is_main_process()):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            # torch's own hook around this one holds sys.stderr back, and loses it when this one ends the process.
+            print(f"error: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 
     sys.excepthook = hook

@@ -43,7 +43,6 @@ class Run:
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self.steps_done = 0
         self.scores: dict[str, float] = {}
-        self.finished = False
         self._optimizers: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
         self._plan: BatchPlan | None = None
 
@@ -74,7 +73,9 @@ class Run:
 
     def _leave_folder(self, error: BaseException | None) -> None:
         begun = self._plan is not None
-        if begun and not self.finished:
+        if begun and error is None and self.steps_done == self._plan.steps:
+            self.folder.update(status="finished", step=self.steps_done, metrics=self.scores)
+        elif begun:
             stopped = error is None or isinstance(error, KeyboardInterrupt)
             why = {} if stopped else {"error": f"{type(error).__name__}: {error}"}
             self.folder.update(status="preempted" if stopped else "failed", **why)
@@ -279,9 +280,6 @@ class Run:
         """
         if self.steps_done == self._plan.steps:
             save_model(self.accelerator, model, self.dir / "model", *parts)
-            self.finished = True
-            if self.accelerator.is_main_process:
-                self.folder.update(status="finished", step=self.steps_done, metrics=self.scores)
             self.records.summary(self.steps_done, self.scores, self.dir / "model", use)
         return self.scores
 

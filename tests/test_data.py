@@ -24,6 +24,7 @@ from app.data.config import TextData
 from app.data.sources import hold_out
 from app.data.text import (
     PadCollate,
+    _identity,
     check_tokenizer,
     load_table,
     read_labels,
@@ -519,7 +520,7 @@ def test_table_is_what_the_tokenizer_says(stdlib, tokenizer):
     assert tokens.lengths.tolist() == [len(ids) for ids in expected]
     assert tokens.truncated == sum(len(ids) > 64 for ids in tokenizer(texts, verbose=False)["input_ids"]) > 0
     assert tokens[5]["input_ids"].tolist() == expected[5]
-    with pytest.raises(IndexError, match="-1"):
+    with pytest.raises(IndexError, match="rows -1 to -1"):
         tokens[-1]
 
 
@@ -589,9 +590,9 @@ def test_a_second_process_parses_and_tokenizes_nothing(stdlib, tokenizer, tmp_pa
 
 
 def test_another_text_tokenizer_or_length_is_another_key(tokenizer):
-    before = app.data.text._identity(tokenizer)
+    before = _identity(tokenizer)
     tokenizer("calls change a tokenizer", truncation=True, max_length=3, padding="max_length")
-    assert app.data.text._identity(tokenizer) == before
+    assert _identity(tokenizer) == before
     data = table(text=["some text", "and more"], pair=["some", "other"])
     other = train_tokenizer(["quite other words, quite other merges"] * 3, 300, 64)
     left = pickle.loads(pickle.dumps(tokenizer))

@@ -1,0 +1,66 @@
+"""Law 5: evaluation counts every sample once, on any number of processes, also on more than there are samples."""
+
+import functools
+
+import pytest
+from launching import ROOT, launch_many, scores
+
+RECIPE = ROOT / "recipes" / "cls.py"
+SIZES = (7, 101, 1043)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, rows):
+    """Give a function from a number of processes to the scores of one model on each size."""
+    root = tmp_path_factory.mktemp("evaluation")
+    common = ["--data.path", rows(101), "--run.trackers", "--data.max-length", 64]
+    launch_many(
+        "cpu", 1, RECIPE, [[*common, "--scratch.width", 32, "--run.epochs", 4, "--run.dir", root / "model"]], root
+    )
+
+    @functools.cache
+    def evaluated(processes):
+        # One step that changes nothing: every process count scores the same weights.
+        still = ["--model", root / "model" / "model", "--run.steps", 1, "--optim.lr", 1e-30, "--optim.weight-decay", 0]
+        sized = ["--run.global-batch", 20, "--run.micro-batch", 4]
+        folders = {size: root / f"{processes}-{size}" for size in SIZES}
+        commands = [
+            [*common, *still, *sized, "--data.eval-path", rows(size), "--run.dir", folder]
+            for size, folder in folders.items()
+        ]
+        launch_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
+        return {size: scores(folder)[-1] for size, folder in folders.items()}
+
+    return evaluated
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+def test_same_score_on_any_number_of_processes(evaluated, processes):
+    """Accuracy, F1 and count are equal to the last digit; the loss, a sum in another order, to 1e-6."""
+    for size in SIZES:
+        one, many = evaluated(1)[size], evaluated(processes)[size]
+        assert one["eval/samples"] == many["eval/samples"] == size
+        assert one["eval/accuracy"] == many["eval/accuracy"]
+        assert one["eval/f1"] == many["eval/f1"]
+        assert abs(one["eval/loss"] - many["eval/loss"]) < 1e-6 * one["eval/loss"]
+
+
+def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory):
+    """The accuracy of a plain loop over the saved model, one text at a time."""
+    import json
+
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    evaluated(1)
+    model_folder = next(tmp_path_factory.getbasetemp().glob("evaluation*/model/model"))
+    model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    hits = 0
+    lines = [json.loads(line) for line in rows(101).read_text().splitlines()]
+    for line in lines:
+        with torch.no_grad():
+            inputs = tokenizer(line["text"], truncation=True, max_length=64, return_tensors="pt")
+            hits += model.config.id2label[model(**inputs).logits.argmax().item()] == line["label"]
+    assert evaluated(1)[101]["eval/accuracy"] == pytest.approx(hits / len(lines), abs=1e-7)
+    assert 0 < hits < len(lines)
