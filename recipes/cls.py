@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 
-USE_IT = """python -c 'from transformers import pipeline as p; print(p("text-classification", "{model}")("a text"))'"""
+USE_IT = (
+    "python -c 'from transformers import pipeline; "
+    """print(pipeline("text-classification", "{model}", truncation=True)("some text"))'"""
+)
 
 
 @dataclass
@@ -39,7 +42,7 @@ class Config:
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-3, warmup=0.1))
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=6, best="eval/accuracy"))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, best="eval/accuracy"))
 
 
 def load_data(config: Config):
@@ -54,7 +57,6 @@ def load_data(config: Config):
         eval_path=config.data.eval_path,
         columns=config.data.columns,
         holdout=config.data.holdout,
-        seed=config.run.seed,
     )
     labels = text.read_labels(train, evaluation, config.data)
     tokenizer = load_tokenizer(config, train)
@@ -72,8 +74,7 @@ def load_tokenizer(config: Config, train):
 
     if config.model:
         return text.check_tokenizer(AutoTokenizer.from_pretrained(config.model), config.data.max_length)
-    texts = text.read_texts(train, config.data.text)
-    return text.train_tokenizer(texts, config.scratch.vocab, config.data.max_length)
+    return text.own_tokenizer(train, config.data.text, config.scratch.vocab, config.data.max_length)
 
 
 def build_model(config: Config, labels, tokenizer):

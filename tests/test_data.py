@@ -27,6 +27,7 @@ from app.data.text import (
     _identity,
     check_tokenizer,
     load_table,
+    own_tokenizer,
     read_labels,
     read_texts,
     tokenize,
@@ -694,3 +695,14 @@ def test_batches_fit_the_losses_of_transformers(tokenizer, problem):
 def test_flags_load_no_library():
     code = "import sys, app.data.config; print(*{'torch', 'datasets', 'transformers', 'numpy'} & set(sys.modules))"
     assert python(code).strip() == ""
+
+
+def test_own_tokenizer_is_trained_once(stdlib, monkeypatch):
+    """A second process or run finds what the first one trained, and it is the same."""
+    first = own_tokenizer(stdlib[1], ["text"], 700, 64)
+    monkeypatch.setattr("app.data.text.train_tokenizer", None)
+    again = own_tokenizer(stdlib[1], ["text"], 700, 64)
+    assert again.get_vocab() == first.get_vocab() and len(first) == 700
+    assert again("def f(x):", "x").input_ids == first("def f(x):", "x").input_ids
+    with pytest.raises(TypeError):
+        own_tokenizer(stdlib[1], ["text"], 701, 64)

@@ -1,6 +1,8 @@
 """Texts as model inputs: tokenized once and kept on disk, read back without copies, padded batch by batch."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ __all__ = [
     "TokenTable",
     "check_tokenizer",
     "load_table",
+    "own_tokenizer",
     "read_labels",
     "read_texts",
     "tokenize",
@@ -164,6 +167,24 @@ def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: 
             desc="Tokenizing",
         )
     return TokenTable(path, labels)
+
+
+def own_tokenizer(table, columns: Sequence[str], vocab_size: int, max_length: int):
+    """Train a tokenizer on the texts of a table, or find the one that another process or run trained on them."""
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    key = fingerprint(FORMAT, table._fingerprint, vocab_size, max_length, tokenizers.__version__, *columns)
+    folder = cache_folder() / f"tokenizer-{key}"
+    if not folder.exists():
+        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+        with using_cache():
+            train_tokenizer(read_texts(table, columns), vocab_size, max_length).save_pretrained(draft)
+            try:
+                draft.rename(folder)
+            except OSError:  # another process was first, with the same tokenizer
+                shutil.rmtree(draft)
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def read_texts(table, columns: Sequence[str]) -> Iterator[str]:

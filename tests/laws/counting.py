@@ -7,6 +7,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from app import OptimConfig, Run, RunConfig
 
 COLLECTIVE = ("c10d::", "_c10d_functional::")
-NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait_tensor")
+NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait", "_c10d_functional::_wrap")
 
 
 @dataclass
@@ -47,18 +48,19 @@ class Model(nn.Module):
 def main(path: str, clip: float) -> None:
     """Profile steps 4 (silent) and 6 (logged)."""
     data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
-    counts, profiler = {}, None
+    counts, profiler, reads = {}, None, count_reads()
     with Run(Config()) as run:
         model, optimizer = run.prepare(Model(), OptimConfig(clip=clip))
         for batch in run.batches(data, torch.stack):
             # The body of a step, and what the Run does behind it until the next one begins.
             if profiler is not None:
                 profiler.__exit__(None, None, None)
-                counts[run.steps_done - 1] = tally(profiler)
+                counts[run.steps_done - 1] = tally(profiler, reads)
                 profiler = None
             if run.steps_done in (4, 6):
                 profiler = profile(activities=[ProfilerActivity.CPU])
                 profiler.__enter__()
+                reads.clear()
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
             run.step(optimizer)
@@ -67,11 +69,31 @@ def main(path: str, clip: float) -> None:
                 json.dump({"silent": counts[4], "logged": counts[6]}, file)
 
 
-def tally(profiler) -> dict[str, int]:
-    """Count collectives by name, and reads of single numbers."""
+def tally(profiler, reads: Counter) -> dict:
+    """Count collectives by name, and reads of numbers by the line of `app` that reads."""
     names = Counter(event.name for event in profiler.events())
-    found = {name: n for name, n in names.items() if name.startswith(COLLECTIVE) and name not in NOT_COUNTED}
-    return {**found, "item": names.get("aten::item", 0), "gloo": sum(n for k, n in names.items() if "gloo:" in k)}
+    found = {name: n for name, n in names.items() if name.startswith(COLLECTIVE) and not name.startswith(NOT_COUNTED)}
+    return {**found, "reads": dict(reads)}
+
+
+def count_reads() -> Counter:
+    """Count every way in which code of `app` makes the host wait for a number."""
+    reads = Counter()
+
+    def counted(method):
+        original = getattr(torch.Tensor, method)
+
+        def read(tensor, *args, **kwargs):
+            frame = sys._getframe(1)
+            if "/app/" in frame.f_code.co_filename:
+                reads[f"app/{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+            return original(tensor, *args, **kwargs)
+
+        setattr(torch.Tensor, method, read)
+
+    for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        counted(method)
+    return reads
 
 
 if __name__ == "__main__":

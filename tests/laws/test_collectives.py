@@ -1,0 +1,68 @@
+"""Law 6: one gradient synchronisation a step, and nothing else on a step that does not log, evaluate or save."""
+
+import functools
+import json
+
+import pytest
+from launching import ROOT, launch
+
+SCRIPT = ROOT / "tests" / "laws" / "counting.py"
+LAYERS = 3  # that FSDP shards one by one: two in the stack, and the rest
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory):
+    """Give a function from a layout to the counts of a silent and of a logged step."""
+    root = tmp_path_factory.mktemp("counts")
+
+    @functools.cache
+    def counts(profile, processes, clip=1.0):
+        path = root / f"{profile}-{processes}-{clip}.json"
+        result = launch(profile, processes, SCRIPT, path, clip)
+        assert result.status == 0, result.output[-3000:]
+        return json.loads(path.read_text())
+
+    return counts
+
+
+def without(count, *names):
+    return {name: n for name, n in count.items() if name not in names}
+
+
+def test_one_process_has_no_collectives(counts):
+    seen = counts("cpu", 1)
+    assert without(seen["silent"], "reads") == without(seen["logged"], "reads") == {}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_ddp_reduces_once_a_step(counts, processes):
+    """With two turns (2 processes) and one (4): one all-reduce, and one more to log."""
+    seen = counts("ddp_cpu", processes)
+    assert without(seen["silent"], "reads") == {"c10d::allreduce_": 1}
+    assert without(seen["logged"], "reads") == {"c10d::allreduce_": 2}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_fsdp_reduce_scatters_each_layer_once_a_step(counts, processes):
+    """Gathering repeats with the turns, reducing does not; the norm for clipping is one small all-reduce."""
+    turns = 4 // processes
+    silent = counts("fsdp_cpu", processes)["silent"]
+    assert silent["c10d::_reduce_scatter_base_"] == LAYERS
+    assert silent["c10d::_allgather_base_"] <= turns * LAYERS * 2
+    assert silent["_c10d_functional::all_reduce"] == 1
+    logged = counts("fsdp_cpu", processes)["logged"]
+    assert logged["c10d::allreduce_"] == silent["c10d::allreduce_"] + 1
+
+
+def test_without_clipping_fsdp_reduces_nothing_else(counts):
+    silent = counts("fsdp_cpu", 2, 0.0)["silent"]
+    assert silent["c10d::_reduce_scatter_base_"] == LAYERS
+    assert "_c10d_functional::all_reduce" not in silent
+
+
+@pytest.mark.parametrize("profile", ["cpu", "ddp_cpu", "fsdp_cpu"])
+def test_a_silent_step_reads_no_number_from_the_device(counts, profile):
+    """The one read is the check of the gradient's norm, which is made on CPU alone, where it waits for nothing."""
+    seen = counts(profile, 1 if profile == "cpu" else 2)
+    assert seen["silent"]["reads"] == {"app/steplog.py:add_norm": 1}
+    assert sum(seen["logged"]["reads"].values()) > 1
