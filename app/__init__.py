@@ -2,9 +2,9 @@
 
 import os
 
-# A thread that waits for another must not spin: where anything else runs on the machine, steps take ten times longer.
-# libgomp reads this when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A thread that waits for another must not spin for long: where anything else runs on the machine, steps would take ten
+# times longer. libgomp reads this when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from app.config import OptimConfig, RunConfig, parse
 from app.errors import UserError

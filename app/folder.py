@@ -40,10 +40,14 @@ class RunFolder:
             self._lock_folder()
         except OSError as error:
             raise UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written") from None
-        if (self.path / "run.json").exists():
-            self.info = json.loads((self.path / "run.json").read_text())
-        notes = self._check(config, settings, has_checkpoint)
-        self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        try:
+            if (self.path / "run.json").exists():
+                self.info = json.loads((self.path / "run.json").read_text())
+            notes = self._check(config, settings, has_checkpoint)
+            self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        except BaseException:
+            self.release(discard=self.created)
+            raise
         return notes
 
     def _lock_folder(self) -> None:
@@ -102,12 +106,15 @@ class RunFolder:
         """Give the folder back; `discard` removes what `claim` made where the run never began."""
         if self._lock is None:
             return
-        if discard:
+        if discard and self.created:
             for name in ("config.yaml", "run.json"):
                 (self.path / name).unlink(missing_ok=True)
-        (self.path / "lock").unlink(missing_ok=True)
-        if discard and self.created and not any(self.path.iterdir()):
-            self.path.rmdir()
+        if discard and self.created:
+            (self.path / "lock").unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+        else:
+            self._lock.truncate(0)
         _held.discard(self.path.resolve())
         self._lock.close()
         self._lock = None

@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass, field
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import OptimConfig, Run, RunConfig, UserError, parse
 from app.data.config import TextData
 
 USE_IT = (
@@ -91,6 +91,10 @@ def build_model(config: Config, labels, tokenizer):
     if config.model:
         return AutoModelForSequenceClassification.from_pretrained(config.model, **head)
     size = config.scratch
+    if size.width % size.heads:
+        raise UserError(
+            f"--scratch.heads {size.heads} does not divide --scratch.width {size.width}: give one that does"
+        )
     shape = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=size.width,
