@@ -11,7 +11,7 @@ import numpy as np
 
 from app.data.builtin import BUILTINS
 from app.data.cache import fingerprint, using_cache
-from app.data.files import file_builder, find_files, is_file_name, near, unreadable, with_numbers
+from app.data.files import READERS, extension, file_builder, find_files, is_file_name, near, unreadable, with_numbers
 from app.errors import UserError
 from app.order import permute
 
@@ -130,6 +130,8 @@ def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
     files = find_files(paths)
     shown = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     source = _open_builder(shown, lambda: file_builder(files, columns))
+    if READERS[extension(files[0])] != "csv":  # the others know a number from a text
+        return Source(shown, source.splits, source.read)
     return Source(shown, source.splits, lambda split: with_numbers(source.read(split)))
 
 

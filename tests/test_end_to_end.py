@@ -1,0 +1,161 @@
+"""The commands that people type, and what they have afterwards."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from launching import PROFILES, ROOT, launch, launch_many, metrics, run, scores, steps
+from laws.many import load
+
+from app import parse
+
+RECIPE = ROOT / "recipes" / "cls.py"
+SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1]
+SHORT = [*SMALL, "--run.trackers", "--run.steps", 4, "--run.eval-every", 2]
+
+
+def flags_of(rows, folder, *more):
+    return [*SHORT, "--data.path", rows(101), "--data.eval-path", rows(7), "--run.dir", folder, *more]
+
+
+@pytest.mark.parametrize("profile", ["ddp_cpu", "fsdp_cpu"])
+def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
+    """from_pretrained and pipeline() give the evaluation's own score; a run can start from it as a pretrained model."""
+    from transformers import AutoModelForSequenceClassification, pipeline
+
+    folder = tmp_path / "run"
+    longer = ["--run.steps", 30, "--data.eval-path", rows(101), "--optim.lr", 0.01]
+    again = flags_of(rows, tmp_path / "again", "--model", folder / "model")
+    launch_many(profile, 2, RECIPE, [flags_of(rows, folder, *longer), again], tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    assert type(model).__name__ == "BertForSequenceClassification"
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    classify = pipeline("text-classification", str(folder / "model"), truncation=True)
+    lines = [json.loads(line) for line in rows(101).read_text().splitlines()]
+    hits = [classify(line["text"])[0]["label"] == line["label"] for line in lines]
+    assert scores(folder)[-1]["eval/accuracy"] == pytest.approx(np.mean(hits), abs=1e-7)
+    assert 0.4 < np.mean(hits) < 1
+    assert steps(tmp_path / "again")[0]["loss"] < steps(folder)[0]["loss"]
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_trackers_know_one_run_over_three_sittings(rows, tmp_path):
+    """wandb, offline: one id, whatever the layout; tensorboard has the values of metrics.jsonl."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "run"
+    common = [*flags_of(rows, folder), "--run.trackers", "wandb", "tensorboard", "no-such-tracker"]
+    result = launch("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
+    assert result.status == 0 and "tracker no-such-tracker is not known" in result.output, result.output[-3000:]
+    assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
+    for more in (["--run.stop-at", 3], []):
+        assert run([sys.executable, RECIPE, *common, *more]).status == 0
+    offline = sorted((folder / "wandb").glob("offline-run-*"))
+    known = json.loads((folder / "run.json").read_text())["trackers"]["wandb"]
+    assert len(offline) == 3 and all(path.name.endswith(known) for path in offline)
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    for name in ("loss", "lr", "grad_norm", "eval/accuracy"):
+        expected = [(line["step"], float(np.float32(line[name]))) for line in metrics(folder) if name in line]
+        assert [(event.step, event.value) for event in events.Scalars(name)] == expected
+    assert [line["step"] for line in steps(folder)] == [1, 2, 3, 4]
+
+
+def test_every_way_to_start(rows, tmp_path):
+    """No profile; a saved default of accelerate's; python with the file; python -m: each gives the same run."""
+    home = tmp_path / "home"
+    env = {"HF_HOME": str(home)}
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch"]
+    ways = {
+        "none": [*accelerate, RECIPE],
+        "file": [sys.executable, RECIPE],
+        "module": [sys.executable, "-m", "recipes.cls"],
+        "saved": [*accelerate, RECIPE],
+    }
+    for name, words in ways.items():
+        if name == "saved":
+            (home / "accelerate").mkdir(parents=True)
+            (home / "accelerate" / "default_config.yaml").write_text((PROFILES / "ddp_cpu.yaml").read_text())
+        result = run([*words, *flags_of(rows, tmp_path / name)], env=env)
+        assert result.status == 0, result.output[-3000:]
+        assert ("2 data ranks" in result.output) == (name == "saved")
+    reference = steps(tmp_path / "none")
+    assert steps(tmp_path / "file") == steps(tmp_path / "module") == reference
+    assert [line["ids"] for line in steps(tmp_path / "saved")] == [line["ids"] for line in reference]
+
+
+def test_config_file_and_defaults_are_flags(rows, tmp_path):
+    """The config.yaml of a run, given back with --config, repeats it; flags behind it win."""
+    recipe = load(RECIPE)
+    recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / "a")]))
+    words = ["--config", str(tmp_path / "a" / "config.yaml"), "--run.dir", str(tmp_path / "b")]
+    recipe.main(parse(recipe.Config, words))
+    assert steps(tmp_path / "b") == steps(tmp_path / "a")
+    assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["run"]["dir"] == str(tmp_path / "b")
+
+
+@pytest.mark.parametrize("profile", ["cpu", "ddp_cpu", "fsdp_cpu"])
+def test_bf16_by_the_profile(rows, tmp_path, profile):
+    """bf16 arithmetic, fp32 weights, and nearly the losses of fp32; the same on every layout."""
+    text = (PROFILES / f"{profile}.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: bf16")
+    (tmp_path / "bf16.yaml").write_text(text)
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", tmp_path / "bf16.yaml"]
+    result = run([*head, "--main_process_port", 0, RECIPE, *flags_of(rows, tmp_path / "run")])
+    assert result.status == 0 and ", bf16, " in result.output, result.output[-3000:]
+    recipe = load(RECIPE)
+    recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / "fp32")]))
+    pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "fp32"), strict=True))
+    assert all(a["loss"] == pytest.approx(b["loss"], rel=2e-2) and a["loss"] != b["loss"] for a, b in pairs)
+    from safetensors.torch import load_file
+
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
+
+
+@pytest.mark.parametrize(
+    "rows_of, more, names",
+    [
+        (lambda i: {"text": f"word {i} {i % 3}", "label": i / 10}, [], {"eval/mse", "eval/pearson"}),
+        (lambda i: {"text": f"word {i}", "label": [["a"], ["b", "c"], []][i % 3]}, [], {"eval/accuracy", "eval/f1"}),
+        (
+            lambda i: {"text": f"word {i}", "second": f"other {i}", "x": i % 2, "y": (i // 2) % 2},
+            ["--data.label", "x", "y", "--data.text", "text", "second"],
+            {"eval/accuracy", "eval/f1"},
+        ),
+    ],
+    ids=["regression", "lists", "columns"],
+)
+def test_other_kinds_of_labels(tmp_path, rows_of, more, names):
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(rows_of(i)) + "\n" for i in range(60)))
+    recipe = load(RECIPE)
+    words = [*SHORT, "--data.path", file, "--run.dir", tmp_path / "run", *more]
+    found = recipe.main(parse(recipe.Config, [str(word) for word in words]))
+    assert names <= set(found) and all(np.isfinite(value) for value in found.values())
+
+
+def test_a_second_run_in_the_same_folder_is_refused(rows, tmp_path):
+    import subprocess
+    import time
+
+    folder = tmp_path / "run"
+    words = [str(word) for word in [*flags_of(rows, folder), "--run.steps", 4000]]
+    first = subprocess.Popen([sys.executable, RECIPE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + 60
+        while not (folder / "metrics.jsonl").exists() and time.monotonic() < limit:
+            time.sleep(0.2)
+        result = run([sys.executable, RECIPE, *words])
+        assert result.status == 2 and f"process {first.pid} on {os.uname().nodename}" in result.output
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_importing_app_is_light():
+    """Neither torch nor transformers nor wandb, until they are needed."""
+    code = "import app, sys; print(sorted({'torch', 'transformers', 'wandb', 'accelerate'} & set(sys.modules)))"
+    assert run([sys.executable, "-c", code]).output.strip() == "[]"
