@@ -97,10 +97,11 @@ class Accelerator(accelerate.Accelerator):
                     model.forward = self._in_mixed_precision(model.forward)
         result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
-            if isinstance(item, nn.parallel.DistributedDataParallel):
-                # One broadcast a step for buffers that are the same everywhere, or that nobody shares.
-                item.forward_sync_buffers = False
-                _settle_buckets(item)
+            wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
+            if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+                # It would cost a broadcast a step, for buffers that are the same everywhere or that nobody shares.
+                wrapper.forward_sync_buffers = False
+                _settle_buckets(wrapper)
         return result
 
     def reshard(self, model: nn.Module) -> None:

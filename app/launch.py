@@ -48,10 +48,12 @@ def launcher_profile():
 
 
 def report_user_errors() -> None:
-    """Make a UserError that nobody catches end this process with its message alone and status 2."""
+    """Make a UserError that nobody catches end this process with its message alone and status 2; Ctrl-C with 130."""
     previous = sys.excepthook
 
     def hook(kind, error, traceback):
+        if issubclass(kind, KeyboardInterrupt):
+            raise SystemExit(130)
         if not isinstance(error, UserError):
             return previous(kind, error, traceback)
         if getattr(error, "audible", is_main_process()):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from app import OptimConfig, Run, RunConfig, UserError, parse
 from app.data.config import TextData
+from app.hub import loading
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -73,7 +74,9 @@ def load_tokenizer(config: Config, train):
     from app.data import text
 
     if config.model:
-        return text.check_tokenizer(AutoTokenizer.from_pretrained(config.model), config.data.max_length)
+        with loading(config.model):
+            tokenizer = AutoTokenizer.from_pretrained(config.model)
+        return text.check_tokenizer(tokenizer, config.data.max_length)
     return text.own_tokenizer(train, config.data.text, config.scratch.vocab, config.data.max_length)
 
 
@@ -89,7 +92,8 @@ def build_model(config: Config, labels, tokenizer):
         "pad_token_id": tokenizer.pad_token_id,
     }
     if config.model:
-        return AutoModelForSequenceClassification.from_pretrained(config.model, **head)
+        with loading(config.model):
+            return AutoModelForSequenceClassification.from_pretrained(config.model, ignore_mismatched_sizes=True, **head)
     size = config.scratch
     if size.width % size.heads:
         raise UserError(

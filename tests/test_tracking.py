@@ -1,0 +1,266 @@
+"""app.tracking: metrics.jsonl has no step twice, trackers get the same numbers, and a bad one costs a warning."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+
+from app.tracking import MetricsFile, Trackers
+
+CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
+
+
+def write(path: Path, resumed_from: int, steps: range, sitting: int = 0) -> None:
+    file = MetricsFile(path, resumed_from)
+    for step in steps:
+        file.write(step, {"loss": step / 3 + sitting})
+    file.file.close()
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_numbers_are_kept_to_the_last_bit(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    values = {"loss": 0.1 + 0.2, "lr": 1e-300, "samples": 2**53 + 1, "ids": "00ff", "epoch": 1 / 3}
+    file.write(1, values)
+    assert read(path) == [{"step": 1, **values}]  # on disk at once: nothing was closed
+    file.write(2, {})
+    assert read(path)[1] == {"step": 2}
+
+
+def test_a_resumed_run_takes_back_the_steps_after_its_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, range(1, 8))
+    write(path, 4, range(5, 7), sitting=1)
+    lines = read(path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in lines] == [s / 3 + (s > 4) for s in range(1, 7)]
+
+
+def test_scores_stay_with_their_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    for step in (1, 2, 3):
+        file.write(step, {"loss": 0.5})
+        file.write(step, {"eval/accuracy": step})
+    MetricsFile(path, 2)
+    assert [(line["step"], "loss" in line) for line in read(path)] == [(1, True), (1, False), (2, True), (2, False)]
+
+
+def test_a_run_that_starts_anew_starts_an_empty_file(tmp_path):
+    write(tmp_path / "metrics.jsonl", 0, range(1, 4))
+    MetricsFile(tmp_path / "metrics.jsonl", 0)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+TAILS = {
+    "cut": b'{"step": 3, "lo',
+    "without its end of line": b'{"step": 9, "loss": 1.0}',
+    "zeros": bytes(40),
+    "not text": pytest.param(
+        b"\xff\xfe\x80\n", marks=pytest.mark.xfail(strict=True, reason="MetricsFile reads the whole file as text")
+    ),
+    "not an object": b"3\n[]\nnull\n",
+    "without a step": b'{"loss": 1}\n',
+    "blank": b"\n\n",
+    "step of another type": b'{"step": "x"}\n{"step": null}\n',
+}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_a_line_that_is_none_is_dropped(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, range(1, 3))
+    good = path.read_bytes()
+    path.write_bytes(good + tail)
+    write(path, 5, range(6, 7))
+    assert [line["step"] for line in read(path)] == [1, 2, 6]
+    assert path.read_bytes().startswith(good)
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def trackers(folder: Path, *names: str, ids: dict | None = None) -> tuple[Trackers, list[str]]:
+    warnings: list[str] = []
+    return Trackers(names, folder, {} if ids is None else ids, warnings.append), warnings
+
+
+class Recorder(GeneralTracker):
+    """A tracker that accelerate knows: it writes calls down, and fails at the one that `broken` names."""
+
+    name = "recorder"
+    requires_logging_directory = False
+    main_process_only = False
+    calls: list = []
+    broken = ""
+
+    def __init__(self, run_name, **kwargs):
+        super().__init__()
+        self.note("init", run_name)
+
+    def note(self, call, *values):
+        Recorder.calls.append((call, *values))
+        if call == self.broken:
+            raise OSError(f"no connection at {call}")
+
+    @property
+    def tracker(self):
+        return None
+
+    def start(self):
+        self.note("start")
+
+    def store_init_configuration(self, values):
+        self.note("config", values)
+
+    def log(self, values, step=None, **kwargs):
+        self.note("log", values, step)
+
+    def finish(self):
+        self.note("finish")
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "recorder", Recorder)
+    monkeypatch.setattr(Recorder, "calls", [])
+    monkeypatch.setattr(Recorder, "broken", "")
+    return Recorder
+
+
+def test_a_tracker_gets_the_config_once_and_numbers_of_each_step(tmp_path, recorder):
+    to, warnings = trackers(tmp_path / "run", "recorder")
+    to.start(CONFIG, 0)
+    to.log(1, {"loss": 0.5, "samples": 8, "ids": "00ff"})
+    to.finish()
+    to, more = trackers(tmp_path / "run", "recorder")
+    to.start(CONFIG, 1)
+    to.log(2, {"loss": 0.25})
+    to.finish()
+    assert warnings == more == []
+    config = recorder.calls.pop(2)[1]
+    assert {k: config[k] for k in ("run.steps", "optim.lr", "model")} == {"run.steps": 3, "optim.lr": 0.1, "model": ""}
+    assert set(config) == {"run.steps", "run.trackers", "optim.lr", "model", "quick"}
+    assert all(isinstance(value, int | float | str) for value in config.values())
+    assert recorder.calls == [
+        ("init", "run"),
+        ("start",),
+        ("log", {"loss": 0.5, "samples": 8}, 1),
+        ("finish",),
+        ("init", "run"),
+        ("start",),
+        ("log", {"loss": 0.25}, 2),
+        ("finish",),
+    ]
+
+
+@pytest.mark.parametrize("broken", ["init", "start", "config", "log", "finish"])
+def test_a_tracker_that_fails_costs_one_warning(tmp_path, recorder, monkeypatch, broken):
+    monkeypatch.setattr(recorder, "broken", broken)
+    to, warnings = trackers(tmp_path / "run", "recorder")
+    to.start(CONFIG, 0)
+    for step in (1, 2, 3):
+        to.log(step, {"loss": 0.5})
+    to.finish()
+    (warning,) = warnings
+    assert "recorder" in warning and f"no connection at {broken}" in warning
+
+
+def test_an_unknown_tracker_costs_a_warning_and_the_others_work(tmp_path, recorder):
+    to, warnings = trackers(tmp_path / "run", "wandbb", "recorder")
+    to.start(CONFIG, 0)
+    to.log(1, {"loss": 0.5})
+    (warning,) = warnings
+    assert "wandbb" in warning and "wandb" in warning.split("accelerate has")[1]
+    assert recorder.calls[-1] == ("log", {"loss": 0.5}, 1)
+
+
+def test_no_tracker_is_no_trouble(tmp_path):
+    to, warnings = trackers(tmp_path / "run")
+    to.start(CONFIG, 0)
+    to.log(1, {"loss": 0.5})
+    to.finish()
+    assert warnings == [] and list(tmp_path.iterdir()) == []
+
+
+ANEW = pytest.mark.xfail(strict=True, reason="Trackers purges nothing where a run starts anew in its folder")
+
+
+@pytest.mark.parametrize("rewound_to", [4, pytest.param(0, marks=ANEW)])
+def test_tensorboard_has_the_values_of_every_step_once(tmp_path, rewound_to):
+    """After a rewind from step 7 too, where all steps after the checkpoint come again; it keeps single precision."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    expected = {}
+    for sitting, (resumed_from, steps) in enumerate([(0, range(1, 8)), (rewound_to, range(rewound_to + 1, 10))]):
+        to, warnings = trackers(tmp_path / "run", "tensorboard")
+        to.start(CONFIG, resumed_from)
+        for step in steps:
+            values = {"loss": step / 7 + sitting, "samples": 8 * step}
+            to.log(step, {**values, "ids": "00ff"})
+            expected[step] = values
+        to.log(steps[-1], {"eval/accuracy": 0.1 * (sitting + 1)})
+        to.finish()
+        assert warnings == []
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    for name in ("loss", "samples"):
+        found = {event.step: event.value for event in events.Scalars(name)}
+        assert len(events.Scalars(name)) == 9
+        assert found == {step: float(np.float32(values[name])) for step, values in expected.items()}
+    assert [(e.step, e.value) for e in events.Scalars("eval/accuracy")] == [(9, float(np.float32(0.2)))]
+
+
+def wandb_records(path: Path) -> list:
+    """Read a wandb file: LevelDB's log format (7 bytes of header a chunk, blocks of 32 KiB), a message a record."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, records, parts = path.read_bytes(), 7, [], b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last chunk of one
+            records.append(Record.FromString(parts))
+            parts = b""
+    return records
+
+
+def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
+    """Offline: one id, kept in run.json, one name, and steps that go on."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids: dict = {}
+    known: set = set()
+    for resumed_from in (0, 2, 4):
+        to, warnings = trackers(tmp_path / "project" / "run", "wandb", ids=ids)
+        to.folder.mkdir(parents=True, exist_ok=True)
+        to.start(CONFIG, resumed_from)
+        for step in (resumed_from + 1, resumed_from + 2):
+            to.log(step, {"loss": step / 3, "ids": "00ff"})
+        to.finish()
+        assert warnings == [] and list(ids) == ["wandb"]
+        known.add(ids["wandb"])
+    history = []
+    files = sorted(tmp_path.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    assert len(files) == 3
+    for file in files:
+        records = wandb_records(file)
+        (run,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
+        assert ({run.run_id}, run.display_name, run.project) == (known, "run", "project")
+        for record in records:
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+                }
+                history.append((items["_step"], items["loss"], "ids" in items))
+    assert history == [(step, step / 3, False) for step in range(1, 7)]
