@@ -128,7 +128,7 @@ class Accelerator(accelerate.Accelerator):
         """
         if self.distributed_type == DistributedType.DEEPSPEED:
             return super().save_state(output_dir, safe_serialization, **kwargs)
-        tensors = state.model_tensors(self._models)
+        tensors, extras = state.model_tensors(self._models)
         names = state.parameter_names(self._models)
         objects = {"optimizers": [], "objects": []}
         for index, optimizer in enumerate(self._optimizers):
@@ -137,6 +137,9 @@ class Accelerator(accelerate.Accelerator):
             objects["optimizers"].append(plain)
         for index, item in enumerate([*self._schedulers, *self._custom_objects]):
             objects["objects"].append(state.split_tensors(item.state_dict(), f"objects.{index}", tensors))
+        objects["extras"] = {
+            name: state.split_tensors(value, f"extras.{name}", tensors) for name, value in extras.items()
+        }
         if self.scaler is not None:
             objects["scaler"] = self.scaler.state_dict()
         writer = dcp.FileSystemWriter(output_dir, single_file_per_rank=True, sync_files=True)
@@ -160,24 +163,25 @@ class Accelerator(accelerate.Accelerator):
             for name, entry in reader.read_metadata().state_dict_metadata.items()
         }
         objects = json.loads(Path(input_dir, OBJECTS).read_text())
-        tensors = state.model_tensors(self._models)
+        tensors, _ = state.model_tensors(self._models)
         _compare(input_dir, saved, tensors)
         names = state.parameter_names(self._models)
-        if len(objects["optimizers"]) != len(self._optimizers):
-            raise UserError(
-                f"{input_dir} has {len(objects['optimizers'])} optimizers, this recipe prepares {len(self._optimizers)}"
-            )
+        others = [*self._schedulers, *self._custom_objects]
+        for what, count in {"optimizers": len(self._optimizers), "objects": len(others)}.items():
+            if len(objects[what]) != count:
+                raise UserError(f"{input_dir} has {len(objects[what])} {what}, this recipe prepares {count}")
         for index, optimizer in enumerate(self._optimizers):
             tensors |= state.optimizer_targets(index, optimizer.optimizer, names, saved)
-        tensors |= {
-            n: torch.zeros(shape, dtype=dtype) for n, (shape, dtype) in saved.items() if n.startswith("objects.")
-        }
+        plain = (name for name in saved if name.startswith(("objects.", "extras.")))
+        tensors |= {name: torch.zeros(saved[name][0], dtype=saved[name][1]) for name in plain}
         with _on_one_process_too():
             dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-        for index, optimizer in enumerate(self._optimizers):
-            state.restore_optimizer(index, optimizer.optimizer, names, tensors, objects["optimizers"][index])
-        for item, content in zip([*self._schedulers, *self._custom_objects], objects["objects"], strict=True):
+        for optimizer, content in zip(self._optimizers, objects["optimizers"], strict=True):
+            state.restore_optimizer(optimizer.optimizer, names, tensors, content)
+        for item, content in zip(others, objects["objects"], strict=True):
             item.load_state_dict(state.join_tensors(content, tensors))
+        extras = {name: state.join_tensors(content, tensors) for name, content in objects["extras"].items()}
+        state.restore_extras(self._models, extras)
         if self.scaler is not None and "scaler" in objects:
             self.scaler.load_state_dict(objects["scaler"])
 

@@ -5,6 +5,7 @@ Everything here is a pure function of the step; nothing remembers where it was.
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,12 +87,13 @@ class BatchPlan:
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        count = self.micros_per_step
+        count, batch = self.micros_per_step, self.global_batch
         if ranks > count:
+            smaller = f"use --run.micro-batch {batch // ranks} or a larger --run.global-batch"
             raise UserError(
-                f"{ranks} processes for {count} micro-batch{'es' * (count > 1)} (global batch {self.global_batch} = "
-                f"{count} x {-(-self.global_batch // count)}): at most {count} can work; use --run.micro-batch "
-                f"{max(1, self.global_batch // ranks)} or a larger --run.global-batch"
+                f"{ranks} processes for {count} micro-batch{'es' * (count > 1)} (global batch {batch} = {count} x "
+                f"{-(-batch // count)}): at most {count} can work; "
+                + (smaller if batch >= ranks else f"use --run.global-batch {ranks} or more")
             )
         return -(-self.micros_per_step // ranks)
 
@@ -147,21 +149,31 @@ class EvaluationPlan:
     def _micros(self) -> int:
         return -(-self.samples // self.micro_batch)
 
+    @cached_property
+    def _by_length(self) -> np.ndarray:
+        return np.argsort(-self.lengths, kind="stable")
+
     def step(self, step: int, rank: int, ranks: int) -> Step:
         """Choose what data rank `rank` of `ranks` evaluates in a turn."""
-        ids = np.arange(self.samples) if self.lengths is None else np.argsort(-self.lengths, kind="stable")
         index = rank * self.steps(ranks) + step
-        edges = [0, *even_cuts(self.samples, self._micros), self.samples]
         idle = index >= self._micros
-        own = ids[-1:] if idle else ids[edges[index] : edges[index + 1]]
+        if idle:
+            start, end = self.samples - 1, self.samples
+        else:
+            start, end = (even_start(self.samples, self._micros, piece) for piece in (index, index + 1))
+        own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
         turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else float(len(own)), idle)
         return Step(step, [turn], turn.weight)
 
 
-def even_cuts(rows: int, pieces: int) -> np.ndarray:
-    """Cut rows into pieces of nearly equal size, larger ones first; returns where each but the first begins."""
-    sizes = rows // pieces + (np.arange(pieces) < rows % pieces)
-    return np.cumsum(sizes)[:-1]
+def even_start(rows: int, pieces: int, piece: int) -> int:
+    """Tell where a piece begins when rows are cut into pieces of nearly equal size, larger ones first."""
+    return piece * (rows // pieces) + min(piece, rows % pieces)
+
+
+def even_cuts(rows: int, pieces: int) -> list[int]:
+    """Tell where each piece but the first begins when rows are cut into pieces of nearly equal size."""
+    return [even_start(rows, pieces, piece) for piece in range(1, pieces)]
 
 
 def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The commit protocol: a checkpoint folder that is present is whole, and the last good one is never given up first."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -51,13 +52,18 @@ class Checkpoints:
         Returns:
             What went wrong, one line for each failing rank; nothing is committed then.
         """
+        if ranks.from_main(lambda: self._is_good(step)):
+            return []
         target = self.path(step)
         draft = target.with_name(target.name + ".tmp")
         problem, sums = None, {}
         try:
             ranks.from_main(lambda: self._start(draft))
             write(str(draft / STATE))
-            sums = _checksums(draft, self._own_files(draft))
+            own = self._own_files(draft)
+            for file in own:
+                _flush(file)
+            sums = _checksums(draft, own)
         except Exception as error:
             problem = error
         problems = ranks.agree(problem)
@@ -72,7 +78,7 @@ class Checkpoints:
         if self.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
             if not problems:
-                self._prune()
+                self._prune(step)
         if isinstance(problem, UserError):
             raise problem
         return problems
@@ -103,6 +109,14 @@ class Checkpoints:
             )
         return None
 
+    def _is_good(self, step: int) -> bool:
+        """Tell whether a step already has a checkpoint that is whole."""
+        try:
+            self._verify(self.path(step), every_file=True)
+        except (OSError, ValueError):
+            return False
+        return True
+
     def _start(self, draft: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("step-*.tmp"):
@@ -123,15 +137,18 @@ class Checkpoints:
             _flush(draft / name)
         for folder in sorted({(draft / name).parent for name in sums}):
             _flush(folder)
-        if target.exists():  # the same step again, after a rewind that found it damaged
+        if target.exists():  # damaged, or it would not be written again
             shutil.rmtree(target)
         draft.rename(target)
         _flush(self.folder)
 
-    def _verify(self, folder: Path) -> None:
-        """Check this rank's share of a checkpoint's files against its manifest."""
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-        for name in sorted(files)[self.rank :: self.world_size]:
+    def _verify(self, folder: Path, every_file: bool = False) -> None:
+        """Check this rank's share of a checkpoint's files against its manifest, or all of them."""
+        try:
+            files = json.loads((folder / MANIFEST).read_text())["files"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
+        for name in sorted(files) if every_file else sorted(files)[self.rank :: self.world_size]:
             path, expected = folder / name, files[name]
             if not path.is_file():
                 raise ValueError(f"{path} is missing")
@@ -140,15 +157,16 @@ class Checkpoints:
             if _checksum(path) != expected["xxh3"]:
                 raise ValueError(f"{path} does not have the contents that were written")
 
-    def _prune(self) -> None:
-        steps = self.steps()
+    def _prune(self, newest: int) -> None:
+        # What lies behind the newest was found damaged when this run went on from before it.
+        steps = [step for step in self.steps() if step <= newest]
         wanted = set(steps[-self.keep :])
         if self.best:
             scores = {step: self._score(step) for step in steps}
-            known = {step: score for step, score in scores.items() if score is not None}
+            known = {step: score for step, score in scores.items() if score is not None and math.isfinite(score)}
             if known:
                 wanted.add(max(known, key=lambda step: (known[step], step)))
-        for step in set(steps) - wanted:
+        for step in set(self.steps()) - wanted:
             # Renamed first: a folder with a checkpoint's name is never half deleted.
             gone = self.path(step).with_name(self.path(step).name + ".tmp")
             self.path(step).rename(gone)

@@ -1,6 +1,7 @@
 """Configuration: dataclasses with defaults, read from the command line and from YAML by one validator."""
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ class RunConfig:
     keep: int = 2
     """How many of the newest checkpoints to keep."""
     best: str = ""
-    """Also keep the checkpoint with the best value of this metric, for example eval/accuracy or -eval/loss (lower is
-    better)."""
+    """Also keep the checkpoint with the best value of this metric, for example eval/accuracy; lower is better with a
+    minus sign, as in --run.best=-eval/loss."""
     trackers: tuple[str, ...] = ("wandb",)
     """Experiment trackers beside metrics.jsonl, by their names in accelerate. Nothing after the flag: none."""
     resume: Literal["auto", "never", "must"] = "auto"
@@ -138,7 +139,7 @@ def _read_yaml(path: str) -> dict:
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"--config {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path} is not YAML: {error}") from None
     if not isinstance(loaded or {}, dict):
         raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
@@ -148,8 +149,11 @@ def _read_yaml(path: str) -> dict:
 def _flags(fields: dict) -> list[str]:
     words = []
     for name, value in flatten(fields).items():
-        words.append("--" + name.replace("_", "-"))
-        words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, list):
+            words += [flag, *(str(item) for item in value)]
+        elif value is not None:
+            words.append(f"{flag}={value}")  # a value of its own may begin with a minus sign
     return words
 
 
@@ -190,5 +194,5 @@ def check(config: RunConfig) -> None:
         value = getattr(config, name)
         if value < least:
             raise UserError(f"--run.{name.replace('_', '-')} {value}: must be at least {least}")
-    if not config.steps and not config.epochs > 0:
-        raise UserError(f"--run.epochs {config.epochs}: must be above 0, or give --run.steps")
+    if not config.steps and not 0 < config.epochs < math.inf:
+        raise UserError(f"--run.epochs {config.epochs}: must be a number above 0, or give --run.steps")

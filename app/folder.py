@@ -5,15 +5,25 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
 from app.config import HARMLESS, LENGTH, RunConfig, diff
 from app.errors import UserError
 
-_held: set[Path] = set()  # file locks do not keep two runs of one process apart
+_held: dict[Path, TextIO] = {}
+
+
+def _close_in_child() -> None:
+    """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
+    for lock in _held.values():
+        os.close(lock.fileno())
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunFolder:
@@ -21,9 +31,9 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.created = False
         self.info: dict[str, Any] = {}
-        self._lock = None
+        self._key: Path | None = None
+        self._made: list[Path] = []  # what this run made, and takes away again if it never begins
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         """Take the folder for this run, or refuse.
@@ -34,51 +44,59 @@ class RunFolder:
         Raises:
             UserError: it cannot be written, is in use, holds another run, or --run.resume does not allow it.
         """
-        self.created = not self.path.exists()
         try:
+            there = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock_folder()
-        except OSError as error:
-            raise UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written") from None
-        try:
-            if (self.path / "run.json").exists():
-                self.info = json.loads((self.path / "run.json").read_text())
+            self._made = [] if there else [self.path]
+            self._lock()
             notes = self._check(config, settings, has_checkpoint)
             self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        except OSError as error:
+            self.release(discard=True)
+            raise UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written") from None
         except BaseException:
-            self.release(discard=self.created)
+            self.release(discard=True)
             raise
         return notes
 
-    def _lock_folder(self) -> None:
-        if self.path.resolve() in _held:
-            raise UserError(
-                f"{self.path} is in use by another run of this process: end that one, or give another --run.dir"
-            )
+    def _lock(self) -> None:
+        key = self.path.resolve()
+        if key in _held:
+            raise self._in_use("another run of this process")
+        if not (self.path / "lock").exists():
+            self._made.append(self.path / "lock")
+        # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
         lock = open(self.path / "lock", "a+")  # noqa: SIM115 - held until the run ends
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = os.fstat(lock.fileno()).st_ino != (self.path / "lock").stat().st_ino  # by one who made it anew
+        except (BlockingIOError, FileNotFoundError):
+            taken = True
+        if taken:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
             lock.close()
-            raise UserError(
-                f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir"
-            ) from None
+            self._made = []
+            raise self._in_use(holder)
+        self._key = key
+        _held[key] = lock
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         lock.flush()
-        self._lock = lock
-        _held.add(self.path.resolve())
+
+    def _in_use(self, holder: str) -> UserError:
+        return UserError(f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir")
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
+        if (self.path / "run.json").exists():
+            self.info = self._read("run.json", json.loads)
         if settings.resume == "must" and not has_checkpoint:
             raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
         if settings.resume == "never" and has_checkpoint:
             raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
         if not has_checkpoint or not (self.path / "config.yaml").exists():
             return []
-        before = yaml.safe_load((self.path / "config.yaml").read_text())
+        before = self._read("config.yaml", yaml.safe_load)
         changed = {name: pair for name, pair in diff(before, config).items() if name not in HARMLESS}
         refused = {name: pair for name, pair in changed.items() if name not in LENGTH}
         if refused:
@@ -97,24 +115,37 @@ class RunFolder:
         self.info |= fields
         self._write("run.json", json.dumps(self.info, indent=1))
 
+    def _read(self, name: str, parse: Callable[[str], Any]) -> dict:
+        try:
+            fields = parse((self.path / name).read_text())
+        except (ValueError, yaml.YAMLError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise UserError(f"{self.path / name} is damaged: mend it, or give another --run.dir")
+        return fields
+
     def _write(self, name: str, text: str) -> None:
+        if not (self.path / name).exists():
+            self._made.append(self.path / name)
         draft = self.path / f"{name}.tmp"
-        draft.write_text(text)
-        draft.rename(self.path / name)
+        try:
+            draft.write_text(text)
+            draft.rename(self.path / name)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def release(self, discard: bool = False) -> None:
-        """Give the folder back; `discard` removes what `claim` made where the run never began."""
-        if self._lock is None:
-            return
-        if discard and self.created:
-            for name in ("config.yaml", "run.json"):
-                (self.path / name).unlink(missing_ok=True)
-        if discard and self.created:
-            (self.path / "lock").unlink(missing_ok=True)
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
-        else:
-            self._lock.truncate(0)
-        _held.discard(self.path.resolve())
-        self._lock.close()
-        self._lock = None
+        """Give the folder back; `discard` removes what was made for a run that never began."""
+        if discard:
+            for path in reversed(self._made):
+                if not path.is_dir():
+                    path.unlink(missing_ok=True)
+                elif not any(path.iterdir()):
+                    path.rmdir()
+        self._made = []
+        if self._key is not None:
+            lock = _held.pop(self._key)
+            lock.truncate(0)
+            lock.close()
+            self._key = None

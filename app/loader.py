@@ -1,6 +1,6 @@
 """Loading: each step's rows fetched, collated and copied to the device ahead of need."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from app.batches import BatchPlan, EvaluationPlan, Step, Turn
+from app.errors import UserError
 from app.seeding import sample_generator
 
 
@@ -18,9 +19,12 @@ class _Steps(Dataset):
         self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
         self.rank, self.ranks = rank, ranks
 
-    def __getitem__(self, index: int) -> Step:
+    def __getitem__(self, index: int) -> Step | UserError:
         step = self.plan.step(index, self.rank, self.ranks)
-        return step._replace(turns=[turn._replace(inputs=self._inputs(turn)) for turn in step.turns])
+        try:
+            return step._replace(turns=[turn._replace(inputs=self._inputs(turn)) for turn in step.turns])
+        except UserError as error:  # raised in a worker, torch would bury its message in a traceback
+            return error
 
     def _inputs(self, turn: Turn) -> Any:
         ids = turn.ids.tolist()
@@ -61,7 +65,14 @@ def load(
         generator=torch.Generator(),
         prefetch_factor=2 if workers else None,
     )
-    return _on_cuda(iter(loader), device) if device.type == "cuda" else (_to(step, device) for step in loader)
+    loaded = map(_or_raise, loader)
+    return _on_cuda(loaded, device) if device.type == "cuda" else (_to(step, device) for step in loaded)
+
+
+def _or_raise(step: Step | UserError) -> Step:
+    if isinstance(step, UserError):
+        raise step
+    return step
 
 
 def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
@@ -93,10 +104,11 @@ def _to(step: Step, device: torch.device) -> Step:
 def _map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, dict):
-        return {key: _map_tensors(change, item) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return type(value)({key: _map_tensors(change, item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)(_map_tensors(change, item) for item in value)
+        items = [_map_tensors(change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 

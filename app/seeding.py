@@ -8,7 +8,7 @@ import numpy as np
 
 def seed_of(*key: int) -> int:
     """Mix numbers into a seed of 63 bits; related keys give unrelated seeds."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr(tuple(map(int, key))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

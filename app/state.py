@@ -18,13 +18,21 @@ _IMPLEMENTATION = {"params", "fused", "foreach", "capturable", "differentiable"}
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
-def model_tensors(models: list[nn.Module]) -> dict[str, Tensor]:
-    """Collect parameters and persistent buffers by name: the tensors themselves, sharded ones as DTensor."""
-    tensors = {}
+def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Collect parameters and persistent buffers by name, sharded ones as DTensor; and what modules keep beside them."""
+    tensors, extras = {}, {}
     for index, model in enumerate(models):
         for name, value in get_model_state_dict(model).items():
-            tensors[f"models.{index}.{name}"] = value
-    return tensors
+            (tensors if isinstance(value, Tensor) else extras)[f"models.{index}.{name}"] = value
+    return tensors, extras
+
+
+def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
+    """Give modules back what their get_extra_state gave."""
+    for name, value in extras.items():
+        _, index, path = name.split(".", 2)
+        plain = extract_model_from_parallel(models[int(index)], keep_fp32_wrapper=True, keep_torch_compile=False)
+        plain.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
 
 
 def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
@@ -45,16 +53,16 @@ def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -
     A parameter that has had no gradient yet has no state, and gets none by being saved.
     """
     tensors: dict[str, Tensor] = {}
-    values: dict[str, Any] = {}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            name = f"{names[parameter]}.{key}"
-            if isinstance(value, Tensor):
-                tensors[f"optimizers.{index}.{name}"] = value
-            else:
-                values[name] = value
+    state: dict[str, Any] = {}
+    for parameter, values in optimizer.state.items():
+        if parameter not in names:
+            raise UserError(
+                f"optimizer {index} updates a parameter of shape {tuple(parameter.shape)} that no prepared model has: "
+                "it cannot be saved; make it part of a model that is given to prepare"
+            )
+        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", tensors)
     groups = [{k: v for k, v in group.items() if k not in _IMPLEMENTATION} for group in optimizer.param_groups]
-    return tensors, {"groups": groups, "values": values}
+    return tensors, {"groups": split_tensors(groups, f"optimizers.{index}.groups", tensors), "state": state}
 
 
 def optimizer_targets(
@@ -65,64 +73,68 @@ def optimizer_targets(
     Args:
         saved: shape and type of every tensor in the checkpoint, by name.
     """
+    prefix = f"optimizers.{index}."
+    by_name = {names[p]: p for group in optimizer.param_groups for p in group["params"] if p in names}
     targets = {}
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        prefix = f"optimizers.{index}.{names[parameter]}."
-        for name in (n for n in saved if n.startswith(prefix) and "." not in n.removeprefix(prefix)):
-            shape, dtype = saved[name]
-            if shape == parameter.shape:
-                targets[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            else:
-                targets[name] = torch.zeros(shape, dtype=dtype)
+    for name in (name for name in saved if name.startswith(prefix)):
+        shape, dtype = saved[name]
+        owner = name.removeprefix(prefix)
+        while owner and owner not in by_name:
+            owner = owner.rpartition(".")[0]
+        if owner and shape == by_name[owner].shape:
+            targets[name] = torch.zeros_like(by_name[owner], dtype=dtype, requires_grad=False)
+        else:
+            targets[name] = torch.zeros(shape, dtype=dtype)
     return targets
 
 
-def restore_optimizer(
-    index: int, optimizer: torch.optim.Optimizer, names: dict, tensors: dict[str, Tensor], plain: dict
-) -> None:
-    """Put loaded state in place; the kernels (fused, foreach) stay those of the machine at hand."""
-    state: dict[int, dict[str, Any]] = {}
-    groups = []
-    position = 0
-    for group, saved in zip(optimizer.param_groups, plain["groups"], strict=True):
-        members = []
+def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: dict[str, Tensor], plain: dict) -> None:
+    """Put loaded state in place; the kernels (fused, foreach) stay those of the machine at hand.
+
+    torch's own load_state_dict would cast state to the type of its parameter.
+    """
+    groups = join_tensors(plain["groups"], tensors)
+    if [set(g) for g in groups] != [set(g) - _IMPLEMENTATION for g in optimizer.param_groups]:
+        raise UserError(
+            f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}, "
+            "or they have other settings: build it as it was"
+        )
+    optimizer.state.clear()
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update(saved)
         for parameter in group["params"]:
-            prefix = f"{names[parameter]}."
-            found = _under(f"optimizers.{index}.{prefix}", tensors) | _under(prefix, plain["values"])
-            if found:
-                state[position] = found
-            members.append(position)
-            position += 1
-        groups.append({**group, **_as_before(group, saved), "params": members})
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+            if names[parameter] in plain["state"]:
+                state = join_tensors(plain["state"][names[parameter]], tensors)
+                moved = {k: _beside(parameter, k, v, group) if isinstance(v, Tensor) else v for k, v in state.items()}
+                optimizer.state[parameter] = moved
 
 
-def _under(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix) and "." not in k[len(prefix) :]
-    }
-
-
-def _as_before(group: dict, saved: dict) -> dict:
-    """Give values from JSON the types they had: it has no tuples."""
-    return {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()}
+def _beside(parameter: Tensor, key: str, value: Tensor, group: dict) -> Tensor:
+    """Put a tensor of state on its parameter's device; counts of steps stay on the CPU unless a kernel reads them."""
+    if key == "step" and not (group.get("fused") or group.get("capturable")):
+        return value
+    return value.to(parameter.device)
 
 
 def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Move the tensors inside nested dicts and lists to `tensors`, leaving their names in place."""
     if isinstance(value, Tensor):
+        while name in tensors:  # the keys "a.b" and "a", "b" make one name
+            name += "'"
         tensors[name] = value
         return {"tensor": name}
     if isinstance(value, dict):
+        for key in value:
+            if not (key is None or isinstance(key, bool | int | float | str)):
+                raise UserError(f"{name} has the key {key!r}: a checkpoint keeps keys that are numbers or text")
         return {"items": [[key, split_tensors(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [split_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UserError(
-        f"{name} holds a {type(value).__name__}: a checkpoint keeps tensors, numbers, text, lists and dicts"
-    )
+    kept = "tensors, numbers, text, lists and dicts"
+    raise UserError(f"{name} holds a {type(value).__name__}: a checkpoint keeps {kept}")
 
 
 def join_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -19,7 +19,7 @@ class MetricsFile:
         """Open `path`, dropping the lines of later steps and a line that was cut short."""
         kept = []
         if path.exists():
-            for line in path.read_text().splitlines():
+            for line in path.read_bytes().decode(errors="replace").splitlines():
                 try:
                     if json.loads(line)["step"] <= resumed_from:
                         kept.append(line)
@@ -69,7 +69,7 @@ class Trackers:
         options: dict[str, Any] = {}
         if name == "wandb":
             options = _wandb_options(self.folder, self.ids)
-        if name == "tensorboard" and resumed_from:
+        if name == "tensorboard":
             options = {"purge_step": resumed_from + 1}
         where = (str(self.folder / name),) if kind.requires_logging_directory else ()
         tracker = kind("" if name == "tensorboard" else project, *where, **options)

@@ -93,7 +93,8 @@ def build_model(config: Config, labels, tokenizer):
     }
     if config.model:
         with loading(config.model):
-            return AutoModelForSequenceClassification.from_pretrained(config.model, ignore_mismatched_sizes=True, **head)
+            load = AutoModelForSequenceClassification.from_pretrained
+            return load(config.model, ignore_mismatched_sizes=True, **head)
     size = config.scratch
     if size.width % size.heads:
         raise UserError(

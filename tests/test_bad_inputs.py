@@ -5,10 +5,10 @@ import socket
 import sys
 
 import pytest
-from laws.many import load
-from launching import PROFILES, ROOT, launch, launch_many, metrics, run
 
 from app import UserError, parse
+from launching import PROFILES, ROOT, launch, launch_many, metrics, run
+from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
 QUICK = ["--run.trackers", "--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64]

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from launching import PROFILES, ROOT, launch, launch_many, metrics, run, scores, steps
-from laws.many import load
 
 from app import parse
+from launching import PROFILES, ROOT, launch, launch_many, metrics, run, scores, steps
+from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1]

@@ -182,10 +182,7 @@ class Broken(Squares):
         return i * i
 
 
-WORKER = pytest.mark.xfail(strict=True, reason="torch puts the worker's traceback into the message")
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=WORKER)])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_users_keeps_its_words(workers):
     with pytest.raises(UserError) as error:
         items(workers=workers, data=Broken())
@@ -204,10 +201,9 @@ class Pair(NamedTuple):
     [
         lambda x: x,
         lambda x: {"a": [x, (x, None)], "b": 3},
-        pytest.param(lambda x: Pair(x, x), marks=pytest.mark.xfail(strict=True, reason="_map_tensors cannot build it")),
+        lambda x: Pair(x, x),
         pytest.param(
             lambda x: BatchEncoding({"input_ids": x}),
-            marks=pytest.mark.xfail(strict=True, reason="_map_tensors passes it by"),
         ),
     ],
     ids=["tensor", "nested", "namedtuple", "BatchEncoding"],

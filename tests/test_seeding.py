@@ -37,7 +37,6 @@ def test_bits_of_neighbouring_seeds_are_even(bit):
     assert abs(ones - 2000) < 4 * np.sqrt(1000)
 
 
-@pytest.mark.xfail(strict=True, reason="seed_of hashes the repr, which names numpy's types")
 def test_a_number_is_the_same_key_whatever_its_type():
     assert seed_of(1, np.int64(5)) == seed_of(1, 5)
 

@@ -4,6 +4,7 @@ import functools
 import json
 
 import pytest
+
 from launching import ROOT, launch
 
 SCRIPT = ROOT / "tests" / "laws" / "counting.py"

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+
 from launching import ROOT, launch_many, scores
 
 RECIPE = ROOT / "recipes" / "cls.py"

@@ -8,10 +8,10 @@ import json
 import shutil
 
 import pytest
-from launching import ROOT, launch_many, scores, steps
 from safetensors.torch import load_file
 
 from app.checkpoint import MANIFEST, RECORD, _checksum
+from launching import ROOT, launch_many, scores, steps
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1, "--run.trackers"]
