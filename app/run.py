@@ -157,7 +157,7 @@ class Run:
             moved = "" if record["layout"] == here else f" (saved on {layout.in_short(record['layout'])})"
             self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}")
         self._plan = plan
-        ids = self.folder.info.get("trackers", {})
+        ids = self.folder.info.get("trackers", {}) if found else {}
         self.records.start(plan, self.steps_done, self.config, self.fields, ids)
         if self.accelerator.is_main_process:
             progress = {"step": self.steps_done, "steps": plan.steps, "samples": plan.samples}
