@@ -161,9 +161,6 @@ def test_other_names_are_left_alone(tmp_path):
 LOSSES = [(f, d) for f in FILES for d in DAMAGE if not ("none" in f and d in ("truncated", "emptied", "zeroed"))]
 
 
-LOSSES = [(f, d) for f, d in LOSSES]
-
-
 @pytest.mark.parametrize(("file", "damage"), LOSSES)
 def test_the_newest_good_one_is_taken_and_damage_is_named(tmp_path, file, damage):
     to = checkpoints(tmp_path, keep=3)
@@ -272,6 +269,19 @@ def test_a_damaged_one_is_replaced_by_its_step_saved_again(tmp_path):
     assert newest(to)[0] == 1
     save(to, 2)
     assert newest(to) == (2, []) and to.steps() == [1, 2]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="_verify: KeyError for an entry without size or xxh3, which _is_good lets through"
+)
+@pytest.mark.parametrize("word", ["size", "xxh3", "files", "xxh3_128"])
+def test_no_damage_of_the_manifest_keeps_its_step_from_being_saved_again(tmp_path, word):
+    to = checkpoints(tmp_path)
+    save(to, 1, 2)
+    manifest = to.path(2) / MANIFEST
+    manifest.write_text(manifest.read_text().replace(word, word.replace("i", "h").replace("x", "y"), 1))
+    save(to, 2)
+    assert newest(to)[0] == 2
 
 
 def full(folder: str) -> None:

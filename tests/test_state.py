@@ -546,6 +546,17 @@ def test_an_optimizer_of_parameters_that_no_prepared_model_has_is_refused(tmp_pa
         sitting.save(tmp_path / "state")
 
 
+@pytest.mark.xfail(strict=True, reason="restore_optimizer: KeyError")
+def test_such_a_parameter_that_had_no_gradient_does_no_harm(tmp_path):
+    """There is nothing to save of it."""
+
+    def make(model):
+        return torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.1)
+
+    whole = Sitting(make_optimizer=make).train(range(2)).save(tmp_path / "state").train(range(2, 4))
+    assert_same_run(whole, Sitting(make_optimizer=make).load(tmp_path / "state").train(range(2, 4)))
+
+
 def test_state_that_a_module_keeps_beside_its_tensors_comes_back(tmp_path):
     """torch's get_extra_state, which modules with scales or counters use."""
 
