@@ -95,6 +95,9 @@ class Accelerator(accelerate.Accelerator):
                 fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                 if self.native_amp:
                     model.forward = self._in_mixed_precision(model.forward)
+        if self.distributed_type == DistributedType.DEEPSPEED:
+            # It wants a number where no loader is prepared; batches are ours, and nothing follows from it.
+            self.state.deepspeed_plugin.deepspeed_config.setdefault("train_micro_batch_size_per_gpu", 1)
         result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from app.accelerator import Accelerator
@@ -20,11 +21,16 @@ class Gradients:
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
         """Hold back synchronisation in every turn of a step but the last. The forward pass belongs inside."""
-        with ExitStack() as stack:
-            if not last:
-                for model in models:
-                    stack.enter_context(self.accelerator.no_sync(model))
-            yield
+        # DeepSpeed's engine updates the weights inside the backward pass that synchronises.
+        self.accelerator.sync_gradients = last
+        try:
+            with ExitStack() as stack:
+                if not last:
+                    for model in models:
+                        stack.enter_context(self.accelerator.no_sync(model))
+                yield
+        finally:
+            self.accelerator.sync_gradients = True
 
     def backward(self, loss: Tensor, share: float) -> None:
         """Add the gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
@@ -33,6 +39,8 @@ class Gradients:
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # it clips by its own profile
+            return torch.tensor(float(self.accelerator.clip_grad_norm_(None, largest) or 0.0))
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # accelerate's public clip_grad_norm_ wants all parameters of one model in their order; this takes any.

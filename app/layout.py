@@ -8,6 +8,7 @@ from accelerate.utils import DistributedType
 
 from app.accelerator import Accelerator
 from app.batches import BatchPlan
+from app.errors import UserError
 
 
 def layout(accelerator: Accelerator) -> dict:
@@ -53,6 +54,21 @@ def device(accelerator: Accelerator) -> str:
     return (
         torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
     )
+
+
+def is_bound(where: dict) -> bool:
+    """Tell whether checkpoints of a layout are read by that layout alone."""
+    return where["wrapping"].startswith("DeepSpeed")
+
+
+def check_bound(saved: dict, here: dict) -> None:
+    """Refuse a checkpoint that is bound to another layout than this one."""
+    same = all(saved[name] == here[name] for name in ("wrapping", "processes"))
+    if (is_bound(saved) or is_bound(here)) and not same:
+        raise UserError(
+            f"the checkpoint was saved on {in_short(saved)}, this is {in_short(here)}: DeepSpeed's checkpoints are "
+            "bound to their layout; go on under the profile that it was saved with"
+        )
 
 
 def in_short(where: dict) -> str:

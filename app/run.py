@@ -149,9 +149,12 @@ class Run:
     def _begin(self, plan: BatchPlan) -> None:
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
+        if layout.is_bound(here):
+            self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
         found = self.checkpoints.newest(self.warn)
         if found:
             path, record = found
+            layout.check_bound(record["layout"], here)
             self.accelerator.load_state(str(path))
             self.steps_done, self.scores = record["step"], record["metrics"]
             moved = "" if record["layout"] == here else f" (saved on {layout.in_short(record['layout'])})"

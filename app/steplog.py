@@ -72,8 +72,8 @@ class StepLog:
         ]
         where = [line for lines in ranks.gather(own) for line in lines] or ["every micro-batch's own loss is finite"]
         return UserError(
-            f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)}); the weights were not updated "
-            "with it. Look at those samples or lower --optim.lr; the same command goes on from the last checkpoint"
+            f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)}); nothing of it was saved. Look "
+            "at those samples or lower --optim.lr; the same command goes on from the last checkpoint"
         )
 
 

@@ -274,12 +274,12 @@ def test_a_damaged_one_is_replaced_by_its_step_saved_again(tmp_path):
 @pytest.mark.xfail(
     strict=True, reason="_verify: KeyError for an entry without size or xxh3, which _is_good lets through"
 )
-@pytest.mark.parametrize("word", ["size", "xxh3", "files", "xxh3_128"])
+@pytest.mark.parametrize("word", ["size", "xxh3"])
 def test_no_damage_of_the_manifest_keeps_its_step_from_being_saved_again(tmp_path, word):
     to = checkpoints(tmp_path)
     save(to, 1, 2)
     manifest = to.path(2) / MANIFEST
-    manifest.write_text(manifest.read_text().replace(word, word.replace("i", "h").replace("x", "y"), 1))
+    manifest.write_text(manifest.read_text().replace(f'"{word}"', '"other"', 1))
     save(to, 2)
     assert newest(to)[0] == 2
 

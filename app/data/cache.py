@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import sys
 from pathlib import Path
 
 from app.errors import UserError
@@ -30,10 +31,11 @@ def fingerprint(*parts: object) -> str:
 
 @contextlib.contextmanager
 def using_cache():
-    """Let the main process alone show progress bars, and explain a cache that cannot be written."""
+    """Show progress bars on the main process's terminal alone, and explain a cache that cannot be written."""
     import datasets
 
-    silence = not is_main_process() and not datasets.utils.are_progress_bars_disabled()
+    shown = is_main_process() and sys.stderr.isatty()
+    silence = not shown and not datasets.utils.are_progress_bars_disabled()
     if silence:
         datasets.disable_progress_bars()
     try:
