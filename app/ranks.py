@@ -1,6 +1,7 @@
 """Agreement between ranks: what one does for all, and how its failure becomes everybody's."""
 
 import atexit
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ def leave(clean: bool) -> None:
 
 def _end() -> None:
     if _clean and dist.is_initialized():
+        # Models and meshes in reference cycles hold on to process groups, whose threads must not outlive the interpreter.
+        gc.collect()
         dist.destroy_process_group()
 
 
