@@ -42,7 +42,7 @@ def leave(clean: bool) -> None:
 
 def _end() -> None:
     if _clean and dist.is_initialized():
-        # Models and meshes in reference cycles hold on to process groups, whose threads must not outlive the interpreter.
+        # Models in reference cycles hold on to process groups, whose threads should not outlive the interpreter.
         gc.collect()
         dist.destroy_process_group()
 
