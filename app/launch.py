@@ -1,5 +1,7 @@
 """What a process knows of its launcher, before any Accelerator exists."""
 
+import atexit
+import logging
 import os
 import sys
 
@@ -47,11 +49,30 @@ def launcher_profile():
     return load_config_from_file(path) if os.path.isfile(path) else None
 
 
+# Set where all has gone well and nothing but the interpreter's own end is left to do.
+leave_at_once = False
+
+
+def _leave() -> None:
+    """Skip the end of the interpreter: gloo's threads (torch 2.13) now and then abort in it, and the launcher fails.
+
+    A status that the program gives to sys.exit after its run is lost with it.
+    """
+    if leave_at_once:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def report_user_errors() -> None:
     """Make a UserError that nobody catches end this process with its message alone and status 2; Ctrl-C with 130."""
     previous = sys.excepthook
+    atexit.register(_leave)  # before torch and the others register theirs, so it comes last
 
     def hook(kind, error, traceback):
+        global leave_at_once
+        leave_at_once = False
         if issubclass(kind, KeyboardInterrupt):
             raise SystemExit(130)
         if not isinstance(error, UserError):

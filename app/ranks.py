@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from app import launch
 from app.errors import UserError
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ def leave(clean: bool) -> None:
     if _clean is None:
         atexit.register(_end)
     _clean = clean
+    launch.leave_at_once = clean and not alone() and dist.get_backend() == "gloo"
 
 
 def _end() -> None:

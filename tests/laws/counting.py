@@ -14,6 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from app import OptimConfig, Run, RunConfig
+from app.launch import report_user_errors
 
 COLLECTIVE = ("c10d::", "_c10d_functional::")
 NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait", "_c10d_functional::_wrap")
@@ -97,4 +98,5 @@ def count_reads() -> Counter:
 
 
 if __name__ == "__main__":
+    report_user_errors()
     main(sys.argv[1], float(sys.argv[2]))

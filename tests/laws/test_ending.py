@@ -1,0 +1,22 @@
+"""How a program ends: with status 0 where all went well, whatever gloo's threads do, and not where it did not."""
+
+from launching import ROOT, launch
+
+SCRIPT = ROOT / "tests" / "laws" / "ending.py"
+
+
+def test_processes_leave_at_once_when_all_is_done(tmp_path):
+    """torch 2.13's gloo threads can abort the interpreter's end, so it is skipped, with all output written."""
+    result = launch("ddp_cpu", 2, SCRIPT, tmp_path / "run", "well")
+    assert result.status == 0, result.output[-3000:]
+    assert result.output.count("done") == 2 and "the interpreter ended" not in result.output
+
+
+def test_an_error_after_the_run_is_seen(tmp_path):
+    result = launch("ddp_cpu", 2, SCRIPT, tmp_path / "run", "badly")
+    assert result.status != 0 and "RuntimeError: after the run" in result.output
+
+
+def test_one_process_ends_as_python_does(tmp_path):
+    result = launch("cpu", 1, SCRIPT, tmp_path / "run", "well")
+    assert result.status == 0 and "the interpreter ended" in result.output
