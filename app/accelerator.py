@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ParallelismConfig
 from torch import nn
 
 from app import fsdp, ranks, state
@@ -21,6 +21,7 @@ from app.errors import UserError
 from app.launch import cores_per_process, launcher_profile, local_world_size
 
 OBJECTS = "objects.json"
+_MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 class Accelerator(accelerate.Accelerator):
@@ -40,6 +41,8 @@ class Accelerator(accelerate.Accelerator):
         on_cpu = _on_cpu()
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
+        meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
@@ -48,6 +51,11 @@ class Accelerator(accelerate.Accelerator):
                 # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
                 self.state.distributed_type = DistributedType.FSDP
                 PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        if meshed:
+            os.environ[_MESHED] = "true"
+            self.state.parallelism_config = ParallelismConfig()
+            self.state.device_mesh = self.parallelism_config.get_device_mesh(self.device.type)
+            self.parallelism_config._validate_accelerator(self)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or cores_per_process())
             if self.mixed_precision == "fp16":

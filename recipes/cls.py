@@ -43,7 +43,7 @@ class Config:
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-3, warmup=0.1))
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=5, best="eval/accuracy"))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, best="eval/accuracy"))
 
 
 def load_data(config: Config):

@@ -371,6 +371,8 @@ def test_killed_at_any_moment_a_save_leaves_a_whole_checkpoint(tmp_path, before)
         assert status in (0, -signal.SIGKILL)
         killed = status != 0
         steps.append(newest(to)[0])
+        whole = [step for step in to.steps() if step != 4 or before == "good"]
+        assert all((to.path(step) / file).is_file() for step in whole for file in FILES)
         save(to, 5)
         assert newest(to) == (5, []) and names(to) == ["step-00000003", "step-00000005"]
         number += 1

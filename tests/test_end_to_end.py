@@ -115,6 +115,22 @@ def test_bf16_by_the_profile(rows, tmp_path, profile):
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
 
 
+def test_hybrid_sharding_by_the_profile(rows, tmp_path):
+    """Two groups of two on CPU ranks: the steps of one process, which also goes on where the groups stopped."""
+    text = (PROFILES / "hsdp.yaml").read_text().replace("num_processes: 8", "num_processes: 4\nuse_cpu: true")
+    text = text.replace("shard_size: 4", "shard_size: 2").replace("mixed_precision: bf16", "mixed_precision: 'no'")
+    (tmp_path / "hsdp.yaml").write_text(text)
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", tmp_path / "hsdp.yaml"]
+    stop = ["--run.stop-at", 2]
+    result = run([*head, "--main_process_port", 0, RECIPE, *flags_of(rows, tmp_path / "run"), *stop])
+    assert result.status == 0 and "4 data ranks x 1 accumulation x 16, HSDP" in result.output, result.output[-3000:]
+    recipe = load(RECIPE)
+    for name in ("run", "one"):
+        recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / name)]))
+    pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "one"), strict=True))
+    assert all(a["ids"] == b["ids"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5) for a, b in pairs)
+
+
 @pytest.mark.parametrize(
     "rows_of, more, names",
     [
