@@ -612,8 +612,12 @@ def test_another_text_tokenizer_or_length_is_another_key(tokenizer):
 
 
 def test_only_the_main_process_shows_progress(tokenizer, monkeypatch, capfd):
+    """And only on a terminal: in a log a bar is a mess."""
     datasets.enable_progress_bars()
     try:
+        tokenize(table(text=["in", "a", "log"]), ["text"], tokenizer, 64)
+        assert capfd.readouterr().err == ""
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         monkeypatch.setenv("RANK", "1")
         tokenize(table(text=["on", "rank", "one"]), ["text"], tokenizer, 64)
         assert capfd.readouterr().err == ""
