@@ -28,6 +28,18 @@ LLAMA = {**BERT, "num_key_value_heads": 2, "tie_word_embeddings": True}
 DISTIL = {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 16}
 GPT2 = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
 T5 = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+
+
+class Outdated(nn.Module):
+    """A model whose own list names a class that it does not have."""
+
+    _no_split_modules = ["Gone"]
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+
 MODELS = {
     "bert": (lambda: BertForSequenceClassification(BertConfig(**BERT)), "BertLayer"),
     "bert, tied": (lambda: BertForMaskedLM(BertConfig(**BERT)), "BertLayer"),
@@ -36,6 +48,7 @@ MODELS = {
     "llama, tied": (lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), "LlamaDecoderLayer"),
     "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), "GPT2Block"),
     "t5": (lambda: T5ForConditionalGeneration(T5Config(**T5)), "T5Block"),
+    "outdated": (Outdated, "Linear"),
     "torch's own": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 3, enable_nested_tensor=False),
         "TransformerEncoderLayer",
