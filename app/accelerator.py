@@ -15,7 +15,7 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ParallelismConfig
 from torch import nn
 
-from app import fsdp, ranks, state
+from app import fsdp, ranks, state, zero
 from app.batches import Turn
 from app.errors import UserError
 from app.launch import cores_per_process, launcher_profile, local_world_size
@@ -39,6 +39,7 @@ class Accelerator(accelerate.Accelerator):
             threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
         """
         on_cpu = _on_cpu()
+        zero.check(on_cpu)
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
@@ -103,9 +104,6 @@ class Accelerator(accelerate.Accelerator):
                 fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                 if self.native_amp:
                     model.forward = self._in_mixed_precision(model.forward)
-        if self.distributed_type == DistributedType.DEEPSPEED:
-            # It wants a number where no loader is prepared; batches are ours, and nothing follows from it.
-            self.state.deepspeed_plugin.deepspeed_config.setdefault("train_micro_batch_size_per_gpu", 1)
         result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost

@@ -96,7 +96,7 @@ class Checkpoints:
             problem = None
             try:
                 self._verify(folder)
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError) as error:
                 problem = UserError(str(error))
             problems = ranks.agree(problem)
             if not problems:
@@ -146,15 +146,16 @@ class Checkpoints:
         """Check this rank's share of a checkpoint's files against its manifest, or all of them."""
         try:
             files = json.loads((folder / MANIFEST).read_text())["files"]
-        except (ValueError, KeyError, TypeError):
+            files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
         for name in sorted(files) if every_file else sorted(files)[self.rank :: self.world_size]:
-            path, expected = folder / name, files[name]
+            path, (size, checksum) = folder / name, files[name]
             if not path.is_file():
                 raise ValueError(f"{path} is missing")
-            if path.stat().st_size != expected["size"]:
-                raise ValueError(f"{path} has {path.stat().st_size} bytes of {expected['size']}")
-            if _checksum(path) != expected["xxh3"]:
+            if path.stat().st_size != size:
+                raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
+            if _checksum(path) != checksum:
                 raise ValueError(f"{path} does not have the contents that were written")
 
     def _prune(self, newest: int) -> None:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import extract_model_from_parallel
+from accelerate.utils import DistributedType, extract_model_from_parallel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -17,7 +17,10 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
     Args:
         parts: tokenizer, processor and the like, anything with `save_pretrained`.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        weights = accelerator.get_state_dict(model)
+    else:
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if not accelerator.is_main_process:
         return
     plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from app import zero
 from app.accelerator import Accelerator
 from app.batches import Step, Turn
 from app.seeding import seed_all
@@ -17,6 +19,12 @@ class Gradients:
 
     def __init__(self, accelerator: Accelerator, seed: int):
         self.accelerator, self.seed = accelerator, seed
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
+        """Place a model and its optimizer, whose gradients will be clipped to norm `clip` (0: not)."""
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            zero.settle(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator._models))
+        return self.accelerator.prepare(model, optimizer)
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -39,7 +47,7 @@ class Gradients:
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # it clips by its own profile
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # it has clipped, in the backward pass
             return torch.tensor(float(self.accelerator.clip_grad_norm_(None, largest) or 0.0))
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,6 +1,7 @@
 """Loading: each step's rows fetched, collated and copied to the device ahead of need."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,10 @@ def _to(step: Step, device: torch.device) -> Step:
 def _map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, MutableMapping):
+        changed = copy.copy(value)  # of a type whose constructor may want more than its items
+        changed.update({key: _map_tensors(change, item) for key, item in value.items()})
+        return changed
     if isinstance(value, Mapping):
         return type(value)({key: _map_tensors(change, item) for key, item in value.items()})
     if isinstance(value, list | tuple):

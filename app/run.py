@@ -115,7 +115,7 @@ class Run:
             check_optim(settings)
             model.to(self.accelerator.device)
             optim = build_optimizer(model, settings)
-        model, optimizer = self.accelerator.prepare(model, optim)
+        model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self._optimizers.append((optimizer, settings))
         return model, optimizer
 

@@ -103,7 +103,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: di
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.update(saved)
         for parameter in group["params"]:
-            if names[parameter] in plain["state"]:
+            if names.get(parameter) in plain["state"]:  # one that no model has was saved only if it had no state
                 state = join_tensors(plain["state"][names[parameter]], tensors)
                 moved = {k: _beside(parameter, k, v, group) if isinstance(v, Tensor) else v for k, v in state.items()}
                 optimizer.state[parameter] = moved

@@ -273,9 +273,6 @@ def test_a_damaged_one_is_replaced_by_its_step_saved_again(tmp_path):
     assert newest(to) == (2, []) and to.steps() == [1, 2]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_verify: KeyError for an entry without size or xxh3, which _is_good lets through"
-)
 @pytest.mark.parametrize("word", ["size", "xxh3"])
 def test_no_damage_of_the_manifest_keeps_its_step_from_being_saved_again(tmp_path, word):
     to = checkpoints(tmp_path)

@@ -197,9 +197,6 @@ class Pair(NamedTuple):
     y: torch.Tensor
 
 
-DEFAULTS = pytest.mark.xfail(strict=True, reason="_map_tensors builds it from a dict")
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -208,7 +205,7 @@ DEFAULTS = pytest.mark.xfail(strict=True, reason="_map_tensors builds it from a 
         lambda x: Pair(x, x),
         lambda x: BatchEncoding({"input_ids": x}),
         lambda x: OrderedDict(a=x),
-        pytest.param(lambda x: defaultdict(list, a=x), marks=DEFAULTS),
+        lambda x: defaultdict(list, a=x),
     ],
     ids=["tensor", "nested", "namedtuple", "BatchEncoding", "OrderedDict", "defaultdict"],
 )

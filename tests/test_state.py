@@ -546,7 +546,6 @@ def test_an_optimizer_of_parameters_that_no_prepared_model_has_is_refused(tmp_pa
         sitting.save(tmp_path / "state")
 
 
-@pytest.mark.xfail(strict=True, reason="restore_optimizer: KeyError")
 def test_such_a_parameter_that_had_no_gradient_does_no_harm(tmp_path):
     """There is nothing to save of it."""
 
