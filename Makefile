@@ -12,7 +12,7 @@ train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
 test: $(READY)  ## every test, real launches included
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
