@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: train test lint setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
-	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/cls.py
+	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
 test: $(READY)  ## every test, real launches included
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -198,7 +198,7 @@ class Accelerator(accelerate.Accelerator):
 def _on_cpu() -> bool:
     """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
     profile = launcher_profile()
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.use_cpu):
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     wanted = local_world_size()
@@ -207,10 +207,11 @@ def _on_cpu() -> bool:
             f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
             f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
         )
-    if not here and profile and profile.distributed_type != DistributedType.NO:
+    # A saved default of one process says no more than that nobody ruled a GPU out.
+    if not here and profile and (profile.named or profile.settings.distributed_type != DistributedType.NO):
         raise UserError(
-            f"the profile starts {wanted} GPU processes, and this machine has no GPU: use a profile for CPU such as "
-            "accelerate_configs/ddp_cpu.yaml or fsdp_cpu.yaml"
+            f"the profile wants a GPU for each of {wanted} processes here, and this machine has no GPU: use a profile "
+            "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
 

@@ -3,6 +3,7 @@
 Everything here is a pure function of the step; nothing remembers where it was.
 """
 
+import hashlib
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,6 +97,13 @@ class BatchPlan:
                 + (smaller if batch >= ranks else f"use --run.global-batch {ranks} or more")
             )
         return -(-self.micros_per_step // ranks)
+
+    def fingerprint(self) -> str:
+        """Digest what the plan knows of the data, on which all its steps depend."""
+        digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
+        for known in (self.lengths, self.weights):
+            digest.update(b"|" if known is None else np.asarray(known, dtype="<f8").tobytes())
+        return digest.hexdigest()
 
     def seen(self, step: int) -> int:
         """Count the samples used before step `step` (counted from 0)."""

@@ -30,6 +30,7 @@ class Checkpoints:
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self.keep, self.best = keep, best
+        self.top: float | None = None  # the best value so far; higher is better
 
     def steps(self) -> list[int]:
         """List the steps that have a committed checkpoint, oldest first."""
@@ -42,11 +43,16 @@ class Checkpoints:
         """Name the folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
+    def improves(self, metrics: dict[str, float]) -> bool:
+        """Tell whether these are better than those of any checkpoint so far."""
+        value = self._value(metrics)
+        return value is not None and (self.top is None or value > self.top)
+
     def save(self, step: int, record: dict[str, Any], write: Callable[[str], Any]) -> list[str]:
         """Write, verify, commit, and only then delete what is no longer wanted. Every rank takes part.
 
         Args:
-            record: what to keep beside the state; its "metrics" choose the best checkpoint.
+            record: what to keep beside the state; its "metrics", measured at this step, choose the best checkpoint.
             write: writes the state into the folder that it is given; collective.
 
         Returns:
@@ -54,6 +60,7 @@ class Checkpoints:
         """
         if ranks.from_main(lambda: self._is_good(step)):
             return []
+        top = self._value(record["metrics"]) if self.improves(record["metrics"]) else self.top
         target = self.path(step)
         draft = target.with_name(target.name + ".tmp")
         problem, sums = None, {}
@@ -71,7 +78,7 @@ class Checkpoints:
             sums = {name: entry for part in ranks.gather(sums) for name, entry in part.items()}
             try:
                 if self.rank == 0:
-                    self._commit(draft, target, {**record, "step": step}, sums)
+                    self._commit(draft, target, {**record, "step": step, "best": {self.best: top}}, sums)
             except OSError as error:
                 problem = error
             problems = ranks.agree(problem)
@@ -79,6 +86,8 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
             if not problems:
                 self._prune(step)
+        if not problems:
+            self.top = top
         if isinstance(problem, UserError):
             raise problem
         return problems
@@ -100,7 +109,9 @@ class Checkpoints:
                 problem = UserError(str(error))
             problems = ranks.agree(problem)
             if not problems:
-                return folder / STATE, json.loads((folder / RECORD).read_text())
+                record = json.loads((folder / RECORD).read_text())
+                self.top = record["best"].get(self.best)
+                return folder / STATE, record
             bad.append(problems[0])
             warn(f"warning: checkpoint {folder.name} is damaged and left out: {problems[0]}")
         if bad:
@@ -164,7 +175,7 @@ class Checkpoints:
         wanted = set(steps[-self.keep :])
         if self.best:
             scores = {step: self._score(step) for step in steps}
-            known = {step: score for step, score in scores.items() if score is not None and math.isfinite(score)}
+            known = {step: score for step, score in scores.items() if score is not None}
             if known:
                 wanted.add(max(known, key=lambda step: (known[step], step)))
         for step in set(self.steps()) - wanted:
@@ -175,10 +186,16 @@ class Checkpoints:
 
     def _score(self, step: int) -> float | None:
         try:
-            value = json.loads((self.path(step) / RECORD).read_text())["metrics"].get(self.best.lstrip("-"))
+            return self._value(json.loads((self.path(step) / RECORD).read_text())["metrics"])
         except (OSError, ValueError, KeyError):
             return None
-        return None if value is None else (-value if self.best.startswith("-") else value)
+
+    def _value(self, metrics: dict[str, float]) -> float | None:
+        """Return the metric that decides, so that higher is better; None where it is not among these, or not finite."""
+        value = metrics.get(self.best.removeprefix("-"))
+        if value is None or not math.isfinite(value):
+            return None
+        return -value if self.best.startswith("-") else value
 
 
 def _checksum(path: Path) -> str:

@@ -112,10 +112,17 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
     words = list(sys.argv[1:] if args is None else args)
     return tyro.cli(
         config_class,
+        description=_description(config_class),
         args=_expand_file(words),
         console_outputs=is_main_process(),
         config=(tyro.conf.FlagConversionOff,),
     )
+
+
+def _description(config_class: type) -> str:
+    """Take the help's first lines from the recipe's own docstring, and name the flag that tyro does not know."""
+    recipe = sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or ""
+    return recipe.strip() + "\n\n--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
 
 
 def _expand_file(words: list[str]) -> list[str]:
@@ -123,7 +130,9 @@ def _expand_file(words: list[str]) -> list[str]:
     flags, rest, position = [], [], 0
     while position < len(words):
         word = words[position]
-        if word == "--config" and position + 1 < len(words):
+        if word == "--config":
+            if position + 1 == len(words):
+                raise UserError("--config: give the file after it, for example --config runs/cls/config.yaml")
             position += 1
             flags += _flags(_read_yaml(words[position]))
         elif word.startswith("--config="):
@@ -177,6 +186,13 @@ def to_dict(config: Any) -> dict:
         return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
     return plain(dataclasses.asdict(config))
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have, NaN and infinities, by None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def diff(before: dict, after: dict) -> dict[str, tuple[Any, Any]]:

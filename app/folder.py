@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from app.config import HARMLESS, LENGTH, RunConfig, diff
+from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
 
 _held: dict[Path, TextIO] = {}
@@ -32,6 +32,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.info: dict[str, Any] = {}
+        self._config: dict = {}
         self._key: Path | None = None
         self._made: list[Path] = []  # what this run made, and takes away again if it never begins
 
@@ -50,14 +51,17 @@ class RunFolder:
             self._made = [] if there else [self.path]
             self._lock()
             notes = self._check(config, settings, has_checkpoint)
-            self._write("config.yaml", yaml.safe_dump(config, sort_keys=False))
         except OSError as error:
             self.release(discard=True)
-            raise UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written") from None
+            raise self._cannot_write(error) from None
         except BaseException:
             self.release(discard=True)
             raise
+        self._config = config
         return notes
+
+    def _cannot_write(self, error: OSError) -> UserError:
+        return UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written")
 
     def _lock(self) -> None:
         key = self.path.resolve()
@@ -105,15 +109,29 @@ class RunFolder:
                 f"{self.path} holds a run with other settings:{lines}\n"
                 "give the settings of that run to go on with it, or another --run.dir to start one"
             )
+        by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
         return [
             f"{name} was {old}, is {new}: the learning rate follows the new length from here on"
             for name, (old, new) in changed.items()
+            if name == by
         ]
+
+    def begin(self, **fields: Any) -> None:
+        """Write down the settings that the folder was claimed with, and the first fields of run.json.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        try:
+            self._write("config.yaml", yaml.safe_dump(self._config, sort_keys=False))
+            self.update(**fields)
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
     def update(self, **fields: Any) -> None:
         """Change fields of run.json."""
         self.info |= fields
-        self._write("run.json", json.dumps(self.info, indent=1))
+        self._write("run.json", json.dumps(finite(self.info), indent=1))
 
     def _read(self, name: str, parse: Callable[[str], Any]) -> dict:
         try:

@@ -4,6 +4,7 @@ import atexit
 import logging
 import os
 import sys
+from typing import Any, NamedTuple
 
 from app.errors import UserError
 
@@ -24,7 +25,14 @@ def cores_per_process() -> int:
     return max(1, cores // local_world_size())
 
 
-def launcher_profile():
+class Profile(NamedTuple):
+    """A profile, and whether it was named on the command line; otherwise it is the user's saved default."""
+
+    settings: Any
+    named: bool
+
+
+def launcher_profile() -> Profile | None:
     """Read the profile that `accelerate launch` was given; None where there is none to find.
 
     accelerate 1.15 does not pass `use_cpu` on to processes started through torchrun, so a rank reads it from the
@@ -40,13 +48,13 @@ def launcher_profile():
     names = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "launch.py")
     if not any(os.path.basename(word) in names for word in command):
         return None
-    path = default_config_file
+    path, named = default_config_file, False
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word in ("--config_file", "--config-file"):
-            path = following
+            path, named = following, True
         elif word.startswith(("--config_file=", "--config-file=")):
-            path = word.partition("=")[2]
-    return load_config_from_file(path) if os.path.isfile(path) else None
+            path, named = word.partition("=")[2], True
+    return Profile(load_config_from_file(path), named) if os.path.isfile(path) else None
 
 
 # Set where all has gone well and nothing but the interpreter's own end is left to do.

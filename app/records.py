@@ -22,17 +22,19 @@ class Records:
         self.trackers: Trackers | None = None
         self.pending: list[dict[str, Any]] = []
 
-    def start(self, plan: BatchPlan, done: int, settings: RunConfig, config: dict, ids: dict[str, str]) -> None:
-        """Open files and trackers after step `done`.
+    def open(self, done: int, settings: RunConfig, config: dict, ids: dict[str, str]) -> None:
+        """Open the file and the trackers after step `done`, on the main process.
 
         Args:
             ids: the trackers' names for this run; new ones are added.
         """
+        self.file = MetricsFile(self.folder / "metrics.jsonl", done)
+        self.trackers = Trackers(settings.trackers, self.folder, ids, self.progress.warn)
+        self.trackers.start(config, done)
+
+    def start(self, plan: BatchPlan, done: int) -> None:
+        """Begin to count and to time after step `done`."""
         self.plan = plan
-        if self.speaks:
-            self.file = MetricsFile(self.folder / "metrics.jsonl", done)
-            self.trackers = Trackers(settings.trackers, self.folder, ids, self.progress.warn)
-            self.trackers.start(config, done)
         self.progress.start(done, plan.steps)
         self.began = self.clock = time.perf_counter()
         self.first = self.clock_step = done
@@ -68,14 +70,14 @@ class Records:
             self.file.write(done, values)
             self.trackers.log(done, values)
 
-    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str) -> None:
-        """Say how the run went, where the model lies, how to use it and how to go on."""
+    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str) -> None:
+        """Say how the run went, where the model lies, how to use it, and how to go on: with more of flag `longer`."""
         self.progress.close()
         taken = duration(time.perf_counter() - self.began)
         now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
         lines = {name: _short(value) for name, value in scores.items()}
         lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
-        lines["go on"] = "the same command with a larger --run.epochs; another --run.dir starts another run"
+        lines["go on"] = f"the same command with a larger {longer}; another --run.dir starts another run"
         self.progress.say(f"finished: {done} steps, {now}")
         for name, value in lines.items():
             self.progress.say(f"  {name:<15} {value}")

@@ -15,6 +15,7 @@ from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
 from app.config import OptimConfig, RunConfig, check, to_dict
+from app.due import Due
 from app.errors import UserError
 from app.export import save_model
 from app.folder import RunFolder
@@ -24,6 +25,7 @@ from app.metrics import Scores
 from app.optim import build_optimizer, learning_rate
 from app.optim import check as check_optim
 from app.records import Records
+from app.resume import record, resume
 from app.seeding import seed_all
 from app.steplog import StepLog, numbered
 
@@ -43,8 +45,10 @@ class Run:
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self.steps_done = 0
         self.scores: dict[str, float] = {}
+        self._measured: dict[str, float] = {}  # scores of this very step
         self._optimizers: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
         self._plan: BatchPlan | None = None
+        self._warned = False
 
     def __enter__(self) -> "Run":
         settings: RunConfig = self.config
@@ -82,9 +86,9 @@ class Run:
             if stopped:
                 saved = self.checkpoints.steps()
                 where = f"after step {saved[-1]}" if saved else "from the start"
-                self.say(
-                    f"stopped after step {self.steps_done} of {self._plan.steps}; the same command goes on {where}"
-                )
+                asked = error is None and self.steps_done == self.config.stop_at
+                again = "the same command without --run.stop-at" if asked else "the same command"
+                self.say(f"stopped after step {self.steps_done} of {self._plan.steps}; {again} goes on {where}")
         self.folder.release(discard=not begun)
 
     def say(self, text: str) -> None:
@@ -141,6 +145,7 @@ class Run:
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
+            self._measured = {}
             self._set_learning_rates()
             self._log = StepLog(self.accelerator, step)
             yield Batch(self.gradients, step)
@@ -151,21 +156,22 @@ class Run:
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        found = self.checkpoints.newest(self.warn)
-        if found:
-            path, record = found
-            layout.check_bound(record["layout"], here)
-            self.accelerator.load_state(str(path))
-            self.steps_done, self.scores = record["step"], record["metrics"]
-            moved = "" if record["layout"] == here else f" (saved on {layout.in_short(record['layout'])})"
+        saved = resume(self.checkpoints, self.accelerator, plan, self.dir, self.warn)
+        if saved:
+            self.steps_done, self.scores = saved["step"], saved["scores"]
+            moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
             self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}")
-        self._plan = plan
-        ids = self.folder.info.get("trackers", {}) if found else {}
-        self.records.start(plan, self.steps_done, self.config, self.fields, ids)
-        if self.accelerator.is_main_process:
-            progress = {"step": self.steps_done, "steps": plan.steps, "samples": plan.samples}
-            self.folder.update(recipe=self.name, status="running", **progress, layout=here, versions=layout.versions())
-            self.folder.update(trackers=ids, error=None)
+        ranks.from_main(lambda: self._open(plan, here, resumed=saved is not None))
+        self.records.start(plan, self.steps_done)
+        self._plan, self._due = plan, Due(self.config, plan)
+
+    def _open(self, plan: BatchPlan, here: dict, resumed: bool) -> None:
+        """Write down, on the main process, what this run is, and open where it logs to."""
+        ids = self.folder.info.get("trackers", {}) if resumed else {}
+        self.records.open(self.steps_done, self.config, self.fields, ids)
+        progress = {"step": self.steps_done, "steps": plan.steps, "samples": plan.samples}
+        about = {"recipe": self.name, "layout": here, "versions": layout.versions(), "trackers": ids}
+        self.folder.begin(status="running", error=None, **progress, **about)
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -179,18 +185,7 @@ class Run:
 
         The last step of the run is always due.
         """
-        if self.steps_done == self._plan.steps:
-            return True
-        return self.steps_done % every == 0 if every else self._plan.epoch_ends(self.steps_done - 1)
-
-    @property
-    def _saving(self) -> bool:
-        return self.due(self.config.save_every) or self.steps_done == self.config.stop_at
-
-    @property
-    def _measuring(self) -> bool:
-        # The first step is logged to show that it works, a saved one to save nothing that is not finite.
-        return self.steps_done == 1 or self.steps_done % self.config.log_every == 0 or self._saving
+        return self._due.at(self.steps_done, every)
 
     def _set_learning_rates(self) -> None:
         for optimizer, settings in self._optimizers:
@@ -212,7 +207,7 @@ class Run:
         """Clip, update, and clear the gradients."""
         settings = next(settings for known, settings in self._optimizers if known is optimizer)
         clip = settings.clip if settings else 0.0
-        if clip or self._measuring:
+        if clip or self._due.measures(self.steps_done):
             self._log.add_norm(self.gradients.clip(optimizer, clip))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -221,21 +216,28 @@ class Run:
         """Log scores with this step, beside its loss."""
         self.records.pending.append(values)
         self.scores |= values
+        self._measured |= values
 
     def _after_step(self) -> None:
-        if self._measuring:
+        measures = self._due.measures(self.steps_done)
+        if measures:
             rates = {f"lr{numbered(i)}": o.param_groups[0]["lr"] for i, (o, _) in enumerate(self._optimizers)}
             self.records.step(self.steps_done, {**self._log.collect(), **rates})
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
-        if self._saving:
+        if self._due.saves(self.steps_done) or (measures and self.checkpoints.improves(self._measured)):
             self.save()
+        best = self.config.best.removeprefix("-")
+        if best and self._measured and best not in self.scores and not self._warned:
+            self._warned = True
+            known = ", ".join(sorted(self.scores))
+            self.warn(f"warning: --run.best {best}: there is no such score, so none is kept for it; there are {known}")
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
         with self.records.time_aside():
-            record = {"metrics": self.scores, "layout": layout.layout(self.accelerator)}
-            problems = self.checkpoints.save(self.steps_done, record, self.accelerator.save_state)
+            about = record(self._plan, self.accelerator, self.scores, self._measured)
+            problems = self.checkpoints.save(self.steps_done, about, self.accelerator.save_state)
         if problems:
             kept = self.checkpoints.steps()
             self.warn(
@@ -283,7 +285,8 @@ class Run:
         """
         if self.steps_done == self._plan.steps:
             save_model(self.accelerator, model, self.dir / "model", *parts)
-            self.records.summary(self.steps_done, self.scores, self.dir / "model", use)
+            longer = "--run.steps" if self.config.steps else "--run.epochs"
+            self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores
 
 

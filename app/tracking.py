@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.config import flatten
+from app.config import finite, flatten
 
 
 class MetricsFile:
@@ -32,7 +32,7 @@ class MetricsFile:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one line."""
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.file.write(json.dumps(finite({"step": step, **values})) + "\n")
         self.file.flush()
 
 
@@ -117,9 +117,11 @@ def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
 
 def _logged_in() -> bool:
     """Tell whether wandb has a key for its server, without asking anybody."""
+    import wandb
+
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):

@@ -105,12 +105,13 @@ def test_every_rank_fails_with_one_message(rows, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_more_gpus_than_there_are(rows, tmp_path):
+@pytest.mark.parametrize(("profile", "processes"), [("gpu", 1), ("ddp", 2)])
+def test_more_gpus_than_there_are(rows, tmp_path, profile, processes):
     import torch
 
     if torch.accelerator.is_available():
         pytest.skip("this machine has a GPU")
-    result = launch("ddp", 2, RECIPE, *QUICK, "--data.path", rows(101), "--run.dir", tmp_path / "run")
+    result = launch(profile, processes, RECIPE, *QUICK, "--data.path", rows(101), "--run.dir", tmp_path / "run")
     assert result.status != 0
     assert len(errors(result.output)) == 1 and "this machine has no GPU" in errors(result.output)[0]
 

@@ -1,6 +1,7 @@
 """app.folder: one run holds a folder at a time, a run goes on with its own settings only, and files are never half."""
 
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -30,10 +31,14 @@ def claim(path: Path, has_checkpoint: bool = False, optim=None, **fields) -> tup
     return folder, notes
 
 
-def began(path: Path, **fields) -> Path:
+def began(path: Path, *args, **fields) -> Path:
     """Leave a folder as a run leaves it that has begun."""
-    folder, _ = claim(path, **fields)
-    folder.update(status="running", step=3)
+    folder, _ = claim(path, *args, **fields)
+    try:
+        folder.begin(status="running", step=3)
+    except UserError:
+        folder.release(discard=True)
+        raise
     folder.release()
     return path
 
@@ -202,6 +207,7 @@ def test_a_changed_config_is_refused_field_by_field(tmp_path):
 def test_harmless_fields_may_change(tmp_path, fields):
     began(tmp_path / "run")
     folder, notes = claim(tmp_path / "run", True, **fields)
+    folder.begin()
     folder.release()
     assert notes == []
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]
@@ -218,9 +224,27 @@ def test_another_length_is_accepted_and_said(tmp_path, fields):
     assert f"run.{name}" in note and str(value) in note and "learning rate" in note
 
 
+def test_a_length_that_decides_nothing_is_not_mentioned(tmp_path):
+    """Epochs, where --run.steps is given."""
+    began(tmp_path / "run", steps=9, epochs=2.0)
+    folder, notes = claim(tmp_path / "run", True, steps=9, epochs=3.0)
+    folder.release()
+    assert notes == []
+
+
+def test_a_refused_claim_leaves_the_settings_that_were(tmp_path):
+    """Also when it is refused later, once the data is known: the run has not begun."""
+    path = began(tmp_path / "run", steps=9)
+    before = (path / "config.yaml").read_bytes()
+    folder, _ = claim(path, True, steps=3)
+    folder.release(discard=True)
+    assert (path / "config.yaml").read_bytes() == before
+
+
 def test_any_config_may_start_where_no_checkpoint_is(tmp_path):
     began(tmp_path / "run", seed=1)
     folder, notes = claim(tmp_path / "run", False, seed=2, optim={"lr": 0.2})
+    folder.begin()
     folder.release()
     assert notes == [] and "seed: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
@@ -254,11 +278,11 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, path):
 
 def test_info_is_kept_over_sittings(tmp_path):
     folder, _ = claim(tmp_path / "run")
-    folder.update(status="running", trackers={"wandb": "abc"})
-    folder.update(status="preempted")
+    folder.begin(status="running", trackers={"wandb": "abc"})
+    folder.update(status="preempted", score=math.nan)
     folder.release()
     folder, _ = claim(tmp_path / "run", True)
-    assert folder.info == {"status": "preempted", "trackers": {"wandb": "abc"}}
+    assert folder.info == {"status": "preempted", "trackers": {"wandb": "abc"}, "score": None}  # JSON has no NaN
     assert json.loads((tmp_path / "run" / "run.json").read_text()) == folder.info
     folder.release()
     assert sorted(p.name for p in contents(tmp_path / "run")) == ["config.yaml", "run.json"]
@@ -374,7 +398,7 @@ def test_a_full_disk_leaves_the_info_that_was(tmp_path):
 
 
 def test_a_full_disk_is_said_before_anything_is_trained(tmp_path):
-    assert on_a_full_disk(lambda: claim(tmp_path / "run")) == 2
+    assert on_a_full_disk(lambda: began(tmp_path / "run")) == 2
     assert not contents(tmp_path)
 
 

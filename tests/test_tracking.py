@@ -1,6 +1,7 @@
 """app.tracking: metrics.jsonl has no step twice, trackers get the same numbers, and a bad one costs a warning."""
 
 import json
+import math
 import os
 import struct
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from app.tracking import MetricsFile, Trackers
+from app.tracking import MetricsFile, Trackers, _logged_in
 
 CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
 
@@ -229,6 +230,36 @@ def wandb_records(path: Path) -> list:
             records.append(Record.FromString(parts))
             parts = b""
     return records
+
+
+@pytest.mark.parametrize(("host", "known"), [("api.wandb.example", True), ("elsewhere.example", False)])
+def test_wandb_is_asked_for_its_own_server(tmp_path, monkeypatch, host, known):
+    """Its default server has changed between versions; a key for it in .netrc means logged in."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.example")
+    (tmp_path / "netrc").write_text(f"machine {host}\n  login user\n  password {'a' * 40}\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert _logged_in() == known
+
+
+def test_wandb_without_a_setting_means_its_present_server(tmp_path, monkeypatch):
+    import wandb
+
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    host = wandb.Settings().base_url.removeprefix("https://")
+    (tmp_path / "netrc").write_text(f"machine {host}\n  login user\n  password {'a' * 40}\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert _logged_in()
+
+
+def test_what_json_does_not_have_is_null(tmp_path):
+    """NaN is no JSON: other programs would refuse the whole file."""
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.write(1, {"eval/pearson": math.nan, "x": math.inf, "y": 0.5})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "eval/pearson": None, "x": None, "y": 0.5}
 
 
 def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):

@@ -1,0 +1,32 @@
+"""When a run evaluates, saves and measures: pure functions of the step."""
+
+from dataclasses import dataclass
+
+from app.batches import BatchPlan
+from app.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is due after a step of a run; steps are counted from 1."""
+
+    settings: RunConfig
+    plan: BatchPlan
+
+    def at(self, step: int, every: int) -> bool:
+        """Tell whether something that happens every so many steps is due; 0 means at the end of each epoch.
+
+        The last step of the run is always due.
+        """
+        if step == self.plan.steps:
+            return True
+        return step % every == 0 if every else self.plan.epoch_ends(step - 1)
+
+    def saves(self, step: int) -> bool:
+        """Tell whether a checkpoint is due."""
+        return self.at(step, self.settings.save_every) or step == self.settings.stop_at
+
+    def measures(self, step: int) -> bool:
+        """Tell whether loss and gradient are looked at: to show them, or to save nothing that is not finite."""
+        may_be_best = bool(self.settings.best) and self.at(step, self.settings.eval_every)
+        return step == 1 or step % self.settings.log_every == 0 or self.saves(step) or may_be_best
