@@ -28,10 +28,11 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one data rank does in one step, and the weight of the whole global batch."""
+    """What one data rank does in one step; micro-batches and weight of the whole global batch."""
 
     index: int
     turns: list[Turn]
+    micros: int
     weight: float
 
 
@@ -138,7 +139,7 @@ class BatchPlan:
             else:
                 ids, epochs = micros[-1]
                 own.append(Turn(index, ids[-1:], epochs[-1:], 0.0, idle=True))
-        return Step(step, own, sum(weights))
+        return Step(step, own, len(micros), sum(weights))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class EvaluationPlan:
             start, end = (even_start(self.samples, self._micros, piece) for piece in (index, index + 1))
         own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
         turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else float(len(own)), idle)
-        return Step(step, [turn], turn.weight)
+        return Step(step, [turn], 1, turn.weight)
 
 
 def even_start(rows: int, pieces: int, piece: int) -> int:

@@ -48,10 +48,13 @@ class RunConfig:
     a folder that has none."""
     stop_at: int = 0
     """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
+    exact: bool = False
+    """Give every layout the same bits: order-free sums of gradients. Costs time and 8 bytes a parameter."""
     workers: int = -1
     """Processes that load data, for each training process. -1: none on CPU, up to 4 beside a GPU."""
     threads: int = 0
-    """Threads of each process for arithmetic on CPU. 0: the machine's cores, shared by its processes."""
+    """Threads of each process for arithmetic on CPU. 0: the machine's cores, shared by its processes; with
+    --run.exact one, because bits depend on their number."""
 
 
 @dataclass
@@ -110,13 +113,41 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
 
     report_user_errors()
     words = list(sys.argv[1:] if args is None else args)
-    return tyro.cli(
-        config_class,
-        description=_description(config_class),
-        args=_expand_file(words),
-        console_outputs=is_main_process(),
-        config=(tyro.conf.FlagConversionOff,),
-    )
+    with _booleans():
+        return tyro.cli(
+            config_class,
+            description=_description(config_class),
+            args=_expand_file(words),
+            console_outputs=is_main_process(),
+            config=(tyro.conf.FlagConversionOff,),
+        )
+
+
+def _booleans():
+    """Have tyro take true and false in any case, as YAML does."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type is not bool:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="{true,false}",
+            instance_from_str=lambda words: _boolean(words[0]),
+            is_instance=lambda value: isinstance(value, bool),
+            str_from_instance=lambda value: [str(value).lower()],
+        )
+
+    return registry
+
+
+def _boolean(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise ValueError(f"{word} is neither true nor false")
+    return word.lower() == "true"
 
 
 def _description(config_class: type) -> str:

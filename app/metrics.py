@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from app import sums
+
 
 class Scores:
     """Torchmetrics, each updated with every sample once and gathered when computed."""
@@ -16,7 +18,8 @@ class Scores:
             metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
         """
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # samples, weighted loss, weight of that loss
+        # Samples, weight of the losses, and the weighted losses in the parts of an order-free sum.
+        self.sums = torch.zeros(2 + sums.PARTS, dtype=torch.float64, device=device)
 
     def update(self, weight: float, *values: Tensor, loss: Tensor | None = None) -> None:
         """Add a micro-batch: the arguments of the metrics' own `update`, and its mean loss.
@@ -30,8 +33,8 @@ class Scores:
             metric.update(*values)
         self.sums[0] += weight
         if loss is not None:
-            self.sums[1] += loss.detach().double() * weight
-            self.sums[2] += weight
+            self.sums[1] += weight
+            self.sums[2:] += sums.order_free([loss.detach().double() * weight], bound=2.0**40, count=2**32)
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
         """Combine all ranks and return plain numbers. Every rank takes part, with or without samples of its own."""
@@ -42,8 +45,8 @@ class Scores:
             results[prefix + name] = float(metric.compute())
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(self.sums)
-        samples, total, weight = self.sums.tolist()
+        samples, weight, *parts = self.sums.tolist()
         if weight:
-            results[prefix + "loss"] = total / weight
+            results[prefix + "loss"] = sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)
         return results

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import layout, ranks
+from app import exact, layout, ranks
 from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
@@ -53,8 +53,11 @@ class Run:
     def __enter__(self) -> "Run":
         settings: RunConfig = self.config
         check(settings)
-        self.accelerator = Accelerator(settings.threads)
-        self.gradients = Gradients(self.accelerator, settings.seed)
+        if settings.exact:
+            exact.settle_environment()
+        self.accelerator = Accelerator(settings.threads or int(settings.exact))
+        kind = exact.ExactGradients if settings.exact else Gradients
+        self.gradients = kind(self.accelerator, settings.seed)
         # Asked for now: the answer does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes

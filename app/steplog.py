@@ -42,18 +42,20 @@ class StepLog:
             UserError: a loss or norm is not finite; it names step, rank and samples.
         """
         names = sorted({name for name, _, _ in self.losses})
-        high, low = ledger_parts(self.step)
-        sums = torch.zeros(len(names) + 2, dtype=torch.float64, device=self.accelerator.device)
-        sums[-2:] = torch.tensor([high, low], dtype=torch.float64)
+        # A slot for each micro-batch, which one rank fills: what is added up has one order on every layout.
+        slots = torch.zeros(len(names) * self.step.micros + 2, dtype=torch.float64, device=self.accelerator.device)
+        slots[-2:] = torch.tensor(ledger_parts(self.step), dtype=torch.float64)
         for name, micro, loss in self.losses:
             if micro.weight:
-                sums[names.index(name)] += loss.double() * (micro.weight / self.step.weight)
+                place = names.index(name) * self.step.micros + micro.index
+                slots[place] += loss.double() * (micro.weight / self.step.weight)
         if not ranks.alone():
-            torch.distributed.all_reduce(sums)
-            sums /= self.accelerator.num_processes // self.accelerator.data_ranks
-        norms = torch.stack(self.norms).double() if self.norms else sums[:0]
-        values = torch.cat([sums, norms]).tolist()  # waits for the device, once
-        losses, (high, low), norms = values[: len(names)], values[len(names) : len(sums)], values[len(sums) :]
+            torch.distributed.all_reduce(slots)
+            slots /= self.accelerator.num_processes // self.accelerator.data_ranks
+        norms = torch.stack(self.norms).double() if self.norms else slots[:0]
+        *parts, high, low = torch.cat([norms, slots]).tolist()  # waits for the device, once
+        norms, parts = parts[: len(self.norms)], parts[len(self.norms) :]
+        losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled:

@@ -6,11 +6,15 @@ Each layout is launched once or twice and runs many cases; the tests read the ru
 import functools
 import json
 import shutil
+import warnings
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
 
-from app.checkpoint import MANIFEST, RECORD, _checksum
+from app.checkpoint import MANIFEST, RECORD, STATE, _checksum
 from launching import ROOT, launch_many, scores, steps
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -27,12 +31,17 @@ LAYOUTS = {
 }
 OTHERS = [name for name in LAYOUTS if name != "one"]
 RESUMING = ("one", "ddp2", "fsdp2")
+# K is 5, which no number of ranks divides, of 5 or 4 rows; clipping at work; epochs that end inside a step.
+EXACT = ["--run.exact", "true", "--run.global-batch", 24, "--run.micro-batch", 5, "--run.steps", 100]
+EXACT += ["--run.eval-every", 30, "--run.save-every", 50, "--optim.clip", 0.5]
 CASES = {
     # 101 rows twice in steps of 24: an epoch ends inside step 5, and the last step has 10 rows in 3 micro-batches.
     "six": ["--run.global-batch", 24, "--run.micro-batch", 4, "--run.epochs", 2, "--run.eval-every", 4],
     "four": ["--run.global-batch", 16, "--run.micro-batch", 4, "--run.epochs", 1],
     "odd": ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.epochs", 1],
     "real": ["--run.global-batch", 16, "--run.micro-batch", 4, "--run.steps", 100],
+    "exact": [*EXACT],
+    "exact-sgd": [*EXACT, "--optim.name", "SGD", "--optim.lr", 0.1, "--run.steps", 25],
 }
 STOP = 4
 
@@ -58,6 +67,8 @@ def runs(tmp_path_factory, rows):
         for at in ("stopped-1", "stopped-5"):
             commands.append(flags(layout, at, "six"))
         commands.append(flags(layout, "six-again", "six"))
+        if layout == "fsdp4":
+            commands.append(flags("chain", "run", "exact", "--run.stop-at", 30))
         launch_many(profile, processes, RECIPE, commands, root, timeout=400)
         return root / layout
 
@@ -76,7 +87,16 @@ def runs(tmp_path_factory, rows):
         launch_many(profile, processes, RECIPE, commands, root, timeout=300)
         return root / layout
 
-    runs.resumed = resumed
+    @functools.cache
+    def chain():
+        """Go on with a run of FSDP x4 under DDP x3, and then on one process."""
+        runs("fsdp4")
+        for layout, more in {"ddp3": ["--run.stop-at", 60], "one": []}.items():
+            profile, processes = LAYOUTS[layout]
+            launch_many(profile, processes, RECIPE, [flags("chain", "run", "exact", *more)], root)
+        return root / "chain" / "run"
+
+    runs.resumed, runs.chain = resumed, chain
     return runs
 
 
@@ -98,6 +118,17 @@ def weights(folder):
     return {
         name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model" / "model.safetensors").items()
     }
+
+
+def saved_state(folder):
+    """Read the bytes of all tensors, of model and optimizer, in a run's last checkpoint."""
+    path = sorted((folder / "checkpoints").iterdir())[-1] / STATE
+    entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns that one process loads alone
+        dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def furthest(a, b, key="loss"):
@@ -176,3 +207,33 @@ def test_exported_weights_agree(runs, layout):
     other = load_file(runs(layout) / "six" / "model" / "model.safetensors")
     assert {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in reference.items()}
     assert max((other[name] - reference[name]).abs().max().item() for name in reference) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["exact", "exact-sgd"])
+@pytest.mark.parametrize("layout", OTHERS)
+def test_exact_mode_gives_every_layout_the_same_bits(runs, layout, case):
+    """Losses, gradient norms, scores, weights and the optimizer's state, over 100 steps (25 of SGD with momentum)."""
+    reference, other = runs("one") / case, runs(layout) / case
+    assert len(steps(reference)) == (25 if "sgd" in case else 100)
+    assert steps(other) == steps(reference)
+    assert scores(other) == scores(reference)
+    assert saved_state(other) == saved_state(reference)
+    assert weights(other) == weights(reference)
+
+
+def test_exact_mode_through_stops_and_changes_of_layout(runs):
+    """FSDP x4, then DDP x3, then one process: the bits of one process that never stopped."""
+    assert steps(runs.chain()) == steps(runs("one") / "exact")
+    assert scores(runs.chain()) == scores(runs("one") / "exact")
+    assert saved_state(runs.chain()) == saved_state(runs("one") / "exact")
+
+
+def test_without_exact_mode_bits_differ(runs):
+    """A control: what is compared above does differ between layouts."""
+    assert steps(runs("ddp3") / "real") != steps(runs("one") / "real")
+    assert weights(runs("ddp3") / "real") != weights(runs("one") / "real")
+
+
+def test_clipping_is_at_work(runs):
+    norms = [line["grad_norm"] for line in steps(runs("one") / "exact")]
+    assert sum(norm > 0.5 for norm in norms) > 50

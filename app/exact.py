@@ -1,0 +1,209 @@
+"""Exact mode: gradients with the same bits on every layout, because their sums do not depend on the order.
+
+The gradient of each micro-batch is rounded to a grid and added up in float64, where sums of grid points are exact:
+within a rank, and across ranks. docs/exact.md has the argument, the costs and the limits.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedType, DynamoBackend
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from app import ranks, sums
+from app.accelerator import Accelerator
+from app.errors import UserError
+from app.gradients import Gradients
+
+GRID = 40  # gradients are rounded to multiples of 2**-GRID
+
+
+class ExactGradients(Gradients):
+    """Weigh, round, accumulate, synchronise and clip with order-free sums."""
+
+    def __init__(self, accelerator: Accelerator, seed: int):
+        super().__init__(accelerator, seed)
+        _check(accelerator)
+        self.sharded = accelerator.distributed_type == DistributedType.FSDP
+        self.sums: dict[nn.Module, _Sums] = {}
+        self.current: Sequence[nn.Module] = ()
+        self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        if accelerator.device.type == "cuda":
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.use_deterministic_algorithms(True)
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
+        """Place a model and its optimizer, so that gradients are summed in float64."""
+        _check_model(model)
+        if self.accelerator.device.type == "cpu":
+            # The fused kernels' last few elements of a tensor, and so of a shard, are rounded in another way.
+            for group in optimizer.param_groups:
+                group["fused"] = False
+        if not self.sharded:
+            model, optimizer = super().prepare(model, optimizer, clip)
+            self.sums[model] = _Sums(model)
+            return model, optimizer
+        policy = torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float64)
+        self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
+        model, optimizer = super().prepare(model, optimizer, clip)
+        self._round_in_shards(model)
+        return model, optimizer
+
+    def _round_in_shards(self, model: nn.Module) -> None:
+        """Have FSDP2 round each whole gradient before it accumulates and reduces it, and add up where it would average.
+
+        The whole parameters exist from the first forward pass on, behind FSDP's own hook.
+        """
+        seen = set()
+
+        def hook_parameters(module, _):
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad and parameter not in seen:
+                    seen.add(parameter)
+                    parameter.register_hook(self._on_grid)
+
+        for module in model.modules():
+            if hasattr(module, "set_gradient_divide_factor"):
+                module.set_gradient_divide_factor(1.0)
+            if module._parameters:
+                module.register_forward_pre_hook(hook_parameters)
+
+    @contextmanager
+    def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
+        """Hold back synchronisation, FSDP's own in every turn but the last; behind the last, sum over ranks."""
+        if self.sharded:
+            with super().turn(models, last):
+                yield
+            return
+        with super().turn(models, last=False):
+            self.current = models
+            yield
+        if last:
+            for model in models:
+                self.sums[model].finish(self._scale())
+
+    def backward(self, loss: Tensor, share: float) -> None:
+        """Add the rounded gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
+        self.accelerator.backward(loss * share)
+        if not self.sharded:
+            for model in self.current:
+                self.sums[model].add(self._scale())
+
+    def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
+        """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
+        self.accelerator.unscale_gradients(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = _norm(parameters)
+        self.largest_norm = torch.maximum(self.largest_norm, norm)
+        if largest:
+            factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
+            for parameter in parameters:
+                _local(parameter.grad).mul_(factor)
+        return norm
+
+    def _scale(self) -> Tensor | float:
+        """Return how many grid points make a gradient of 1, which under fp16 is scaled."""
+        scaler = self.accelerator.scaler
+        return 2.0**GRID if scaler is None else 2.0**GRID / scaler._scale
+
+    def _on_grid(self, gradient: Tensor) -> Tensor:
+        scale = self._scale()
+        return (gradient * scale).round_().div_(scale)
+
+
+class _Sums:
+    """Float64 sums of one model's gradients, in grid points: 8 bytes a parameter, reduced as one tensor."""
+
+    def __init__(self, model: nn.Module):
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        size = sum(p.numel() for p in self.parameters)
+        # Behind the sums: how many ranks had a gradient for each parameter.
+        self.flat = torch.zeros(size + len(self.parameters), dtype=torch.float64, device=self.parameters[0].device)
+        pieces = self.flat[:size].split([p.numel() for p in self.parameters])
+        self.sums = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.seen = [False] * len(self.parameters)
+
+    def add(self, scale: Tensor | float) -> None:
+        """Round the gradients at hand and add them."""
+        for index, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self.sums[index] += parameter.grad.mul_(scale).round_()
+                self.seen[index] = True
+                parameter.grad = None
+
+    def finish(self, scale: Tensor | float) -> None:
+        """Sum over ranks and hand the parameters their gradients. Every rank takes part."""
+        if not ranks.alone():
+            self.flat[-len(self.seen) :] = torch.tensor(self.seen, dtype=torch.float64)
+            dist.all_reduce(self.flat)
+        # One that no rank had a gradient for gets none, so that the optimizer leaves it alone on any layout.
+        had = self.seen if all(self.seen) or ranks.alone() else self.flat[-len(self.seen) :].tolist()
+        for parameter, sum_, some in zip(self.parameters, self.sums, had, strict=True):
+            if some:
+                parameter.grad = (sum_ / scale).to(parameter.dtype)
+        self.flat.zero_()
+        self.seen = [False] * len(self.seen)
+
+
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the norm over all parameters, an order-free sum of squares, in float64."""
+    if not parameters:
+        return torch.zeros((), dtype=torch.float64)
+    count = sum(p.numel() for p in parameters)
+    parts = sums.order_free((_squares(_local(p.grad)) for p in parameters), bound=limit() ** 2, count=count)
+    if isinstance(parameters[0].grad, DTensor):
+        for group in _shard_groups(parameters[0].grad):
+            dist.all_reduce(parts, group=group)
+    return sums.total(parts).sqrt()
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
+    terms = gradient.double().square_().flatten(1) if gradient.ndim > 1 else gradient.double().square_()
+    while gradient.ndim > 1 and terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
+        half = terms.shape[1] // 2
+        terms = terms[:, :half] + terms[:, half:]
+    return terms
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
+    mesh = tensor.device_mesh
+    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+
+
+def limit() -> float:
+    """Return the norm of the gradient below which its sums are exact."""
+    return 2.0 ** (52 - GRID)
+
+
+def settle_environment() -> None:
+    """Ask CUDA's libraries for kernels with the same bits each time; before they start."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _check(accelerator: Accelerator) -> None:
+    """Refuse layouts whose bits cannot be those of the others."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError("--run.exact: DeepSpeed sums gradients in its own order; use an fsdp or ddp profile")
+    if accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
+        raise UserError("--run.exact: compiled code differs between layouts; take dynamo_config out of the profile")
+    if accelerator.data_ranks != accelerator.num_processes:
+        raise UserError("--run.exact: tensor parallelism splits sums inside the model; set tp_size to 1")
+
+
+def _check_model(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise UserError(
+                f"--run.exact: {name} is a {type(module).__name__}, which computes over the samples that a process "
+                "happens to hold; use GroupNorm or LayerNorm, or --run.exact false"
+            )

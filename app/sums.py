@@ -1,0 +1,46 @@
+"""Sums that do not depend on the order of their terms."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+PARTS = 3
+
+
+def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
+    """Add up tensors of float64 in parts that other ranks' parts can be added to in any order; `total` joins them.
+
+    A term is split into multiples of a coarse unit, of a finer one, and of one finer still. Sums of multiples of one
+    unit are exact in float64 while they stay below 2**52 units, and so have the same bits in every order (Demmel and
+    Nguyen, Fast reproducible floating-point summation, 2013). What is left behind the last unit is dropped.
+
+    Args:
+        terms: of any shape.
+        bound: that no sum of their sizes exceeds, over all ranks; beyond it bits depend on the order.
+        count: of the terms over all ranks, at most.
+    """
+    sums = None
+    for term in terms:
+        if sums is None:
+            sums = torch.zeros(PARTS, dtype=torch.float64, device=term.device)
+        for part, unit in enumerate(_units(bound, count)):
+            shift = 1.5 * 2.0**52 * unit  # the spacing of float64 around it is the unit
+            rounded = (term + shift) - shift
+            sums[part] += rounded.sum()
+            term = term - rounded
+    return torch.zeros(PARTS, dtype=torch.float64) if sums is None else sums
+
+
+def total(parts: Tensor | list[float]) -> Tensor | float:
+    """Join the parts of a sum, small ones first."""
+    return parts[0] + (parts[1] + parts[2])
+
+
+def _units(bound: float, count: int) -> list[float]:
+    units = []
+    for _ in range(PARTS):
+        units.append(2.0 ** (math.ceil(math.log2(bound)) - 51))
+        bound = max(count, 1) * units[-1] / 2
+    return units
