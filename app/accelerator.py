@@ -113,12 +113,6 @@ class Accelerator(accelerate.Accelerator):
                 _settle_buckets(wrapper)
         return result
 
-    def reshard(self, model: nn.Module) -> None:
-        """Give back the memory of whole parameters that FSDP2 keeps after a forward pass without a backward pass."""
-        for module in model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
-
     def _in_mixed_precision(self, forward):
         """Run a forward pass under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
         from accelerate.utils import convert_outputs_to_fp32

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from app import ranks, sums
 from app.accelerator import Accelerator
@@ -21,6 +20,7 @@ from app.errors import UserError
 from app.gradients import Gradients
 
 GRID = 40  # gradients are rounded to multiples of 2**-GRID
+LIMIT = 2.0 ** (52 - GRID)  # norm of the gradient below which its sums are exact
 
 
 class ExactGradients(Gradients):
@@ -30,9 +30,11 @@ class ExactGradients(Gradients):
         super().__init__(accelerator, seed)
         _check(accelerator)
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
+        self.grid = _Grid(accelerator)
         self.sums: dict[nn.Module, _Sums] = {}
         self.current: Sequence[nn.Module] = ()
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+        self.said: set[str] = set()
         if accelerator.device.type == "cuda":
             torch.utils.deterministic.fill_uninitialized_memory = False
             torch.use_deterministic_algorithms(True)
@@ -65,7 +67,7 @@ class ExactGradients(Gradients):
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.requires_grad and parameter not in seen:
                     seen.add(parameter)
-                    parameter.register_hook(self._on_grid)
+                    parameter.register_hook(self.grid.nearest)
 
         for module in model.modules():
             if hasattr(module, "set_gradient_divide_factor"):
@@ -85,35 +87,80 @@ class ExactGradients(Gradients):
             yield
         if last:
             for model in models:
-                self.sums[model].finish(self._scale())
+                self.sums[model].finish(self.grid)
 
     def backward(self, loss: Tensor, share: float) -> None:
         """Add the rounded gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
         self.accelerator.backward(loss * share)
         if not self.sharded:
             for model in self.current:
-                self.sums[model].add(self._scale())
+                self.sums[model].add(self.grid)
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = _norm(parameters)
+        norm = sums.norm(parameters, LIMIT)
         self.largest_norm = torch.maximum(self.largest_norm, norm)
         if largest:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
             for parameter in parameters:
-                _local(parameter.grad).mul_(factor)
+                sums.local(parameter.grad).mul_(factor)
         return norm
 
-    def _scale(self) -> Tensor | float:
-        """Return how many grid points make a gradient of 1, which under fp16 is scaled."""
-        scaler = self.accelerator.scaler
-        return 2.0**GRID if scaler is None else 2.0**GRID / scaler._scale
+    def watch(self, closely: bool) -> None:
+        """Count, in the step that begins, gradients that the grid loses; it costs a pass over them."""
+        self.grid.counting = closely
 
-    def _on_grid(self, gradient: Tensor) -> Tensor:
-        scale = self._scale()
-        return (gradient * scale).round_().div_(scale)
+    def troubles(self) -> list[str]:
+        """Say, once, what the grid did not fit: sums too large to be exact, and values too small to be kept."""
+        found = {}
+        largest, share = self.largest_norm.item(), self.grid.share_lost()
+        if largest >= LIMIT:
+            found["large"] = (
+                f"the gradient's norm has been {largest:.4g}; sums are exact below {LIMIT:.0f}, so from here on other "
+                "layouts may differ: lower --optim.lr, or scale the loss down"
+            )
+        if share > 0.01:
+            found["small"] = (
+                f"{share:.0%} of the gradient's values that are not 0 lie under the grid (2**-{GRID + 1}) and count as "
+                "0: scale the loss up"
+            )
+        new = [f"warning: --run.exact: {text}" for kind, text in found.items() if kind not in self.said]
+        self.said |= set(found)
+        return new
+
+
+class _Grid:
+    """Multiples of 2**-GRID, and under fp16 of that times the loss's scale."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.scaler = accelerator.scaler
+        self.counting = False
+        self.counts = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # lost, not zero
+
+    @property
+    def points(self) -> Tensor | float:
+        """How many grid points make a gradient of 1."""
+        return 2.0**GRID if self.scaler is None else 2.0**GRID / self.scaler._scale
+
+    def numbers(self, gradient: Tensor) -> Tensor:
+        """Return the number of the grid point nearest to each value."""
+        found = (gradient * self.points).round_()
+        if self.counting:
+            present = gradient != 0
+            self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
+        return found
+
+    def nearest(self, gradient: Tensor) -> Tensor:
+        """Round each value to the grid."""
+        return self.numbers(gradient).div_(self.points)
+
+    def share_lost(self) -> float:
+        """Return the share of values, since the last call, that were not 0 and were rounded to it."""
+        lost, present = self.counts.tolist()
+        self.counts.zero_()
+        return lost / present if present else 0.0
 
 
 class _Sums:
@@ -128,15 +175,15 @@ class _Sums:
         self.sums = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
         self.seen = [False] * len(self.parameters)
 
-    def add(self, scale: Tensor | float) -> None:
+    def add(self, grid: _Grid) -> None:
         """Round the gradients at hand and add them."""
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
-                self.sums[index] += parameter.grad.mul_(scale).round_()
+                self.sums[index] += grid.numbers(parameter.grad)
                 self.seen[index] = True
                 parameter.grad = None
 
-    def finish(self, scale: Tensor | float) -> None:
+    def finish(self, grid: _Grid) -> None:
         """Sum over ranks and hand the parameters their gradients. Every rank takes part."""
         if not ranks.alone():
             self.flat[-len(self.seen) :] = torch.tensor(self.seen, dtype=torch.float64)
@@ -145,44 +192,9 @@ class _Sums:
         had = self.seen if all(self.seen) or ranks.alone() else self.flat[-len(self.seen) :].tolist()
         for parameter, sum_, some in zip(self.parameters, self.sums, had, strict=True):
             if some:
-                parameter.grad = (sum_ / scale).to(parameter.dtype)
+                parameter.grad = (sum_ / grid.points).to(parameter.dtype)
         self.flat.zero_()
         self.seen = [False] * len(self.seen)
-
-
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    """Return the norm over all parameters, an order-free sum of squares, in float64."""
-    if not parameters:
-        return torch.zeros((), dtype=torch.float64)
-    count = sum(p.numel() for p in parameters)
-    parts = sums.order_free((_squares(_local(p.grad)) for p in parameters), bound=limit() ** 2, count=count)
-    if isinstance(parameters[0].grad, DTensor):
-        for group in _shard_groups(parameters[0].grad):
-            dist.all_reduce(parts, group=group)
-    return sums.total(parts).sqrt()
-
-
-def _squares(gradient: Tensor) -> Tensor:
-    """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
-    terms = gradient.double().square_().flatten(1) if gradient.ndim > 1 else gradient.double().square_()
-    while gradient.ndim > 1 and terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
-        half = terms.shape[1] // 2
-        terms = terms[:, :half] + terms[:, half:]
-    return terms
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
-    mesh = tensor.device_mesh
-    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
-
-
-def limit() -> float:
-    """Return the norm of the gradient below which its sums are exact."""
-    return 2.0 ** (52 - GRID)
 
 
 def settle_environment() -> None:

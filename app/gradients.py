@@ -45,6 +45,13 @@ class Gradients:
         # DDP and FSDP take the mean over data ranks; the global batch needs the sum.
         self.accelerator.backward(loss * (share * self.accelerator.data_ranks))
 
+    def watch(self, closely: bool) -> None:
+        """Learn whether the step that begins is one that is measured."""
+
+    def troubles(self) -> list[str]:
+        """Say what the user should know of the gradients so far; asked for in steps that are measured."""
+        return []
+
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # it has clipped, in the backward pass

@@ -1,11 +1,29 @@
 """Scores over all ranks: sums and counts first, divided last."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from app import sums
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have a model in evaluation mode, without gradients."""
+    training, grad = model.training, torch.is_grad_enabled()
+    model.eval()
+    torch.set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        model.train(training)
+        for module in model.modules():
+            if hasattr(module, "reshard"):  # FSDP2 keeps whole parameters until a backward pass, which never comes
+                module.reshard()
 
 
 class Scores:

@@ -47,6 +47,34 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)
 
 
+class Optimizers:
+    """A run's optimizers, each with the settings that its learning rate follows from; None leaves it to the recipe."""
+
+    def __init__(self):
+        self.known: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
+
+    def add(self, optimizer: torch.optim.Optimizer, settings: OptimConfig | None) -> None:
+        """Look after one more."""
+        self.known.append((optimizer, settings))
+
+    def set_rates(self, step: int, total_steps: int, global_batch: int) -> None:
+        """Set the learning rates of the step with 0-based index `step`."""
+        for optimizer, settings in self.known:
+            if settings is not None:
+                rate = learning_rate(settings, step, total_steps, global_batch)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+
+    def rates(self) -> list[float]:
+        """Return the learning rate of each, that of its first group."""
+        return [optimizer.param_groups[0]["lr"] for optimizer, _ in self.known]
+
+    def clip(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return the largest norm of an optimizer's gradient; 0 where it is not clipped."""
+        settings = next(settings for known, settings in self.known if known is optimizer)
+        return settings.clip if settings else 0.0
+
+
 def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:
     """Return the learning rate of the step with 0-based index `step`, of a run of `total_steps`.
 

@@ -21,8 +21,8 @@ from app.export import save_model
 from app.folder import RunFolder
 from app.gradients import Batch, Gradients
 from app.loader import load
-from app.metrics import Scores
-from app.optim import build_optimizer, learning_rate
+from app.metrics import Scores, evaluating
+from app.optim import Optimizers, build_optimizer
 from app.optim import check as check_optim
 from app.records import Records
 from app.resume import record, resume
@@ -46,7 +46,7 @@ class Run:
         self.steps_done = 0
         self.scores: dict[str, float] = {}
         self._measured: dict[str, float] = {}  # scores of this very step
-        self._optimizers: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
+        self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
         self._warned = False
 
@@ -123,7 +123,7 @@ class Run:
             model.to(self.accelerator.device)
             optim = build_optimizer(model, settings)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
-        self._optimizers.append((optimizer, settings))
+        self.optimizers.add(optimizer, settings)
         return model, optimizer
 
     def batches(
@@ -149,7 +149,8 @@ class Run:
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
             self._measured = {}
-            self._set_learning_rates()
+            self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
+            self.gradients.watch(self._due.measures(self.steps_done))
             self._log = StepLog(self.accelerator, step)
             yield Batch(self.gradients, step)
             self._after_step()
@@ -190,13 +191,6 @@ class Run:
         """
         return self._due.at(self.steps_done, every)
 
-    def _set_learning_rates(self) -> None:
-        for optimizer, settings in self._optimizers:
-            if settings is not None:
-                rate = learning_rate(settings, self.steps_done - 1, self._plan.steps, self.config.global_batch)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-
     def backward(self, loss: Tensor, micro: Turn, name: str = "loss") -> None:
         """Add a micro-batch's gradient to that of the global batch.
 
@@ -208,8 +202,7 @@ class Run:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
-        settings = next(settings for known, settings in self._optimizers if known is optimizer)
-        clip = settings.clip if settings else 0.0
+        clip = self.optimizers.clip(optimizer)
         if clip or self._due.measures(self.steps_done):
             self._log.add_norm(self.gradients.clip(optimizer, clip))
         optimizer.step()
@@ -224,8 +217,10 @@ class Run:
     def _after_step(self) -> None:
         measures = self._due.measures(self.steps_done)
         if measures:
-            rates = {f"lr{numbered(i)}": o.param_groups[0]["lr"] for i, (o, _) in enumerate(self._optimizers)}
+            rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             self.records.step(self.steps_done, {**self._log.collect(), **rates})
+            for trouble in self.gradients.troubles():
+                self.warn(trouble)
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
         if self._due.saves(self.steps_done) or (measures and self.checkpoints.improves(self._measured)):
@@ -260,17 +255,10 @@ class Run:
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
         plan = EvaluationPlan(len(data), self.config.micro_batch, lengths)
-        training, grad = model.training, torch.is_grad_enabled()
-        with self.records.time_aside():
-            model.eval()
-            torch.set_grad_enabled(False)
-            try:
-                for step in load(plan, range(plan.steps(self.accelerator.data_ranks)), data, collate, *self._place):
-                    yield self.accelerator.counted_once(step.turns[0])
-            finally:
-                torch.set_grad_enabled(grad)
-                model.train(training)
-                self.accelerator.reshard(model)
+        turns = range(plan.steps(self.accelerator.data_ranks))
+        with self.records.time_aside(), evaluating(model):
+            for step in load(plan, turns, data, collate, *self._place):
+                yield self.accelerator.counted_once(step.turns[0])
 
     def scores_of(self, **metrics: Any) -> Scores:
         """Collect torchmetrics that combine over all ranks."""

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 PARTS = 3
 
@@ -36,6 +38,41 @@ def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
 def total(parts: Tensor | list[float]) -> Tensor | float:
     """Join the parts of a sum, small ones first."""
     return parts[0] + (parts[1] + parts[2])
+
+
+def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Return the norm of all gradients over all ranks, in float64. Every rank takes part where they are sharded.
+
+    Args:
+        limit: that the norm stays below; at it and above, bits depend on the order.
+    """
+    if not parameters:
+        return torch.zeros((), dtype=torch.float64)
+    count = sum(p.numel() for p in parameters)
+    parts = order_free((_squares(local(p.grad)) for p in parameters), bound=limit**2, count=count)
+    if isinstance(parameters[0].grad, DTensor):
+        for group in _shard_groups(parameters[0].grad):
+            dist.all_reduce(parts, group=group)
+    return total(parts).sqrt()
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
+    terms = gradient.double().square_().flatten(1) if gradient.ndim > 1 else gradient.double().square_()
+    while gradient.ndim > 1 and terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
+        half = terms.shape[1] // 2
+        terms = terms[:, :half] + terms[:, half:]
+    return terms
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, which is all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
+    mesh = tensor.device_mesh
+    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
 
 
 def _units(bound: float, count: int) -> list[float]:
