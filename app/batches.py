@@ -99,6 +99,7 @@ class BatchPlan:
             )
         return -(-self.micros_per_step // ranks)
 
+    @cached_property
     def fingerprint(self) -> str:
         """Digest what the plan knows of the data, on which all its steps depend."""
         digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
@@ -137,8 +138,10 @@ class BatchPlan:
             if index < len(micros):
                 own.append(Turn(index, *micros[index], weights[index]))
             else:
-                ids, epochs = micros[-1]
-                own.append(Turn(index, ids[-1:], epochs[-1:], 0.0, idle=True))
+                ids, epochs = micros[int(np.argmax(weights))]
+                # A row that has a loss: one without may have NaN for it, and 0 times NaN is NaN.
+                row = len(ids) - 1 if self.weights is None else int(np.argmax(self.weights[ids]))
+                own.append(Turn(index, ids[row : row + 1], epochs[row : row + 1], 0.0, idle=True))
         return Step(step, own, len(micros), sum(weights))
 
 

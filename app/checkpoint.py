@@ -1,5 +1,6 @@
 """The commit protocol: a checkpoint folder that is present is whole, and the last good one is never given up first."""
 
+import contextlib
 import json
 import math
 import os
@@ -79,7 +80,7 @@ class Checkpoints:
             try:
                 if self.rank == 0:
                     self._commit(draft, target, {**record, "step": step, "best": {self.best: top}}, sums)
-            except OSError as error:
+            except Exception as error:
                 problem = error
             problems = ranks.agree(problem)
         if self.rank == 0:
@@ -88,8 +89,8 @@ class Checkpoints:
                 self._prune(step)
         if not problems:
             self.top = top
-        if isinstance(problem, UserError):
-            raise problem
+        if problems and any(ranks.gather(isinstance(problem, UserError))):
+            raise UserError("; ".join(problems))
         return problems
 
     def newest(self, warn: Callable[[str], Any]) -> tuple[Path, dict[str, Any]] | None:
@@ -141,6 +142,12 @@ class Checkpoints:
         return [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == self.rank]
 
     def _commit(self, draft: Path, target: Path, record: dict, sums: dict) -> None:
+        away = [name for name in sums if not (draft / name).is_file()]
+        if away:
+            raise UserError(
+                f"{draft} does not have {away[0]}, which another process wrote: --run.dir must be on a disk that all "
+                "machines share"
+            )
         (draft / RECORD).write_text(json.dumps(record))
         sums = {**sums, **_checksums(draft, [draft / RECORD])}
         (draft / MANIFEST).write_text(json.dumps({"hash": "xxh3_128", "files": sums}, indent=1))
@@ -181,7 +188,8 @@ class Checkpoints:
         for step in set(self.steps()) - wanted:
             # Renamed first: a folder with a checkpoint's name is never half deleted.
             gone = self.path(step).with_name(self.path(step).name + ".tmp")
-            self.path(step).rename(gone)
+            with contextlib.suppress(OSError):  # the next save tries again
+                self.path(step).rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
     def _score(self, step: int) -> float | None:

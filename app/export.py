@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import DistributedType, extract_model_from_parallel
+from accelerate.utils import DistributedType, clean_state_dict_for_safetensors, extract_model_from_parallel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -35,7 +35,7 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
         from safetensors.torch import save_file
 
         draft.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft / "model.safetensors")
+        save_file(clean_state_dict_for_safetensors(weights), draft / "model.safetensors")
     for part in parts:
         part.save_pretrained(draft)
     shutil.rmtree(folder, ignore_errors=True)

@@ -53,14 +53,15 @@ class RunFolder:
             notes = self._check(config, settings, has_checkpoint)
         except OSError as error:
             self.release(discard=True)
-            raise self._cannot_write(error) from None
+            raise self.cannot_write(error) from None
         except BaseException:
             self.release(discard=True)
             raise
         self._config = config
         return notes
 
-    def _cannot_write(self, error: OSError) -> UserError:
+    def cannot_write(self, error: OSError) -> UserError:
+        """Say that the folder cannot be written, and why."""
         return UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written")
 
     def _lock(self) -> None:
@@ -117,16 +118,9 @@ class RunFolder:
         ]
 
     def begin(self, **fields: Any) -> None:
-        """Write down the settings that the folder was claimed with, and the first fields of run.json.
-
-        Raises:
-            UserError: they cannot be written.
-        """
-        try:
-            self._write("config.yaml", yaml.safe_dump(self._config, sort_keys=False))
-            self.update(**fields)
-        except OSError as error:
-            raise self._cannot_write(error) from None
+        """Write down the settings that the folder was claimed with, and the first fields of run.json."""
+        self._write("config.yaml", yaml.safe_dump(self._config, sort_keys=False))
+        self.update(**fields)
 
     def update(self, **fields: Any) -> None:
         """Change fields of run.json."""

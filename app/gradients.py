@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from app import zero
 from app.accelerator import Accelerator
 from app.batches import Step, Turn
+from app.errors import UserError
 from app.seeding import seed_all
 
 
@@ -19,12 +20,15 @@ class Gradients:
 
     def __init__(self, accelerator: Accelerator, seed: int):
         self.accelerator, self.seed = accelerator, seed
+        self._unchecked: set[nn.Module] = set()
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer, whose gradients will be clipped to norm `clip` (0: not)."""
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             zero.settle(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator._models))
-        return self.accelerator.prepare(model, optimizer)
+        model, optimizer = self.accelerator.prepare(model, optimizer)
+        self._unchecked.add(model)
+        return model, optimizer
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -37,6 +41,9 @@ class Gradients:
                     for model in models:
                         stack.enter_context(self.accelerator.no_sync(model))
                 yield
+                if last and self._unchecked.intersection(models):
+                    self._unchecked.difference_update(models)
+                    _check_used(models)
         finally:
             self.accelerator.sync_gradients = True
 
@@ -55,12 +62,28 @@ class Gradients:
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # it has clipped, in the backward pass
-            return torch.tensor(float(self.accelerator.clip_grad_norm_(None, largest) or 0.0))
+            norm = float(self.accelerator.clip_grad_norm_(None, largest) or 0.0)
+            return torch.tensor(norm, device=self.accelerator.device)
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # accelerate's public clip_grad_norm_ wants all parameters of one model in their order; this takes any.
         norm = self.accelerator._clip_grad_norm_dtensor_aware(parameters, largest or float("inf"))
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def _check_used(models: Sequence[nn.Module]) -> None:
+    """Refuse what DDP would answer, a step later, with a message about flags that nobody here can set."""
+    for model in models:
+        wrapper = getattr(model, "_orig_mod", model)
+        if isinstance(wrapper, nn.parallel.DistributedDataParallel) and not wrapper.find_unused_parameters:
+            unused = [n for n, p in wrapper.module.named_parameters() if p.requires_grad and p.grad is None]
+            if unused:
+                names = f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''}"
+                raise UserError(
+                    f"{names} had no gradient in the first step, which DDP cannot have: freeze them "
+                    "(requires_grad_(False)), or set run.accelerator.ddp_handler.find_unused_parameters = True before "
+                    "run.prepare"
+                )
 
 
 class Batch:

@@ -85,7 +85,8 @@ def report_user_errors() -> None:
             raise SystemExit(130)
         if not isinstance(error, UserError):
             return previous(kind, error, traceback)
-        if getattr(error, "audible", is_main_process()):
+        # Before the ranks know of each other, the first one of each machine speaks.
+        if getattr(error, "audible", int(os.environ.get("LOCAL_RANK", "0")) == 0):
             # torch's own hook around this one holds sys.stderr back, and loses it when this one ends the process.
             print(f"error: {error}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)

@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app import sums
+from app import ranks, sums
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Have a model in evaluation mode, without gradients."""
-    training, grad = model.training, torch.is_grad_enabled()
+    modes, grad = {module: module.training for module in model.modules()}, torch.is_grad_enabled()
     model.eval()
     torch.set_grad_enabled(False)
     try:
         yield
     finally:
         torch.set_grad_enabled(grad)
-        model.train(training)
-        for module in model.modules():
+        for module, training in modes.items():
+            module.training = training  # one by one: the recipe may keep some in evaluation mode
             if hasattr(module, "reshard"):  # FSDP2 keeps whole parameters until a backward pass, which never comes
                 module.reshard()
 
@@ -36,6 +36,8 @@ class Scores:
             metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
         """
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
+        for metric in self.metrics.values():
+            metric.dist_sync_fn = _gather
         # Samples, weight of the losses, and the weighted losses in the parts of an order-free sum.
         self.sums = torch.zeros(2 + sums.PARTS, dtype=torch.float64, device=device)
 
@@ -61,10 +63,17 @@ class Scores:
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)
             results[prefix + name] = float(metric.compute())
+        combined = self.sums.clone()
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self.sums)
-        samples, weight, *parts = self.sums.tolist()
+            torch.distributed.all_reduce(combined)
+        samples, weight, *parts = combined.tolist()
         if weight:
             results[prefix + "loss"] = sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)
         return results
+
+
+def _gather(state: Tensor, group: Any = None) -> list[Tensor]:
+    """Collect a metric's state from all ranks, of any shapes; a rank that had no samples has none where others do."""
+    states = [part.to(state.device) for part in ranks.gather(state.cpu())]
+    return [part for part in states if part.numel()] or states

@@ -69,10 +69,12 @@ class Optimizers:
         """Return the learning rate of each, that of its first group."""
         return [optimizer.param_groups[0]["lr"] for optimizer, _ in self.known]
 
-    def clip(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return the largest norm of an optimizer's gradient; 0 where it is not clipped."""
-        settings = next(settings for known, settings in self.known if known is optimizer)
-        return settings.clip if settings else 0.0
+    def find(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
+        """Return an optimizer's number, and the norm that its gradient is clipped to; 0 for no clipping."""
+        for index, (known, settings) in enumerate(self.known):
+            if known is optimizer:
+                return index, settings.clip if settings else 0.0
+        raise UserError("run.step was given an optimizer that run.prepare did not return: give it the one that it did")
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -38,23 +37,25 @@ class Progress:
         if self.bar is not None:
             self.bar.update()
 
-    def show(self, values: dict[str, Any], seconds_left: float) -> None:
-        """Show the numbers of a logged step."""
+    def show(self, step: int, losses: dict[str, float], lr: float | None, rate: float, seconds_left: float) -> None:
+        """Show the numbers of a logged step.
+
+        Args:
+            rate: samples per second.
+        """
         if not self.speaks:
             return
-        parts = {
-            "loss": f"{values['loss']:.4g}",
-            "lr": f"{values['lr']:.2e}",
-            "samples/s": f"{values['samples_per_second']:.0f}",
-        }
+        parts = {name: f"{loss:.4g}" for name, loss in losses.items()}
+        parts |= {"lr": f"{lr:.2e}"} if lr is not None else {}
+        parts["samples/s"] = f"{rate:.0f}"
         if self.bar is not None:
             self.bar.set_postfix(parts, refresh=False)
             return
         now = time.monotonic()
-        if now - self.shown >= self.seconds or values["step"] >= self.steps:
+        if now - self.shown >= self.seconds or step >= self.steps:
             self.shown = now
             numbers = "  ".join(f"{name} {text}" for name, text in parts.items())
-            print(f"step {values['step']}/{self.steps}  {numbers}  {duration(seconds_left)} left", flush=True)
+            print(f"step {step}/{self.steps}  {numbers}  {duration(seconds_left)} left", flush=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""

@@ -21,6 +21,7 @@ class Records:
         self.file: MetricsFile | None = None
         self.trackers: Trackers | None = None
         self.pending: list[dict[str, Any]] = []
+        self.aside = 0.0
 
     def open(self, done: int, settings: RunConfig, config: dict, ids: dict[str, str]) -> None:
         """Open the file and the trackers after step `done`, on the main process.
@@ -28,7 +29,7 @@ class Records:
         Args:
             ids: the trackers' names for this run; new ones are added.
         """
-        self.file = MetricsFile(self.folder / "metrics.jsonl", done)
+        self.file = MetricsFile(self.folder / "metrics.jsonl", done, self.progress.warn)
         self.trackers = Trackers(settings.trackers, self.folder, ids, self.progress.warn)
         self.trackers.start(config, done)
 
@@ -47,15 +48,15 @@ class Records:
         yield
         self.aside += time.perf_counter() - start
 
-    def step(self, done: int, measured: dict[str, Any]) -> None:
+    def step(self, done: int, losses: dict[str, float], measured: dict[str, Any]) -> None:
         """Write the line of a step."""
         now, plan = time.perf_counter(), self.plan
         seen = plan.seen(done)
         rate = (seen - plan.seen(self.clock_step)) / max(now - self.clock - self.aside, 1e-9)
         self.clock, self.clock_step, self.aside = now, done, 0.0
-        values = {**measured, "samples": seen, "epoch": seen / plan.samples, "samples_per_second": rate}
+        values = {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, "samples_per_second": rate}
         self._write(done, values)
-        self.progress.show({"step": done, **values}, (plan.total - seen) / rate)
+        self.progress.show(done, losses, measured.get("lr"), rate, (plan.total - seen) / rate)
 
     def write_pending(self, done: int) -> None:
         """Write the scores that a step's body logged, behind the step's own line."""

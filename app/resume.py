@@ -18,7 +18,7 @@ def record(plan: BatchPlan, accelerator: Accelerator, scores: dict, measured: di
         scores: the last value of each.
         measured: those that were measured at this very step; they decide which checkpoint is best.
     """
-    data = {"rows": plan.samples, "fingerprint": plan.fingerprint()}
+    data = {"rows": plan.samples, "fingerprint": plan.fingerprint}
     return {"metrics": measured, "scores": scores, "layout": layout.layout(accelerator), "data": data}
 
 
@@ -41,7 +41,7 @@ def resume(
             "many with --run.steps or --run.epochs, or another --run.dir"
         )
     rows, before = plan.samples, saved["data"]["rows"]
-    if plan.fingerprint() != saved["data"]["fingerprint"]:
+    if plan.fingerprint != saved["data"]["fingerprint"]:
         what = f"{before:,} rows, and now there are {rows:,}" if rows != before else f"{rows:,} rows of other lengths"
         raise UserError(
             f"{folder} holds a run over other training data: it had {what}. Give it the data that it had, or another "

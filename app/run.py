@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import exact, layout, ranks
+from app import exact, layout, ranks, state
 from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
@@ -48,7 +48,7 @@ class Run:
         self._measured: dict[str, float] = {}  # scores of this very step
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
-        self._warned = False
+        self._begun = self._stepped = self._warned = False  # of a step: its body has been entered; it has updated
 
     def __enter__(self) -> "Run":
         settings: RunConfig = self.config
@@ -73,26 +73,38 @@ class Run:
     def __exit__(self, kind, error, traceback) -> None:
         if isinstance(error, UserError):
             error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
-        self.records.close()
-        if self.accelerator.is_main_process:
-            self._leave_folder(error)
-        ranks.leave(clean=error is None)
+        try:
+            if error is None:
+                self._settle()
+            self.records.close()
+            if self.accelerator.is_main_process:
+                self._leave_folder(error)
+        finally:
+            self.folder.release(discard=self._plan is None)
+            ranks.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
         begun = self._plan is not None
         if begun and error is None and self.steps_done == self._plan.steps:
-            self.folder.update(status="finished", step=self.steps_done, metrics=self.scores)
+            self._note(status="finished", step=self.steps_done, metrics=self.scores)
         elif begun:
             stopped = error is None or isinstance(error, KeyboardInterrupt)
             why = {} if stopped else {"error": f"{type(error).__name__}: {error}"}
-            self.folder.update(status="preempted" if stopped else "failed", **why)
+            self._note(status="preempted" if stopped else "failed", **why)
             if stopped:
                 saved = self.checkpoints.steps()
                 where = f"after step {saved[-1]}" if saved else "from the start"
-                asked = error is None and self.steps_done == self.config.stop_at
+                asked = error is None and 0 < self.config.stop_at <= self.steps_done
                 again = "the same command without --run.stop-at" if asked else "the same command"
                 self.say(f"stopped after step {self.steps_done} of {self._plan.steps}; {again} goes on {where}")
-        self.folder.release(discard=not begun)
+
+    def _note(self, **fields: Any) -> None:
+        """Change fields of run.json on the main process; a disk that is full costs a warning."""
+        if self.accelerator.is_main_process:
+            try:
+                self.folder.update(**fields)
+            except OSError as error:
+                self.warn(f"warning: {self.dir / 'run.json'} could not be brought up to date: {error.strerror}")
 
     def say(self, text: str) -> None:
         """Print a line, once, whatever the number of processes."""
@@ -120,8 +132,11 @@ class Run:
         settings = optim if isinstance(optim, OptimConfig) else None
         if settings is not None:
             check_optim(settings)
-            model.to(self.accelerator.device)
+            if not self.accelerator.is_fsdp2:  # which moves a shard at a time
+                model.to(self.accelerator.device)
             optim = build_optimizer(model, settings)
+        if not model.training:
+            model.train()  # from_pretrained gives a model in evaluation mode
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)
         return model, optimizer
@@ -143,17 +158,19 @@ class Run:
             weights: of all samples in the loss, where they are not all 1.
             augment: changes one row with a random generator of its own.
         """
+        if self._plan is not None:
+            raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         self._begin(plan)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
-            self._measured = {}
+            self._measured, self._begun, self._stepped = {}, True, False
             self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
             self.gradients.watch(self._due.measures(self.steps_done))
             self._log = StepLog(self.accelerator, step)
             yield Batch(self.gradients, step)
-            self._after_step()
+            self._settle()
 
     def _begin(self, plan: BatchPlan) -> None:
         self.say(layout.header(plan, self.accelerator))
@@ -172,10 +189,14 @@ class Run:
     def _open(self, plan: BatchPlan, here: dict, resumed: bool) -> None:
         """Write down, on the main process, what this run is, and open where it logs to."""
         ids = self.folder.info.get("trackers", {}) if resumed else {}
-        self.records.open(self.steps_done, self.config, self.fields, ids)
         progress = {"step": self.steps_done, "steps": plan.steps, "samples": plan.samples}
-        about = {"recipe": self.name, "layout": here, "versions": layout.versions(), "trackers": ids}
-        self.folder.begin(status="running", error=None, **progress, **about)
+        about = {"recipe": self.name, "layout": here, "versions": layout.versions()}
+        try:
+            self.folder.begin(status="running", error=None, **progress, **about)
+            self.records.open(self.steps_done, self.config, self.fields, ids)
+            self.folder.update(trackers=ids)
+        except OSError as error:
+            raise self.folder.cannot_write(error) from None
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -202,28 +223,46 @@ class Run:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
-        clip = self.optimizers.clip(optimizer)
+        index, clip = self.optimizers.find(optimizer)
         if clip or self._due.measures(self.steps_done):
-            self._log.add_norm(self.gradients.clip(optimizer, clip))
+            self._log.add_norm(self.gradients.clip(optimizer, clip), index)
+        self._stepped = True
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def log(self, values: dict[str, float]) -> None:
-        """Log scores with this step, beside its loss."""
+        """Log scores with this step, beside its loss. Every rank calls it, with the same numbers."""
+        for name, value in values.items():
+            if not isinstance(value, int | float | str):
+                try:
+                    values = {**values, name: float(value)}
+                except (TypeError, ValueError):
+                    raise UserError(f"run.log: {name} is a {type(value).__name__}: give a number") from None
         self.records.pending.append(values)
         self.scores |= values
         self._measured |= values
+
+    def _settle(self) -> None:
+        """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
+        if self._begun and self._stepped:
+            self._begun = False
+            self._after_step()
+        elif self._begun:
+            self._begun = False
+            self.steps_done -= 1
+        self.records.write_pending(self.steps_done)
 
     def _after_step(self) -> None:
         measures = self._due.measures(self.steps_done)
         if measures:
             rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            self.records.step(self.steps_done, {**self._log.collect(), **rates})
+            losses, about = self._log.collect()
+            self.records.step(self.steps_done, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 self.warn(trouble)
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
-        if self._due.saves(self.steps_done) or (measures and self.checkpoints.improves(self._measured)):
+        if self._due.saves(self.steps_done) or self._improves():
             self.save()
         best = self.config.best.removeprefix("-")
         if best and self._measured and best not in self.scores and not self._warned:
@@ -231,8 +270,15 @@ class Run:
             known = ", ".join(sorted(self.scores))
             self.warn(f"warning: --run.best {best}: there is no such score, so none is kept for it; there are {known}")
 
+    def _improves(self) -> bool:
+        """Tell on every rank whether this step's evaluation is the best yet, as the main process sees it."""
+        if not self.config.best or not self.due(self.config.eval_every):
+            return False
+        return ranks.from_main(lambda: self.checkpoints.improves(self._measured))
+
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
+        state.check_finite(self.accelerator._models, self.steps_done)
         with self.records.time_aside():
             about = record(self._plan, self.accelerator, self.scores, self._measured)
             problems = self.checkpoints.save(self.steps_done, about, self.accelerator.save_state)
@@ -242,8 +288,8 @@ class Run:
                 f"warning: no checkpoint was saved at step {self.steps_done}: {'; '.join(problems)}. Training goes on; "
                 f"the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
             )
-        elif self.accelerator.is_main_process:
-            self.folder.update(step=self.steps_done)
+        else:
+            self._note(step=self.steps_done)
 
     def evaluation(
         self, model: nn.Module, data: Sequence, collate: Callable[[list], Any], lengths: np.ndarray | None = None
@@ -274,6 +320,7 @@ class Run:
         Returns:
             The last value of every score.
         """
+        self._settle()
         if self.steps_done == self._plan.steps:
             save_model(self.accelerator, model, self.dir / "model", *parts)
             longer = "--run.steps" if self.config.steps else "--run.epochs"

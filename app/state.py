@@ -10,7 +10,9 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 
+from app import ranks
 from app.errors import UserError
 
 # How the arithmetic is carried out depends on the hardware, not on the run.
@@ -25,6 +27,27 @@ def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str,
         for name, value in get_model_state_dict(model).items():
             (tensors if isinstance(value, Tensor) else extras)[f"models.{index}.{name}"] = value
     return tensors, extras
+
+
+def check_finite(models: list[nn.Module], step: int) -> None:
+    """Refuse weights that are not finite; on every rank, where they are not on one. Waits for the device.
+
+    Raises:
+        UserError: it names a parameter.
+    """
+    own = []
+    for model in models:
+        for name, parameter in model.named_parameters():
+            part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            own.append((name, part.detach().isfinite().all()))
+    flags = torch.stack([flag for _, flag in own]).tolist() if own else []
+    found = ranks.gather(next((name for (name, _), good in zip(own, flags, strict=True) if not good), None))
+    bad = [name for name in found if name is not None]
+    if bad:
+        raise UserError(
+            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: lower --optim.lr; the same "
+            "command goes on from the last checkpoint"
+        )
 
 
 def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:

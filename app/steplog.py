@@ -19,24 +19,26 @@ class StepLog:
     def __init__(self, accelerator: Accelerator, step: Step):
         self.accelerator, self.step = accelerator, step
         self.losses: list[tuple[str, Turn, Tensor]] = []
-        self.norms: list[Tensor] = []
+        self.norms: dict[int, Tensor] = {}
 
     def add(self, name: str, loss: Tensor, micro: Turn) -> float:
         """Remember a micro-batch's mean loss; returns its share of the global batch."""
+        if not self.step.weight:
+            raise UserError(f"all samples of step {self.step.index + 1} have weight 0: leave such samples out")
         self.losses.append((name, micro, loss.detach()))
         return micro.weight / self.step.weight
 
-    def add_norm(self, norm: Tensor) -> None:
-        """Remember the norm of an optimizer's gradient; stop the run before the update where it is not finite.
+    def add_norm(self, norm: Tensor, index: int) -> None:
+        """Remember the norm of optimizer `index`'s gradient; stop the run before the update where it is not finite.
 
-        A GPU is not waited for: there the check comes with the next step that is logged or saved.
+        A GPU is not waited for: there it is checked in steps that are logged or saved, and what is saved besides.
         """
-        self.norms.append(norm)
+        self.norms[index] = norm
         if norm.device.type == "cpu" and self.accelerator.scaler is None and not math.isfinite(norm.item()):
             raise self._not_finite("gradient", norm.item())
 
-    def collect(self) -> dict[str, Any]:
-        """Combine all ranks: the losses of the global batch, gradient norms, and the ledger's fingerprint.
+    def collect(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Combine all ranks: the losses of the global batch; gradient norms and the ledger's fingerprint.
 
         Raises:
             UserError: a loss or norm is not finite; it names step, rank and samples.
@@ -52,7 +54,7 @@ class StepLog:
         if not ranks.alone():
             torch.distributed.all_reduce(slots)
             slots /= self.accelerator.num_processes // self.accelerator.data_ranks
-        norms = torch.stack(self.norms).double() if self.norms else slots[:0]
+        norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
         *parts, high, low = torch.cat([norms, slots]).tolist()  # waits for the device, once
         norms, parts = parts[: len(self.norms)], parts[len(self.norms) :]
         losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
@@ -60,9 +62,9 @@ class StepLog:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled:
                 raise self._not_finite(name, value)
-        return {
-            **dict(zip(names, losses, strict=True)),
-            **{f"grad_norm{numbered(i)}": norm for i, norm in enumerate(norms)},
+        about = {f"grad_norm{numbered(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
+        return dict(zip(names, losses, strict=True)), {
+            **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }
 

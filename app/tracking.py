@@ -1,5 +1,6 @@
 """Where numbers go: metrics.jsonl always, and the experiment trackers that accelerate knows."""
 
+import errno
 import json
 import netrc
 import os
@@ -15,7 +16,7 @@ from app.config import finite, flatten
 class MetricsFile:
     """One JSON object a line, steps in order; what came after the step that a run resumes from is taken back."""
 
-    def __init__(self, path: Path, resumed_from: int):
+    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print):
         """Open `path`, dropping the lines of later steps and a line that was cut short."""
         kept = []
         if path.exists():
@@ -28,12 +29,22 @@ class MetricsFile:
         draft = path.with_name(path.name + ".tmp")
         draft.write_text("".join(line + "\n" for line in kept))
         draft.rename(path)
-        self.file = path.open("a")
+        self.path, self.warn = path, warn
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Append one line."""
-        self.file.write(json.dumps(finite({"step": step, **values})) + "\n")
-        self.file.flush()
+        """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
+        whole = self.path.stat().st_size
+        self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
+        try:
+            if self.file.write(self.waiting) < len(self.waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.waiting = b""
+        except OSError as error:
+            os.truncate(self.path, whole)
+            if not held:
+                self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")
 
 
 class Trackers:

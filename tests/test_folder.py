@@ -36,9 +36,9 @@ def began(path: Path, *args, **fields) -> Path:
     folder, _ = claim(path, *args, **fields)
     try:
         folder.begin(status="running", step=3)
-    except UserError:
+    except OSError as error:
         folder.release(discard=True)
-        raise
+        raise folder.cannot_write(error) from None
     folder.release()
     return path
 

@@ -96,3 +96,174 @@ def test_advice_names_the_flag_that_decides(tmp_path, capsys, flags, words):
     assert "the same command without --run.stop-at goes on after step 3" in capsys.readouterr().out
     train(tmp_path, **flags)
     assert f"a larger {words}" in capsys.readouterr().out
+
+
+class Modes(nn.Module):
+    """A model that is given in evaluation mode, as from_pretrained gives it, and a part that is to stay in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout, self.teacher = nn.Linear(4, 1), nn.Dropout(0.5), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.linear(self.teacher(self.dropout(x)))
+
+
+def open_run(folder, **settings):
+    settings = {"global_batch": 10, "micro_batch": 5, "trackers": (), "epochs": 1.0, "log_every": 1, **settings}
+    return Run(Config(RunConfig(dir=str(folder), **settings)))
+
+
+def go(run, model, optimizer, batch, name="loss"):
+    """Take one step."""
+    for micro in batch.micros(model):
+        run.backward(model(micro.inputs).square().mean(), micro, name)
+    run.step(optimizer)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_model_trains_in_training_mode_before_and_after_evaluations(tmp_path):
+    """Dropout would be off for pretrained models until the first evaluation, and on for frozen parts after it."""
+    with open_run(tmp_path) as run:
+        model, optimizer = run.prepare(Modes().eval(), OptimConfig())
+        model.teacher.eval()
+        seen = []
+        for batch in run.batches(DATA, torch.stack):
+            seen.append((model.training, model.dropout.training, model.teacher.training))
+            go(run, model, optimizer, batch)
+            for micro in run.evaluation(model, DATA, torch.stack):
+                assert not any(module.training for module in model.modules()) and len(micro.inputs)
+    assert seen == [(True, True, False)] * 4
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """They may become so in a step that is not measured, and leave the losses of later ones finite."""
+    with pytest.raises(UserError, match="weights after step 4 are not finite"):
+        with open_run(tmp_path, log_every=100, epochs=2.0) as run:
+            model, optimizer = run.prepare(nn.Linear(4, 2), OptimConfig(clip=0.0))
+            for batch in run.batches(DATA, torch.stack):
+                for micro in batch.micros(model):
+                    run.backward(model(micro.inputs)[:, 0].square().mean(), micro)
+                if run.steps_done == 2:
+                    model.weight.grad[1] = torch.inf
+                run.step(optimizer)
+    assert not (tmp_path / "checkpoints").exists()
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
+
+
+def test_losses_may_have_any_name(tmp_path, capsys):
+    with open_run(tmp_path) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            go(run, model, optimizer, batch, "generator")
+    assert lines(tmp_path)[0]["generator"] > 0 and "generator 0." in capsys.readouterr().out
+
+
+def test_evaluating_before_training_and_after(tmp_path):
+    """The score of the untrained model, and one behind the loop, which belongs to the last step."""
+    with open_run(tmp_path) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        assert len(list(run.evaluation(model, DATA, torch.stack))) == 8
+        for batch in run.batches(DATA, torch.stack):
+            go(run, model, optimizer, batch)
+        run.log({"test/score": torch.tensor(0.5), "test/other": np.float32(0.25)})
+        run.finish(model)
+    assert lines(tmp_path)[-1] == {"step": 4, "test/score": 0.5, "test/other": 0.25}
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"eval/x is a list"):
+        train(tmp_path, scores=lambda step: {"eval/x": [1, 2]})
+
+
+@pytest.mark.parametrize(("before", "steps"), [(True, 1), (False, 2)])
+def test_a_loop_that_is_left_early_counts_what_was_done(tmp_path, before, steps):
+    """By `break`, before the step's update or after it; the same command goes on from there."""
+    with open_run(tmp_path, save_every=1) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            if before and run.steps_done == 2:
+                break
+            go(run, model, optimizer, batch)
+            if run.steps_done == 2:
+                break
+        run.finish(model)
+    assert run.steps_done == steps == saved(tmp_path)[-1] == lines(tmp_path)[-1]["step"]
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "preempted"
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_second_loop_over_all_batches_is_refused(tmp_path):
+    with pytest.raises(UserError, match="was called before"):
+        with open_run(tmp_path) as run:
+            model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+            for batch in run.batches(DATA, torch.stack):
+                go(run, model, optimizer, batch)
+            next(run.batches(DATA, torch.stack))
+
+
+def test_columns_belong_to_optimizers_in_the_order_of_prepare(tmp_path):
+    """Whatever the order, and the number of times, in which a step uses them."""
+    with open_run(tmp_path) as run:
+        first, one = run.prepare(nn.Linear(4, 1), OptimConfig(lr=0.1, schedule="constant"))
+        second, two = run.prepare(nn.Linear(4, 1), OptimConfig(lr=0.2, schedule="constant"))
+        for batch in run.batches(DATA, torch.stack):
+            for model, optimizer, name in ((second, two, "b"), (first, one, "a"), (first, one, "a")):
+                for micro in batch.micros(model):
+                    run.backward((1e-3 if name == "a" else 1.0) * model(micro.inputs).square().mean(), micro, name)
+                run.step(optimizer)
+    line = lines(tmp_path)[0]
+    assert (line["lr"], line["lr/1"]) == (0.1, 0.2) and line["grad_norm"] < 0.05 < line["grad_norm/1"]
+    assert not any(key.endswith("/2") for key in line)
+
+
+def test_an_optimizer_that_was_not_prepared_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"run\.prepare did not return"):
+        with open_run(tmp_path) as run:
+            model, _ = run.prepare(nn.Linear(4, 1), OptimConfig())
+            for _ in run.batches(DATA, torch.stack):
+                run.step(torch.optim.SGD(model.parameters()))
+
+
+def test_randomness_of_collate_belongs_to_the_micro_batch(tmp_path):
+    """As collators for masked language models have it; the number of workers changes nothing."""
+
+    def noisy(rows):
+        return torch.stack(rows) * torch.bernoulli(torch.full((4,), 0.5))
+
+    losses = []
+    for workers in (0, 2):
+        torch.manual_seed(workers)
+        with open_run(tmp_path / str(workers), workers=workers) as run:
+            model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+            for batch in run.batches(DATA, noisy):
+                go(run, model, optimizer, batch)
+        losses.append([line["loss"] for line in lines(tmp_path / str(workers))])
+    assert losses[0] == losses[1]
+
+
+def test_a_full_disk_costs_a_warning(tmp_path, capsys, monkeypatch):
+    """Records are written again when there is room; the folder is given back in any case."""
+    from app.folder import RunFolder
+
+    full = OSError(28, "No space left on device")
+    write = RunFolder._write
+
+    def refuse(self, name, text):
+        raise full
+
+    with open_run(tmp_path, save_every=1) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            monkeypatch.setattr(RunFolder, "_write", refuse if run.steps_done < 3 else write)
+            go(run, model, optimizer, batch)
+    assert "run.json could not be brought up to date: No space left" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "finished"
+    monkeypatch.setattr(RunFolder, "_write", refuse)
+    with pytest.raises(UserError, match="No space left"):
+        train(tmp_path)
+    monkeypatch.setattr(RunFolder, "_write", write)
+    train(tmp_path, epochs=1.0)  # and not refused as in use

@@ -254,6 +254,27 @@ def test_wandb_without_a_setting_means_its_present_server(tmp_path, monkeypatch)
     assert _logged_in()
 
 
+def test_lines_wait_until_there_is_room(tmp_path):
+    """A full disk may take half a line; it is said once, and no line is lost or cut."""
+    said = []
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0, said.append)
+    file.write(1, {"loss": 0.5})
+    real = file.file
+
+    class Full:
+        def write(self, data):
+            return real.write(data[: len(data) // 2])
+
+    file.file = Full()
+    file.write(2, {"loss": 0.25})
+    file.write(3, {"loss": 0.125})
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1]
+    file.file = real
+    file.write(4, {"loss": 0.0})
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert len(said) == 1 and "No space left" in said[0]
+
+
 def test_what_json_does_not_have_is_null(tmp_path):
     """NaN is no JSON: other programs would refuse the whole file."""
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)

@@ -32,7 +32,18 @@ LAYOUTS = {
 OTHERS = [name for name in LAYOUTS if name != "one"]
 RESUMING = ("one", "ddp2", "fsdp2")
 # K is 5, which no number of ranks divides, of 5 or 4 rows; clipping at work; epochs that end inside a step.
-EXACT = ["--scratch.layers", 1, "--run.exact", "true", "--run.global-batch", 24, "--run.micro-batch", 5, "--run.steps", 100]
+EXACT = [
+    "--scratch.layers",
+    1,
+    "--run.exact",
+    "true",
+    "--run.global-batch",
+    24,
+    "--run.micro-batch",
+    5,
+    "--run.steps",
+    100,
+]
 EXACT += ["--run.eval-every", 30, "--run.save-every", 50, "--optim.clip", 0.5]
 CASES = {
     # 101 rows twice in steps of 24: an epoch ends inside step 5, and the last step has 10 rows in 3 micro-batches.
