@@ -1,0 +1,43 @@
+"""Mistakes that only several ranks can make, and things that only they can get wrong; every rank is told."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launching import ROOT, launch
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Give what both ranks were told, by case; and the folder of the runs."""
+    folder = tmp_path_factory.mktemp("faults")
+    result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
+    assert result.status == 0, result.output[-3000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder
+
+
+def test_a_parameter_without_gradient_is_named(told):
+    """DDP would fail a step later, with advice that nobody here can follow."""
+    for rank in told[0]:
+        assert "idle.weight, idle.bias had no gradient" in rank["unused"] and "requires_grad_" in rank["unused"]
+
+
+def test_metrics_that_keep_all_values_do_without_samples_on_a_rank(told):
+    """And computing twice gives the same."""
+    first, second = told[0][0]["auroc"]
+    assert first == second == told[0][1]["auroc"][0]
+    assert first["eval/samples"] == 4 and 0 <= first["eval/auroc"] <= 1
+
+
+def test_tied_weights_of_a_plain_module_are_written(told):
+    weights = load_file(told[1] / "tied" / "model" / "model.safetensors")
+    assert {"first.bias", "second.bias"} < set(weights) and len(weights) == 3
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_a_folder_that_is_not_shared_is_said(told):
+    """Otherwise checkpoints would be committed that nobody can read."""
+    for rank in told[0]:
+        assert "--run.dir must be on a disk that all machines share" in rank["not shared"]
