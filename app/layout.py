@@ -20,6 +20,7 @@ def layout(accelerator: Accelerator) -> dict:
         "precision": precision(accelerator),
         "device": device(accelerator),
         "threads": torch.get_num_threads(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
         "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
     }
 
@@ -54,6 +55,13 @@ def device(accelerator: Accelerator) -> str:
     return (
         torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
     )
+
+
+def changes_bits(saved: dict, here: dict) -> list[str]:
+    """List what differs between two layouts, or versions, that can change a micro-batch's own bits."""
+    ours = {**here, **versions()}
+    names = ("device", "kernels", "precision", "threads", "torch", "transformers")
+    return [f"{name} was {saved[name]}, is {ours[name]}" for name in names if saved[name] != ours[name]]
 
 
 def is_bound(where: dict) -> bool:

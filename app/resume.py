@@ -19,7 +19,8 @@ def record(plan: BatchPlan, accelerator: Accelerator, scores: dict, measured: di
         measured: those that were measured at this very step; they decide which checkpoint is best.
     """
     data = {"rows": plan.samples, "fingerprint": plan.fingerprint}
-    return {"metrics": measured, "scores": scores, "layout": layout.layout(accelerator), "data": data}
+    here = {"layout": layout.layout(accelerator), "versions": layout.versions()}
+    return {"metrics": measured, "scores": scores, **here, "data": data}
 
 
 def resume(

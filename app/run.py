@@ -137,6 +137,12 @@ class Run:
             optim = build_optimizer(model, settings)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
+        if self.accelerator.data_ranks > 1:
+            for name in _batchnorms(model):
+                self.warn(
+                    f"warning: {name} is a BatchNorm: its running statistics are those of one process's samples, so "
+                    "scores depend on the layout; GroupNorm and LayerNorm do not, nor does SyncBatchNorm on GPUs"
+                )
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)
         return model, optimizer
@@ -182,6 +188,9 @@ class Run:
             self.steps_done, self.scores = saved["step"], saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
             self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}")
+            changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
+            if changes:
+                self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         ranks.from_main(lambda: self._open(plan, here, resumed=saved is not None))
         self.records.start(plan, self.steps_done)
         self._plan, self._due = plan, Due(self.config, plan)
@@ -326,6 +335,12 @@ class Run:
             longer = "--run.steps" if self.config.steps else "--run.epochs"
             self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores
+
+
+def _batchnorms(model: nn.Module) -> list[str]:
+    """Name the first module that computes over a process's own samples, if there is one."""
+    kind, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
+    return [name for name, m in model.named_modules() if isinstance(m, kind) and not isinstance(m, synced)][:1]
 
 
 def _recipe_name(config: Any) -> str:

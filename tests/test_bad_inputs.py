@@ -90,6 +90,14 @@ def errors(output):
     return [line for line in output.splitlines() if line.startswith("error:")]
 
 
+def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tmp_path):
+    """A machine that has a trouble of its own would end without a word."""
+    for local_rank, times in ((0, 1), (1, 0)):
+        env = {"RANK": str(8 + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "16"}
+        result = run([sys.executable, RECIPE, "--run.epochs", 0, "--run.dir", tmp_path / "run"], env=env)
+        assert result.status == 2 and result.output.count("error: --run.epochs") == times
+
+
 def test_every_rank_fails_with_one_message(rows, tmp_path):
     """Too many processes for the micro-batches, and an error of the main process alone, are told once."""
     common = [*QUICK, "--run.dir", tmp_path / "run"]

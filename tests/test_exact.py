@@ -54,6 +54,15 @@ def test_gradients_that_fit_are_not_mentioned(tmp_path, capsys):
     assert "--run.exact" not in capsys.readouterr().err
 
 
+def test_what_changes_bits_is_said(tmp_path, capsys):
+    """The number of threads may change between sittings, but then the promise is not kept."""
+    train(tmp_path / "run", nn.Linear(4, 1), stop_at=2)
+    train(tmp_path / "run", nn.Linear(4, 1), stop_at=4)
+    assert "warning" not in capsys.readouterr().err
+    train(tmp_path / "run", nn.Linear(4, 1), threads=2)
+    assert "--run.exact: threads was 1, is 2: bits from here on may differ" in capsys.readouterr().err
+
+
 class Unused(nn.Module):
     """A model that never uses one of its parameters, and never trains another."""
 

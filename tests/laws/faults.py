@@ -86,6 +86,7 @@ if __name__ == "__main__":
         "unused": lambda: train("unused", Partly()),
         "auroc": lambda: train("auroc", nn.Linear(4, 3), body=auroc),
         "tied": lambda: train("tied", Tied()),
+        "batchnorm": lambda: train("batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
         "not shared": not_shared,
     }
     told = {}

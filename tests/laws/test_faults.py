@@ -15,7 +15,7 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
     assert result.status == 0, result.output[-3000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder, result.output
 
 
 def test_a_parameter_without_gradient_is_named(told):
@@ -29,6 +29,10 @@ def test_metrics_that_keep_all_values_do_without_samples_on_a_rank(told):
     first, second = told[0][0]["auroc"]
     assert first == second == told[0][1]["auroc"][0]
     assert first["eval/samples"] == 4 and 0 <= first["eval/auroc"] <= 1
+
+
+def test_batchnorm_is_warned_of_once(told):
+    assert told[2].count("warning: 1 is a BatchNorm") == 1
 
 
 def test_tied_weights_of_a_plain_module_are_written(told):
