@@ -43,9 +43,8 @@ class ExactGradients(Gradients):
         """Place a model and its optimizer, so that gradients are summed in float64."""
         _check_model(model)
         if self.accelerator.device.type == "cpu":
-            # The fused kernels' last few elements of a tensor, and so of a shard, are rounded in another way.
             for group in optimizer.param_groups:
-                group["fused"] = False
+                group["fused"] = bool(group.get("fused")) and all(map(_fills_vectors, group["params"]))
         if not self.sharded:
             model, optimizer = super().prepare(model, optimizer, clip)
             self.sums[model] = _Sums(model)
@@ -144,11 +143,11 @@ class _Grid:
         """How many grid points make a gradient of 1."""
         return 2.0**GRID if self.scaler is None else 2.0**GRID / self.scaler._scale
 
-    def numbers(self, gradient: Tensor) -> Tensor:
+    def numbers(self, gradient: Tensor, in_place: bool = False) -> Tensor:
         """Return the number of the grid point nearest to each value."""
-        found = (gradient * self.points).round_()
-        if self.counting:
-            present = gradient != 0
+        present = gradient != 0 if self.counting else None
+        found = (gradient.mul_(self.points) if in_place else gradient * self.points).round_()
+        if present is not None:
             self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
         return found
 
@@ -179,12 +178,16 @@ class _Sums:
         """Round the gradients at hand and add them."""
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
-                self.sums[index] += grid.numbers(parameter.grad)
+                numbers = grid.numbers(parameter.grad, in_place=True)
+                self.sums[index].add_(numbers) if self.seen[index] else self.sums[index].copy_(numbers)
                 self.seen[index] = True
                 parameter.grad = None
 
     def finish(self, grid: _Grid) -> None:
         """Sum over ranks and hand the parameters their gradients. Every rank takes part."""
+        for sum_, seen in zip(self.sums, self.seen, strict=True):
+            if not seen:
+                sum_.zero_()
         if not ranks.alone():
             self.flat[-len(self.seen) :] = torch.tensor(self.seen, dtype=torch.float64)
             dist.all_reduce(self.flat)
@@ -192,8 +195,7 @@ class _Sums:
         had = self.seen if all(self.seen) or ranks.alone() else self.flat[-len(self.seen) :].tolist()
         for parameter, sum_, some in zip(self.parameters, self.sums, had, strict=True):
             if some:
-                parameter.grad = (sum_ / grid.points).to(parameter.dtype)
-        self.flat.zero_()
+                parameter.grad = torch.div(sum_, grid.points, out=torch.empty_like(parameter))
         self.seen = [False] * len(self.seen)
 
 
@@ -210,6 +212,14 @@ def _check(accelerator: Accelerator) -> None:
         raise UserError("--run.exact: compiled code differs between layouts; take dynamo_config out of the profile")
     if accelerator.data_ranks != accelerator.num_processes:
         raise UserError("--run.exact: tensor parallelism splits sums inside the model; set tp_size to 1")
+
+
+def _fills_vectors(parameter: nn.Parameter) -> bool:
+    """Tell whether fused CPU kernels treat a tensor's elements alike, in the whole and in shards of whole rows.
+
+    The last few that do not fill a vector (at most 16 numbers) are rounded in another way.
+    """
+    return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
 
 
 def _check_model(model: nn.Module) -> None:

@@ -35,10 +35,37 @@ def test_batchnorm_is_refused(tmp_path):
         train(tmp_path / "run", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
 
 
-def test_the_fused_kernels_of_cpu_are_not_used(tmp_path):
+@pytest.mark.parametrize(("width", "fused"), [(16, True), (15, False)])
+def test_fused_kernels_of_cpu_work_on_full_vectors_alone(tmp_path, width, fused):
     """They round the last elements of a tensor, and so of a shard, in another way."""
-    _, optimizer = train(tmp_path / "run", nn.Linear(4, 1))
-    assert [group["fused"] for group in optimizer.param_groups] == [False, False]
+    model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, width), nn.Linear(width, 16))
+    model[0].weight.requires_grad_(False)
+    _, optimizer = train(tmp_path / "run", model)
+    assert [group["fused"] for group in optimizer.param_groups] == [fused, False]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fused_adamw_gives_shards_the_bits_of_the_whole(threads):
+    """Where rows fill vectors; the version of torch that this was seen to hold for is the one in requirements.lock."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, cuts in ((37, [5, 6, 30]), (4001, [1000, 2001, 3002])):
+            generator = torch.Generator().manual_seed(rows)
+            start = torch.randn(rows, 48, generator=generator)
+            whole = [nn.Parameter(start.clone())]
+            shards = [nn.Parameter(piece.clone()) for piece in start.tensor_split(cuts)]
+            optimizers = [torch.optim.AdamW(parameters, fused=True) for parameters in (whole, shards)]
+            for _ in range(5):
+                gradient = torch.randn(rows, 48, generator=generator) * 1e-3
+                whole[0].grad = gradient
+                for shard, piece in zip(shards, gradient.tensor_split(cuts), strict=True):
+                    shard.grad = piece.clone()
+                for optimizer in optimizers:
+                    optimizer.step()
+            assert torch.equal(torch.cat([shard.data for shard in shards]), whole[0].data)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
