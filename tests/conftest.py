@@ -51,3 +51,26 @@ def rows(tmp_path_factory):
         return path if path.exists() else write_rows(path, count)
 
     return rows
+
+
+@pytest.fixture(scope="module")
+def data_cache(tmp_path_factory):
+    """Give the tests of data a cache of their own, and no progress bars."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        patch.setenv("HF_DATASETS_CACHE", str(folder))
+        patch.setenv("HF_HOME", str(folder / "home"))
+        datasets.disable_progress_bars()
+        yield folder
+        datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def stdlib(data_cache):
+    """Give the training and the evaluation table of builtin:stdlib."""
+    from app.data.text import load_table
+
+    return load_table("builtin:stdlib")

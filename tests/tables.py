@@ -1,0 +1,37 @@
+"""What the tests of data share: tables in memory, their labels, refusals, and processes of their own."""
+
+import os
+import re
+import subprocess
+import sys
+
+import datasets
+import pytest
+
+from app.data.config import TextData
+from app.data.text import read_labels
+from app.errors import UserError
+
+
+def table(**columns):
+    """Make a table in memory."""
+    return datasets.Dataset.from_dict(columns)
+
+
+def refused(*words):
+    """Expect a UserError whose message has all the words."""
+    return pytest.raises(UserError, match="(?s)" + "".join(f"(?=.*{re.escape(word)})" for word in words))
+
+
+def python(code: str, **env: str) -> str:
+    """Run code in a process of its own, as a session of its own would."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def labels_of(train, evaluation=None, label=("label",), problem="auto"):
+    """Read the labels of a table, and of itself where there is no other to evaluate on."""
+    config = TextData(label=label, problem=problem)
+    return read_labels(train, train if evaluation is None else evaluation, config)

@@ -1,0 +1,103 @@
+"""Labels: classes, several of them, or numbers, as a loss wants them."""
+
+import datasets
+import numpy as np
+import pytest
+
+from app.data.labels import MULTI, REGRESSION, SINGLE
+from tables import labels_of, refused, table
+
+CLASS = datasets.ClassLabel(names=["z", "a", "m"])
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "problem", "names", "expected"),
+    [
+        (["b", "c", "a", "b"], None, SINGLE, ["a", "b", "c"], [1, 2, 0, 1]),
+        ([4, 1, 3, 1], None, SINGLE, ["1", "3", "4"], [2, 0, 1, 0]),
+        ([10, 9, -1], None, SINGLE, ["-1", "9", "10"], [2, 1, 0]),
+        ([True, False], None, SINGLE, ["False", "True"], [1, 0]),
+        ([2, 0, 2], CLASS, SINGLE, ["z", "a", "m"], [2, 0, 2]),
+        ([1.0, 3.0], None, SINGLE, ["1", "3"], [0, 1]),
+        ([1.5, -2.0], None, REGRESSION, ["label"], [1.5, -2.0]),
+        ([3, 1], None, REGRESSION, ["label"], [3.0, 1.0]),
+        ([["b"], [], ["a", "b"]], None, MULTI, ["a", "b"], [[0, 1], [0, 0], [1, 1]]),
+        ([[7], [], [5, 7]], None, MULTI, ["5", "7"], [[0, 1], [0, 0], [1, 1]]),
+        ([[0, 1], [1]], None, MULTI, ["0", "1"], [[1, 1], [0, 1]]),
+        ([[2], [0, 1]], datasets.List(CLASS), MULTI, ["z", "a", "m"], [[0, 0, 1], [1, 1, 0]]),
+        ([[0, 1, 1], [1, 0, 0]], None, MULTI, ["0", "1", "2"], [[0, 1, 1], [1, 0, 0]]),
+        ([[0, 1], [1, 0]], None, MULTI, ["0", "1"], [[0, 1], [1, 0]]),
+        ([[0], [1]], None, MULTI, ["0", "1"], [[1, 0], [0, 1]]),
+        ([[0.0, 1.0], [1.0, 0.0]], None, MULTI, ["0", "1"], [[0, 1], [1, 0]]),
+    ],
+)
+def test_labels_of_every_kind(values, feature, problem, names, expected):
+    data = table(label=values)
+    if feature is not None:
+        data = data.cast_column("label", feature)
+    plain = {float: REGRESSION, list: MULTI}.get(type(values[0]), SINGLE)
+    labels = labels_of(data, problem="auto" if problem == plain else problem)
+    assert (labels.problem, labels.names) == (problem, names)
+    assert labels.train_values.tolist() == labels.eval_values.tolist() == expected
+    assert labels.train_values.dtype == (np.int64 if problem == SINGLE else np.float32)
+
+
+def test_several_label_columns():
+    data = table(a=[0, 1, 1], b=[True, False, True], c=[0.0, 0.5, 1.0])
+    labels = labels_of(data, label=("b", "a"))
+    assert (labels.problem, labels.names) == (MULTI, ["b", "a"])
+    assert labels.eval_values.tolist() == [[1, 0], [0, 1], [1, 1]]
+    labels = labels_of(data, label=("a", "c"), problem=REGRESSION)
+    assert labels.train_values.tolist() == [[0, 0], [1, 0.5], [1, 1]]
+    assert labels.train_values.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("values", "other", "problem", "words"),
+    [
+        (["a", "b"], ["a", "b", "d", "e"], "auto", ["row 2", "evaluation", "'d'", "no training row"]),
+        ([1, 2], [1, 2, 0], "auto", ["row 2", "evaluation", "0"]),
+        ([["a"], ["b"]], [["a"], [], ["a", "x"]], "auto", ["row 2", "'x'"]),
+        ([1, 2], ["a", "b"], "auto", ["int64 in the training data", "string in the evaluation"]),
+        (["a", None, "b"], None, "auto", ["row 1", "no label"]),
+        ([0.5, float("nan")], None, "auto", ["row 1", "no label"]),
+        ([0.5, float("inf")], None, "auto", ["row 1", "inf"]),
+        ([["a"], ["b", None]], None, "auto", ["row 1", "no label"]),
+        ([["a"], [], None], None, "auto", ["row 2", "no label"]),
+        (["a", "a"], None, "auto", ["all training rows have the label a", "two"]),
+        ([[], []], None, "auto", ["--data.label label"]),
+        ([0.5, 1.0], None, SINGLE, ["row 0", "0.5", "--data.problem regression"]),
+        (["a", "b"], None, REGRESSION, ["--data.problem regression", "string", SINGLE]),
+        ([1, 2], None, MULTI, ["--data.problem multi", "int64", "single_label_classification or regression"]),
+        ([{"x": 1}], None, "auto", ["--data.label label holds struct", "labels are"]),
+        ([[0.5, 0.5]], None, "auto", ["lists of double", "0 and 1"]),
+        ([[0, 1, 1], [0, 0, 1]], [[0, 1, 1], [1]], "auto", ["row 1", "1 values", "3"]),
+    ],
+)
+def test_labels_that_cannot_be_used_say_why(values, other, problem, words):
+    with refused(*words):
+        labels_of(table(label=values), None if other is None else table(label=other), problem=problem)
+
+
+def test_label_columns_that_cannot_be_used_say_why():
+    data = table(text=["x", "y"], good=[0, 1], bad=[0, 2])
+    with refused("--data.label label", "no such column", "text, good, bad", "--data.columns"):
+        labels_of(data)
+    with refused("--data.label bad", "row 1", "2"):
+        labels_of(data, label=("good", "bad"))
+    with refused("--data.label text", "string", "no number"):
+        labels_of(data, label=("good", "text"))
+    with refused("--data.label names no column"):
+        labels_of(data, label=())
+    with refused("column good twice"):
+        labels_of(data, label=("good", "good"))
+    hidden = table(label=[0, 1, -1]).cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    with refused("row 2", "no label"):
+        labels_of(hidden)
+
+
+def test_rows_are_named_as_the_whole_table_counts_them():
+    values = ["a", "b"] * 20 + ["rare"]
+    train, evaluation = (table(label=values).select(rows) for rows in (range(40), [3, 40]))
+    with refused("row 40", "'rare'"):
+        labels_of(train, evaluation)
