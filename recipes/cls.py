@@ -50,20 +50,11 @@ def load_data(config: Config):
     """Return training and evaluation rows as token ids, their labels, and the tokenizer."""
     from app.data import text
 
-    train, evaluation = text.load_table(
-        config.data.path,
-        name=config.data.name,
-        split=config.data.split,
-        eval_split=config.data.eval_split,
-        eval_path=config.data.eval_path,
-        columns=config.data.columns,
-        holdout=config.data.holdout,
-    )
-    labels = text.read_labels(train, evaluation, config.data)
-    tokenizer = load_tokenizer(config, train)
+    tables, labels = text.load_labelled(config.data)
+    tokenizer = load_tokenizer(config, tables.train)
     length = config.data.max_length
-    train_rows = text.tokenize(train, config.data.text, tokenizer, length, labels.train_values)
-    eval_rows = text.tokenize(evaluation, config.data.text, tokenizer, length, labels.eval_values)
+    train_rows = text.tokenize(tables.train, config.data.text, tokenizer, length, labels.train_values)
+    eval_rows = text.tokenize(tables.evaluation, config.data.text, tokenizer, length, labels.eval_values)
     return train_rows, eval_rows, labels, tokenizer
 
 

@@ -71,6 +71,6 @@ def data_cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stdlib(data_cache):
     """Give the training and the evaluation table of builtin:stdlib."""
-    from app.data.text import load_table
+    from tables import load
 
-    return load_table("builtin:stdlib")
+    return load()

@@ -4,18 +4,26 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pytest
 
-from app.data.config import TextData
-from app.data.text import read_labels
+from app.data.config import TableData, TextData
+from app.data.text import load_tables, read_labels
 from app.errors import UserError
 
 
 def table(**columns):
     """Make a table in memory."""
     return datasets.Dataset.from_dict(columns)
+
+
+def load(path="builtin:stdlib", **flags):
+    """Load the tables to train and to evaluate on, as the flags of --data say."""
+    paths = (str(path),) if isinstance(path, str | Path) else tuple(map(str, path))
+    tables = load_tables(TableData(path=paths, **flags))
+    return tables.train, tables.evaluation
 
 
 def refused(*words):

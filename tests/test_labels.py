@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 
-from app.data.labels import MULTI, REGRESSION, SINGLE
+from app.data.labels import MULTI, REGRESSION, SINGLE, problem_of
 from tables import labels_of, refused, table
 
 CLASS = datasets.ClassLabel(names=["z", "a", "m"])
@@ -42,6 +42,26 @@ def test_labels_of_every_kind(values, feature, problem, names, expected):
     assert labels.train_values.dtype == (np.int64 if problem == SINGLE else np.float32)
 
 
+def test_few_whole_floats_are_classes():
+    """pandas writes integers as floats where some are missing; amounts have many values, or fractions."""
+    for values, problem in (
+        ([1.0, 0.0, 1.0], SINGLE),
+        ([1.0, 0.0, -2.0], SINGLE),
+        ([1.0, 0.0, 0.5], REGRESSION),
+        ([float(i) for i in range(100)], REGRESSION),
+        ([1.0, float("inf")], REGRESSION),
+    ):
+        assert problem_of([table(label=values)], ["label"], "auto") == problem
+    labels = labels_of(table(label=[1.0, 0.0, 3.0]), table(label=[3, 1]))
+    assert (labels.names, labels.train_values.tolist(), labels.eval_values.tolist()) == (
+        ["0", "1", "3"],
+        [1, 0, 2],
+        [2, 1],
+    )
+    assert labels_of(table(label=[1.0, 0.0]), table(label=[0.5])).problem == REGRESSION
+    assert labels_of(table(label=[1.0, 0.0]), problem=REGRESSION).train_values.tolist() == [1.0, 0.0]
+
+
 def test_several_label_columns():
     data = table(a=[0, 1, 1], b=[True, False, True], c=[0.0, 0.5, 1.0])
     labels = labels_of(data, label=("b", "a"))
@@ -55,8 +75,8 @@ def test_several_label_columns():
 @pytest.mark.parametrize(
     ("values", "other", "problem", "words"),
     [
-        (["a", "b"], ["a", "b", "d", "e"], "auto", ["row 2", "evaluation", "'d'", "no training row"]),
-        ([1, 2], [1, 2, 0], "auto", ["row 2", "evaluation", "0"]),
+        (["a", "b"], ["a", "b", "d", "e"], "auto", ["row 2", "'d'", "no training row"]),
+        ([1, 2], [1, 2, 0], "auto", ["row 2", "label 0", "no training row"]),
         ([["a"], ["b"]], [["a"], [], ["a", "x"]], "auto", ["row 2", "'x'"]),
         ([1, 2], ["a", "b"], "auto", ["int64 in the training data", "string in the evaluation"]),
         (["a", None, "b"], None, "auto", ["row 1", "no label"]),
@@ -69,7 +89,7 @@ def test_several_label_columns():
         ([0.5, 1.0], None, SINGLE, ["row 0", "0.5", "--data.problem regression"]),
         (["a", "b"], None, REGRESSION, ["--data.problem regression", "string", SINGLE]),
         ([1, 2], None, MULTI, ["--data.problem multi", "int64", "single_label_classification or regression"]),
-        ([{"x": 1}], None, "auto", ["--data.label label holds struct", "labels are"]),
+        ([{"x": 1}], None, "auto", ["--data.label label", "holds struct", "labels are"]),
         ([[0.5, 0.5]], None, "auto", ["lists of double", "0 and 1"]),
         ([[0, 1, 1], [0, 0, 1]], [[0, 1, 1], [1]], "auto", ["row 1", "1 values", "3"]),
     ],
@@ -85,6 +105,8 @@ def test_label_columns_that_cannot_be_used_say_why():
         labels_of(data)
     with refused("--data.label bad", "row 1", "2"):
         labels_of(data, label=("good", "bad"))
+    with refused("--data.label x", "row 1", "1.5", "--data.problem regression"):
+        labels_of(table(x=[0.0, 1.5], y=[1.0, 0.0]), label=("x", "y"))
     with refused("--data.label text", "string", "no number"):
         labels_of(data, label=("good", "text"))
     with refused("--data.label names no column"):

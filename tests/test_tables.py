@@ -8,15 +8,14 @@ import shutil
 from pathlib import Path
 
 import datasets
-import httpx
+import huggingface_hub
 import pytest
 
 from app.data.builtin import functions_of, stdlib_rows
 from app.data.cache import using_cache
 from app.data.config import TextData
-from app.data.sources import hold_out
-from app.data.text import load_table, read_labels
-from tables import python, refused, table
+from app.data.text import read_labels
+from tables import load, python, refused, table
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 ROWS = [("ham", "good morning"), ("spam", 'win "cash" now'), ("ham", "see you at NA"), ("spam", "12 prizes")]
@@ -56,7 +55,7 @@ KINDS = ["csv", "csv.gz", "tsv", "json", "jsonl", "parquet", "saved", "hub"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind):
     path, columns = write(tmp_path, kind)
-    train, evaluation = load_table(path, columns=columns, holdout=0.25)
+    train, evaluation = load(path, columns=columns, holdout=0.25)
     assert (len(train), len(evaluation)) == (3, 1)
     rows = [(row["label"], row["text"]) for part in (train, evaluation) for row in part]
     assert sorted(rows) == sorted(ROWS)
@@ -69,7 +68,7 @@ def test_files_changed_on_disk_are_read_again(tmp_path, folder):
     for words in (["one", "two"], ["three", "four"]):
         file.write_text("label,text\n" + "".join(f"{word[0]},{word}\n" for word in words))
         os.utime(file, (len(keys), len(keys)))
-        parts = load_table(str(tmp_path if folder else file))
+        parts = load(str(tmp_path if folder else file))
         assert {row["text"] for part in parts for row in part} == set(words)
         keys.append(parts[0]._fingerprint)
     assert keys[0] != keys[1]
@@ -80,7 +79,7 @@ def test_several_files_patterns_and_a_file_to_evaluate_on(tmp_path):
         (tmp_path / f"{name}.csv").write_text(f"label,text\n0,{name} first\n1,{name} second\n")
     both = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
     for path in (both, str(tmp_path / "[ab].csv")):
-        train, evaluation = load_table(path, eval_path=str(tmp_path / "dev.csv"))
+        train, evaluation = load(path, eval_path=str(tmp_path / "dev.csv"))
         assert train["text"][:] == ["a first", "a second", "b first", "b second"]
         assert evaluation["text"][:] == ["dev first", "dev second"]
 
@@ -99,21 +98,21 @@ def test_a_hub_folder_with_configurations_and_splits(tmp_path):
     ]
     (tmp_path / "README.md").write_text("---\nconfigs:\n" + "".join(configs) + "---\n# Yes and no\n")
     path = str(tmp_path)
-    train, evaluation = load_table(path, name="small")
+    train, evaluation = load(path, name="small")
     assert (len(train), evaluation["text"][0]) == (5, "small validation 0")
     assert read_labels(train, evaluation, TextData()).names == ["no", "yes"]
-    train, evaluation = load_table(path, name="big", split="train[:10%]", eval_split="test")
+    train, evaluation = load(path, name="big", split="train[:10%]", eval_split="test")
     assert (len(train), len(evaluation), evaluation["text"][0]) == (2, 20, "big test 0")
     for unused in ("validation", "test"):
-        assert load_table(str(tmp_path / "small"))[1]["text"][0] == f"small {unused} 0"
+        assert load(str(tmp_path / "small"))[1]["text"][0] == f"small {unused} 0"
         (tmp_path / "small" / f"{unused}-00000-of-00001.parquet").unlink()
-    assert len(load_table(str(tmp_path / "small"))[1]) == 1
+    assert len(load(str(tmp_path / "small"))[1]) == 1
     with refused("big", "small", "--data.name"):
-        load_table(path)
+        load(path)
     with refused("huge", "big", "small", "--data.name"):
-        load_table(path, name="huge")
-    with refused("no split dev", "train, validation, test", "--data.split"):
-        load_table(path, name="big", eval_split="dev")
+        load(path, name="huge")
+    with refused("--data.eval-split dev", "no split dev", "train, validation, test"):
+        load(path, name="big", eval_split="dev")
 
 
 def test_csv_keeps_words_and_numbers_apart(tmp_path):
@@ -121,7 +120,7 @@ def test_csv_keeps_words_and_numbers_apart(tmp_path):
     file.write_text(
         "word,code,count,score,year,odd\nNA,007,1,1.5,+1999,1\nnull,12,-2,1e3,2001,nan\nNone,3,3,,2020,inf\n"
     )
-    train, _ = load_table(str(file), holdout=0.01, eval_path=str(file))
+    train, _ = load(str(file), holdout=0.01, eval_path=str(file))
     assert train.to_dict() == {
         "word": ["NA", "null", "None"],
         "code": ["007", "12", "3"],
@@ -130,12 +129,6 @@ def test_csv_keeps_words_and_numbers_apart(tmp_path):
         "year": ["+1999", "2001", "2020"],
         "odd": ["1", "nan", "inf"],
     }
-
-
-def test_quotes_in_tsv_are_plain_characters(tmp_path):
-    (tmp_path / "rows.tsv").write_text('label\ttext\na\t"open\nb\tplain\nc\t"quoted"\n')
-    train, evaluation = load_table(str(tmp_path / "rows.tsv"), holdout=0.3)
-    assert sorted([*train["text"], *evaluation["text"]]) == ['"open', '"quoted"', "plain"]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +152,8 @@ def test_quotes_in_tsv_are_plain_characters(tmp_path):
         ({"a.jsonl": "{broken\n"}, "a.jsonl", {}, ["a.jsonl", "cannot be read"]),
         ({"a.parquet": "x"}, "a.parquet", {}, ["a.parquet", "file size is 1 bytes"]),
         ({"a.jsonl": '{"x": 1}\n'}, "a.jsonl", {"columns": ["x"]}, ["--data.columns", "names of its own"]),
-        ({"a.csv": "x\n1\n2\n"}, "a.csv", {"eval_split": "test"}, ["no split test", "has train"]),
-        ({"a.csv": "x\n1\n2\n"}, "a.csv", {"split": "test"}, ["no split test", "has train"]),
+        ({"a.csv": "x\n1\n2\n"}, "a.csv", {"eval_split": "test"}, ["--data.eval-split test", "there are train"]),
+        ({"a.csv": "x\n1\n2\n"}, "a.csv", {"split": "test"}, ["--data.split test", "there are train"]),
         ({"a.csv": "x\n1\n2\n"}, "a.csv", {"holdout": 1.5}, ["--data.holdout 1.5", "between 0 and 1"]),
         ({"a.csv": "x\n1\n"}, "a.csv", {}, ["1 rows", "--data.eval-path"]),
         ({"a.csv": "x\n1\n", "b.json": "[]"}, ["a.csv", "b.json"], {}, ["several formats", ".csv, .json"]),
@@ -175,61 +168,57 @@ def test_a_path_that_cannot_be_read_says_why(tmp_path, monkeypatch, files, path,
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused(*words):
-        load_table(path, **arguments)
+        load(path, **arguments)
 
 
 def test_unknown_builtin_data_and_splits_name_those_there_are():
     with refused("builtin:sdtlib", "builtin:stdlib"):
-        load_table("builtin:sdtlib")
-    with refused("no split test", "has train"):
-        load_table("builtin:stdlib", eval_split="test")
+        load("builtin:sdtlib")
+    with refused("--data.eval-split test", "there are train"):
+        load("builtin:stdlib", eval_split="test")
     with refused("--data.split train[:5]", "no slices"):
-        load_table("builtin:stdlib", split="train[:5]")
+        load("builtin:stdlib", split="train[:5]")
 
 
-def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch):
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch, inside):
+    """With what the installed huggingface_hub really raises, as it is and inside what datasets makes of it."""
+
     def unreachable(*args, **kwargs):
-        raise httpx.ConnectError("[Errno -2] Name or service not known")
+        try:
+            huggingface_hub.utils.get_session().get("http://127.0.0.1:9")
+        except Exception as error:
+            if inside:
+                raise FileNotFoundError("Couldn't find any data file") from None
+            assert type(error).__name__ == "ConnectError"
+            raise
 
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
     with refused("nyu-mll/glue", "hf download nyu-mll/glue --repo-type dataset", "HF_HUB_OFFLINE=1"):
-        load_table("nyu-mll/glue", name="sst2")
+        load("nyu-mll/glue", name="sst2")
 
 
 def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, data_cache):
     """A warm cache is what an earlier download leaves: here a folder's, under the name of a Hub set."""
     path, _ = write(tmp_path, "hub")
-    load_table(shutil.move(path, tmp_path / "spam"))
-    (prepared,) = (file.parent for file in data_cache.glob("spam/default/0.0.0/*/dataset_info.json"))
+    load(shutil.move(path, tmp_path / "spam"))
+    (prepared,) = (file.parent for file in data_cache.glob("**/spam/default/0.0.0/*/dataset_info.json"))
     shutil.copytree(prepared, tmp_path / "warm" / "someone___spam" / "default" / "0.0.0" / prepared.name)
     code = """
-from app.data.sources import load_table
-from app.data.sources import hold_out
+from app.data.config import TableData
+from app.data.sources import load_tables
 from app.errors import UserError
-print(sum(map(len, load_table("someone/spam"))))
+tables = load_tables(TableData(path=("someone/spam",)))
+print(len(tables.train) + len(tables.evaluation))
 try:
-    load_table("nyu-mll/glue")
+    load_tables(TableData(path=("nyu-mll/glue",)))
 except UserError as error:
     print(error)
 """
     lines = python(code, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path / "warm")).splitlines()
     assert lines[0] == "4"
     assert "hf download nyu-mll/glue" in lines[1]
-
-
-def test_holdout_is_disjoint_stable_and_of_the_right_size():
-    data = table(n=list(range(1000)))
-    train, evaluation = hold_out(data, 0.1, seed=0)
-    assert len(evaluation) == 100
-    assert evaluation["n"][:] == sorted(evaluation["n"])
-    assert sorted([*train["n"], *evaluation["n"]]) == list(range(1000))
-    # Pinned: a run that is resumed by a later version must hold out the same rows.
-    assert evaluation["n"][:5] == [1, 6, 32, 44, 58]
-    _, other = hold_out(data, 0.1, seed=1)
-    assert len(set(other["n"]) & set(evaluation["n"])) < 30  # 10 by chance
-    assert len({train._fingerprint, evaluation._fingerprint, other._fingerprint}) == 3
-    assert [len(part) for part in hold_out(table(n=[1, 2, 3]), 0.01, seed=0)] == [2, 1]
-    assert [len(part) for part in hold_out(table(n=[1, 2, 3]), 0.99, seed=0)] == [1, 2]
 
 
 # builtin:stdlib
@@ -307,3 +296,176 @@ def test_a_cache_that_cannot_be_written_says_so(monkeypatch, tmp_path):
             raise OSError(28, "No space left on device")
         except OSError as error:
             raise RuntimeError("while writing") from error
+
+
+def write_card(folder: Path, options: str = "") -> Path:
+    """Write a folder with a card, whose two configurations hold a jsonl file each; return that of the first."""
+    configs = ""
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "rows.jsonl").write_text(
+            "".join(f'{{"text": "{name} {i}", "label": {i % 2}}}\n' for i in range(9))
+        )
+        configs += f"- config_name: {name}\n  data_files: {name}/rows.jsonl\n{options}"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n# Rows\n")
+    return folder / "one" / "rows.jsonl"
+
+
+def texts_of(tables) -> list[str]:
+    return sorted(text for part in tables for text in part["text"])
+
+
+def test_a_folder_with_a_card_is_read_again_once_it_changes(tmp_path, data_cache):
+    """The cache of datasets knows neither the files' content nor the folder's parent."""
+    file = write_card(tmp_path / "a" / "rows")
+    other = write_card(tmp_path / "b" / "rows")
+    other.write_text(other.read_text().replace("one", "another"))
+    first = load(str(tmp_path / "a" / "rows"), name="one")
+    second = load(str(tmp_path / "b" / "rows"), name="one")
+    assert (texts_of(first)[0], texts_of(second)[0]) == ("one 0", "another 0")
+    file.write_text(file.read_text().replace("one", "new"))
+    third = load(str(tmp_path / "a" / "rows"), name="one")
+    assert texts_of(third)[0] == "new 0"
+    assert len({tables[0]._fingerprint for tables in (first, second, third)}) == 3
+    again = load(str(tmp_path / "a" / "rows"), name="one")
+    assert again[0]._fingerprint == third[0]._fingerprint
+
+
+def test_a_file_of_another_size_is_read_again_whatever_its_time(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    for words in (["one", "two"], ["three", "fourteen"]):
+        file.write_text("".join(f'{{"text": "{word}"}}\n' for word in words))
+        os.utime(file, (1, 1))
+        assert texts_of(load(str(file))) == sorted(words)
+
+
+def test_what_an_earlier_version_left_in_the_cache_is_removed_the_day_after(tmp_path, data_cache):
+    file = tmp_path / "rows.jsonl"
+    before = set(data_cache.glob("samestep/tables/*"))
+    for version in range(3):
+        file.write_text('{"text": "a"}\n' * (2 + version))
+        load(str(file))
+        (folder,) = set(data_cache.glob("samestep/tables/*")) - before
+        if version == 0:
+            (first,) = folder.iterdir()
+            os.utime(first, (1, 1))
+    assert len(list(folder.iterdir())) == 2 and not first.exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_file_reads_the_same_inside_a_folder(tmp_path, kind):
+    file, comma = tmp_path / f"train.{kind}", "," if kind == "csv" else "\t"
+    lines = ["text,label,code", '"a, ""quoted"" one",NA,007', '"two\nlines",None,12', "null,NA,3"]
+    file.write_text("".join(line.replace(",", comma) + "\n" for line in lines))
+    expected = {
+        "text": [f'a{comma} "quoted" one', "two\nlines", "null"],
+        "label": ["NA", "None", "NA"],
+        "code": ["007", "12", "3"],
+    }
+    for path in (file, tmp_path):
+        assert load(str(path), eval_path=str(path))[0].to_dict() == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['a\t"open', "b\tplain", 'c\t"quoted"'], ['"open', '"quoted"', "plain"]),
+        (['a\tthe "word"', 'b\t"all of it"', 'c\t"twice ""so"""'], ["all of it", 'the "word"', 'twice "so"']),
+        (['a\t"open', 'b\tclosed"'], ['"open', 'closed"']),
+        (['a\t"one', 'two"', "b\tthree"], ["one\ntwo", "three"]),
+        (['a\t"so" they say', 'b\t"fine"'], ['"fine"', '"so" they say']),
+    ],
+)
+def test_quotes_in_tsv_count_where_they_balance(tmp_path, lines, expected):
+    file = tmp_path / "rows.tsv"
+    file.write_text("label\ttext\n" + "".join(f"{line}\n" for line in lines))
+    assert texts_of(load(str(file))) == expected
+    with gzip.open(f"{file}.gz", "wt") as stream:
+        stream.write(file.read_text())
+    assert texts_of(load(f"{file}.gz")) == expected
+
+
+def test_a_card_that_says_how_to_read_its_csv_files_is_obeyed(tmp_path):
+    (tmp_path / "rows.csv").write_text("text;label\na, b;x\nc;y\n")
+    (tmp_path / "README.md").write_text(
+        '---\nconfigs:\n- config_name: default\n  data_files: rows.csv\n  sep: ";"\n---\n'
+    )
+    assert texts_of(load(str(tmp_path))) == ["a, b", "c"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": ["a", "b", "c"], "label": [["x"], [], ["y", "z"]]},
+        {"text": {"0": "a", "1": "b", "2": "c"}, "label": {"0": ["x"], "1": [], "2": ["y", "z"]}},
+    ],
+    ids=["lists", "pandas"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_by_column_is_read(tmp_path, content, indent):
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(content, indent=indent))
+    train, _ = load(str(file), split="train[1:]", eval_path=str(file))
+    assert train.to_dict() == {"text": ["b", "c"], "label": [[], ["y", "z"]]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}], "version": 1},
+        {"data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]},
+        {"train": {"text": ["a", "b"], "label": [1, 0]}, "test": {"text": ["c"], "label": [1]}},
+        {"text": ["a", "b"], "label": [1]},
+    ],
+)
+def test_json_of_another_shape_is_refused_with_the_shape_that_is_wanted(tmp_path, content):
+    (tmp_path / "rows.json").write_text(json.dumps(content))
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tmp_path / "rows.json", tmp_path / "folder" / "train.json")
+    for path in ("rows.json", "folder"):
+        with refused(str(tmp_path / path), ", ".join(content), '[{"text": ..., "label": ...}, ...]'):
+            load(str(tmp_path / path))
+
+
+def test_names_that_look_like_patterns_and_folders_that_look_like_files(tmp_path):
+    (tmp_path / "rows[1].csv").write_text("text\na\nb\n")
+    assert texts_of(load(str(tmp_path / "rows[1].csv"))) == ["a", "b"]
+    folder = tmp_path / "spark.parquet"
+    table(text=["c", "d"]).to_parquet(folder / "part-0.parquet")
+    (folder / "_SUCCESS").touch()
+    for path in (str(folder), f"{folder}/"):
+        assert texts_of(load(path)) == ["c", "d"]
+
+
+def test_errors_name_the_data_that_they_are_about(tmp_path):
+    """Which of the two tables, by its flag and its path."""
+    good, other = tmp_path / "good.csv", tmp_path / "other.csv"
+    good.write_text("text,label\n" + "a,x\nb,y\n" * 5)
+    for content, words in (
+        ("text,label\na,x\nb,\n", ["row 1", "no label"]),
+        ("text,label\na,x\nb,z\n", ["row 1", "'z'", "no training row"]),
+        ("body,class\na,x\n", ["--data.label label", "no such column", "body, class"]),
+        ("text;label\na;x\n", ["--data.label label", "text;label", "comma"]),
+    ):
+        other.write_text(content)
+        train, evaluation = load(str(good), eval_path=str(other))
+        with refused(f"--data.eval-path {other}", *words):
+            read_labels(train, evaluation, TextData())
+    for content, words in (("", ["empty"]), ("a\n1,2\n", ["cannot be read"]), ("text\n", ["no rows"])):
+        other.write_text(content)
+        with refused(f"--data.eval-path {other}", *words):
+            load(str(good), eval_path=str(other))
+    with refused("--data.eval-path nope.csv", "no such file"):
+        load(str(good), eval_path="nope.csv")
+    with refused("--data.eval-split test", f"{good} has no split test", "train"):
+        load(str(good), eval_split="test")
+
+
+def test_a_configuration_of_what_has_none_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\n" + "a,x\nb,y\n" * 5)
+    for path in (str(tmp_path / "rows.csv"), "builtin:stdlib", str(tmp_path)):
+        with refused("foo", "--data.name", path):
+            load(path, name="foo")
+    card = tmp_path / "card"
+    write_card(card)
+    assert len(load(str(card), name="one", eval_path=str(tmp_path / "rows.csv"))[1]) == 10

@@ -127,13 +127,15 @@ def test_texts_that_cannot_be_used_say_why(tokenizer):
 SECOND_PROCESS = """
 import sys
 import app.data.builtin, app.data.text
-from app.data.text import load_table, read_texts, tokenize, train_tokenizer
+from app.data.text import load_tables, read_texts, tokenize, train_tokenizer
 import datasets
 from transformers import AutoTokenizer
 def again(*arguments, **keywords):
     raise AssertionError("done again")
 app.data.builtin.stdlib_rows = app.data.text._encode = again
-train, evaluation = load_table("builtin:stdlib")
+from app.data.config import TextData
+tables = load_tables(TextData())
+train, evaluation = tables.train, tables.evaluation
 trained = train_tokenizer(read_texts(evaluation, ["text"]), 1000, 64)
 loaded = AutoTokenizer.from_pretrained(sys.argv[1])
 memory = datasets.Dataset.from_dict({"text": ["in", "memory"]})

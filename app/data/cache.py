@@ -2,12 +2,19 @@
 
 import contextlib
 import errno
+import json
+import os
+import shutil
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from app.errors import UserError
 from app.launch import is_main_process
 
+SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -27,6 +34,52 @@ def fingerprint(*parts: object) -> str:
         data = str(part).encode("utf-8", "surrogatepass")
         hasher.update(f"{len(data)}:".encode() + data)
     return hasher.hexdigest()
+
+
+def cache_of(paths: Sequence[str]) -> Path:
+    """Return the cache folder of files, or of a folder, as they are now: its name is a hash of what is there.
+
+    The caches of datasets would be found by the files' times alone, or, for a folder with a card, by the folder's last
+    name. What earlier versions of the same data left goes a day after its last use: until then a run may be reading it.
+    """
+    parent = cache_folder() / "tables" / fingerprint(*map(os.path.abspath, paths))
+    folder = parent / fingerprint(*(part for path in paths for part in _listing(path)))
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    with contextlib.suppress(OSError):  # another process may remove the same
+        for other in parent.iterdir():
+            if time.time() - other.stat().st_mtime > SECONDS_KEPT:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def remember(file: Path, compute: Callable[[], Any]) -> Any:
+    """Return what compute() returned when it was first asked, as JSON keeps it; it is kept in the file."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    value = compute()
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value))
+    draft.replace(file)
+    return value
+
+
+def _listing(path: str) -> list[tuple]:
+    """List the files at a path, links followed: name, size and time of change of each."""
+    if not os.path.isdir(path):
+        status = os.stat(path)
+        return [(os.path.abspath(path), status.st_size, status.st_mtime_ns)]
+    files, seen = [], set()
+    for folder, folders, names in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        # A link may lead back up. Folders such as .git and .cache hold no data.
+        folders[:] = sorted(name for name in folders if real not in seen and not name.startswith("."))
+        seen.add(real)
+        for name in sorted(names):
+            file = os.path.join(folder, name)
+            if os.path.exists(file):  # a link may lead nowhere
+                files.append((os.path.abspath(file), os.stat(file).st_size, os.stat(file).st_mtime_ns))
+    return files
 
 
 @contextlib.contextmanager

@@ -7,6 +7,17 @@ import numpy as np
 from app.errors import UserError
 
 
+def name_table(table, origin: str):
+    """Give a table the words by which errors name it; what is selected from it keeps them."""
+    table.info.description = origin
+    return table
+
+
+def name_of(table) -> str:
+    """Return the words by which errors name a table, such as `--data.eval-path dev.csv`."""
+    return table.info.description or f"split {table.split or 'train'}"
+
+
 def check_columns(table, columns: Sequence[str], flag: str) -> None:
     """Raise a UserError when a table lacks one of the columns that a flag names."""
     have = f"there are: {', '.join(table.column_names)}"
@@ -16,10 +27,14 @@ def check_columns(table, columns: Sequence[str], flag: str) -> None:
         if name in columns[:i]:
             raise UserError(f"--data.{flag} names the column {name} twice")
         if name not in table.column_names:
-            raise UserError(
-                f"--data.{flag} {name}: no such column; {have} (if these are values, the file has no header line: "
-                "name its columns with --data.columns)"
-            )
+            raise UserError(f"--data.{flag} {name}: no such column in {name_of(table)}; {have} {_header_hint(table)}")
+
+
+def _header_hint(table) -> str:
+    (name, *others) = table.column_names
+    if not others and (found := [mark for mark in (";", "\t", "|") if mark in name]):
+        return f"(in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
+    return "(if these are values, the file has no header line: name its columns with --data.columns)"
 
 
 def check_texts(table, name: str) -> None:
@@ -29,7 +44,10 @@ def check_texts(table, name: str) -> None:
     kind = table.data.schema.field(name).type
     # Integers are texts too: a csv file does not tell which it means.
     if not (is_text(kind) or types.is_integer(kind)):
-        raise UserError(f"--data.text {name} holds {kind}, which is no text; {', '.join(table.column_names)} are there")
+        raise UserError(
+            f"--data.text {name} of {name_of(table)} holds {kind}, which is no text; "
+            f"{', '.join(table.column_names)} are there"
+        )
     if table.data.column(name).null_count:  # of the whole table, which this may be a selection of
         column = table.select_columns([name]).with_format("arrow")[:].column(name)
         if column.null_count:
@@ -41,7 +59,7 @@ def row_name(table, row: int) -> str:
     """Name a row as the data counts it, from 0, also when the table is a selection of it."""
     if table._indices is not None:
         row = table._indices.column(0)[row].as_py()
-    return f"row {row} (counted from 0) of split {table.split or 'train'}"
+    return f"row {row} (counted from 0) of {name_of(table)}"
 
 
 class LabelColumn:
@@ -84,7 +102,9 @@ class LabelColumn:
     def numbers(self) -> np.ndarray:
         """Return the items as float32."""
         if not is_number(self.items.type):
-            raise UserError(f"--data.label {self.name} holds {self.items.type}, which is no number")
+            raise UserError(
+                f"--data.label {self.name} of {name_of(self.table)} holds {self.items.type}, which is no number"
+            )
         return np.asarray(self.items).astype(np.float32)
 
     def _refuse_missing(self) -> None:

@@ -5,30 +5,38 @@ from typing import Literal
 
 
 @dataclass
-class TextData:
-    """Texts and their labels: where they come from and which columns hold them."""
+class TableData:
+    """A table: where it comes from, and which of its rows are for evaluation."""
 
     path: tuple[str, ...] = ("builtin:stdlib",)
     """builtin:NAME, a data set id of the Hub, a folder laid out like one, or csv, tsv, json, jsonl or parquet files (a
-    .gz behind the name is fine, and so are patterns such as 'part-*.csv')."""
+    .gz behind the name is fine, and so are patterns such as 'part-*.csv'). Quotes in tsv count as in csv where all of
+    them balance, and are plain characters where they do not."""
     name: str = ""
     """Configuration of a data set that has several, such as sst2 of nyu-mll/glue."""
     split: str = "train"
     """Split to train on; a slice such as train[:1000] or train[:10%] is one too, except of builtin data."""
     eval_split: str = ""
-    """Split to evaluate on. Default: validation or test where there is one, else --data.holdout."""
+    """Split to evaluate on, or a slice of one. Default: validation or test where there is one that is not trained on,
+    else --data.holdout."""
     eval_path: str = ""
     """Data to evaluate on that lies elsewhere than --data.path: anything that --data.path takes."""
     columns: tuple[str, ...] = ()
     """Column names of a csv or tsv file without a header line, from left to right."""
+    holdout: float = 0.1
+    """Fraction of the training split that is held out for evaluation where the data has no split for it."""
+
+
+@dataclass
+class TextData(TableData):
+    """Texts and their labels: where they come from and which columns hold them."""
+
     text: tuple[str, ...] = ("text",)
     """Column of the text, or the two columns of a pair of texts."""
     label: tuple[str, ...] = ("label",)
     """Column of the label: integers or strings (one class each), lists of them (any number of classes each) or floats
-    (regression). Or several columns of 0 and 1, one for each class."""
+    (regression; classes where they are few whole numbers). Or several columns of 0 and 1, one for each class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
     """What the labels are for, as transformers calls it. auto: what the label's type says."""
     max_length: int = 128
     """Longest text in tokens; what is longer is cut there, and counted."""
-    holdout: float = 0.1
-    """Fraction of the training split that is held out for evaluation where the data has no split for it."""

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.data.columns import LabelColumn, check_columns, is_list, is_number, is_text, row_name
+from app.data.columns import LabelColumn, check_columns, is_list, is_number, is_text, name_of, row_name
 from app.errors import UserError
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+
+
+# Whole floats with at most so many values are classes.
+FEW = 20
 
 
 @dataclass
@@ -34,7 +38,7 @@ def read_labels(train, evaluation, config) -> Labels:
     columns, tables = tuple(config.label), (train, evaluation)
     for table in tables:
         check_columns(table, columns, "label")
-    problem = _problem(train, columns, config.problem)
+    problem = problem_of(tables, columns, config.problem)
     if problem == REGRESSION or len(columns) > 1:
         read = _floats if problem == REGRESSION else _flags
         values = [np.stack([read(LabelColumn(table, name)) for name in columns], axis=1) for table in tables]
@@ -58,8 +62,25 @@ def read_labels(train, evaluation, config) -> Labels:
     return Labels(problem, names, *codes)
 
 
-def _problem(train, columns: Sequence[str], wanted: str) -> str:
+def only_of_their_class(table, out: np.ndarray, config) -> np.ndarray:
+    """Mark the first row of every class that only rows in the mask `out` have: a classifier must be trained on it."""
+    stay = np.zeros(len(table), bool)
+    check_columns(table, config.label, "label")
+    if len(config.label) > 1 or problem_of((table,), tuple(config.label), config.problem) == REGRESSION:
+        return stay
+    column = LabelColumn(table, config.label[0])
+    rows = np.repeat(np.arange(len(table)), column.counts)
+    encoded = column.items.dictionary_encode()
+    codes, trained = np.asarray(encoded.indices), np.zeros(len(encoded.dictionary), bool)
+    trained[codes[~out[rows]]] = True
+    lone, first = np.unique(np.where(trained[codes], -1, codes), return_index=True)
+    stay[rows[first[lone >= 0]]] = True
+    return stay
+
+
+def problem_of(tables: Sequence, columns: Sequence[str], wanted: str) -> str:
     """Return the problem that the columns' types stand for, or the wanted one when they can be read as that."""
+    train = tables[0]
     kind = train.data.schema.field(columns[0]).type
     if len(columns) > 1:
         possible = (MULTI, REGRESSION)
@@ -68,11 +89,12 @@ def _problem(train, columns: Sequence[str], wanted: str) -> str:
     elif is_text(kind) or hasattr(train.features[columns[0]], "names"):
         possible = (SINGLE,)
     elif is_number(kind):
-        possible = (REGRESSION, SINGLE) if _is_float(kind) else (SINGLE, REGRESSION)
+        amounts = _is_float(kind) and not all(_few_whole(table, columns[0]) for table in tables)
+        possible = (REGRESSION, SINGLE) if amounts else (SINGLE, REGRESSION)
     else:
         raise UserError(
-            f"--data.label {columns[0]} holds {kind}: labels are integers, strings, floats or lists of them; "
-            f"{', '.join(train.column_names)} are there"
+            f"--data.label {columns[0]} of {name_of(train)} holds {kind}: labels are integers, strings, floats or "
+            f"lists of them; {', '.join(train.column_names)} are there"
         )
     if wanted == "auto":
         return possible[0]
@@ -81,6 +103,16 @@ def _problem(train, columns: Sequence[str], wanted: str) -> str:
         fits = " or ".join(possible)
         raise UserError(f"--data.problem {wanted}: --data.label {' '.join(columns)} is {what}, which is for {fits}")
     return wanted
+
+
+def _few_whole(table, name: str) -> bool:
+    """Tell whether a column of numbers has but few whole ones: pandas writes integers as floats where some miss."""
+    import pyarrow.compute as pc
+
+    if not is_number(table.data.schema.field(name).type):
+        return True  # no other number either; what it is instead is said where it is read
+    values = np.asarray(pc.unique(table.select_columns([name]).with_format("arrow")[:].column(name)).drop_null())
+    return len(values) <= FEW and bool((np.isfinite(values) & (np.floor(values) == values)).all())
 
 
 def _classes(train: LabelColumn):
@@ -118,8 +150,8 @@ def _codes(column: LabelColumn, classes) -> np.ndarray:
     if codes.null_count:
         row, value = column.first(np.asarray(codes.is_null()))
         raise UserError(
-            f"--data.label {column.name}: {row} of the evaluation data has the label {value!r}, which no training row "
-            "has; leave such rows out, or add training rows with it"
+            f"--data.label {column.name}: {row} has the label {value!r}, which no training row has; leave such "
+            "rows out, or add training rows with it"
         )
     return np.asarray(codes).astype(np.int64)
 
@@ -155,7 +187,10 @@ def _flags(column: LabelColumn) -> np.ndarray:
     values = column.numbers()
     if (wrong := (values != 0) & (values != 1)).any():
         row, value = column.first(wrong)
-        raise UserError(f"--data.label {column.name}: {row} has {value}, neither 0 nor 1")
+        raise UserError(
+            f"--data.label {column.name}: {row} has {value}, neither 0 nor 1; for numbers to "
+            "predict give --data.problem regression"
+        )
     return values
 
 

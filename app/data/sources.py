@@ -1,199 +1,199 @@
 """Raw tables: from builtin data, files, folders in Hub layout and the Hub itself; with a set to evaluate on."""
 
-import contextlib
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from app.data.builtin import BUILTINS
-from app.data.cache import fingerprint, using_cache
-from app.data.files import READERS, extension, file_builder, find_files, is_file_name, near, unreadable, with_numbers
+from app.data.cache import cache_of, fingerprint, using_cache
+from app.data.columns import name_table
+from app.data.config import TableData
+from app.data.csvs import csv_options, with_numbers
+from app.data.files import READERS, check_one_format, extension, file_builder, find_files, is_file_name
+from app.data.json_objects import by_column
+from app.data.reading import explained, near
+from app.data.splits import hold_out, own_eval_split, parts_of, refuse_overlap
 from app.errors import UserError
-from app.order import permute
 
-# Splits that are for evaluation, the best first. Hub sets keep the labels of some test splits to themselves.
-EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
-# The permutation of this epoch chooses the held-out rows; training never comes so far.
-HOLDOUT_EPOCH = 2**63
+
+
+@dataclass
+class Tables:
+    """The rows to train on and those to evaluate on, as two `datasets.Dataset`s."""
+
+    train: "datasets.Dataset"  # noqa: F821
+    evaluation: "datasets.Dataset"  # noqa: F821
+    held_out: bool = False
+    """The rows to evaluate on were taken out of the training split."""
 
 
 @dataclass
 class Source:
     """Splits of one data set, read when asked for."""
 
+    flag: str
     path: str
-    splits: list[str]
+    sizes: dict[str, int]
+    """Rows of each split."""
     read: Callable[[str], "datasets.Dataset"]  # noqa: F821
 
     def __getitem__(self, split: str):
-        """Read a split or a slice of one, such as train[:10%]; a UserError names the splits there are."""
-        for name in re.sub(r"\[[^\]]*\]|\([^)]*\)", "", split).split("+"):
-            if name.strip() not in self.splits:
-                have = ", ".join(self.splits)
-                raise UserError(
-                    f"{self.path} has no split {name.strip()}, it has {have}: choose with --data.split (and "
-                    "--data.eval-split)"
-                )
-        return self.read(split)
+        """Read a split or a slice of one, such as train[:10%], whose name is known to be good."""
+        several = "" if list(self.sizes) == ["train"] else f", split {split}"
+        return name_table(self.read(split.replace(" ", "")), f"{self.flag} {self.path}{several}")
 
 
-def load_table(
-    path: str | os.PathLike | Sequence[str | os.PathLike],
-    *,
-    name: str = "",
-    split: str = "train",
-    eval_split: str = "",
-    eval_path: str | os.PathLike = "",
-    columns: Sequence[str] = (),
-    holdout: float = 0.1,
-    seed: int = 0,
-):
-    """Load the table to train on and the one to evaluate on, as two `datasets.Dataset`s.
+def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = None, seed: int = 0) -> Tables:
+    """Load the table to train on and the one to evaluate on.
 
     The rows to evaluate on are those of eval_path or eval_split where given, else of the data's own validation or test
     split, else a fraction `holdout` of the training rows, chosen by the seed and taken out of the training table.
+
+    Args:
+        needed: see `hold_out`.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     with using_cache():
-        source = open_source(paths, name, columns)
-        train = source[split]
-        if eval_path:
-            other = open_source([eval_path], name, columns)
-            evaluation = other[eval_split or _own_eval_split(other, "") or "train"]
-        elif eval_split := eval_split or _own_eval_split(source, split):
-            evaluation = source[eval_split]
-        else:
-            train, evaluation = hold_out(train, holdout, seed)
-    for flag, table in (("split", train), ("eval-split", evaluation)):
-        if not len(table):
-            raise UserError(f"--data.{flag}: {table.split} of {source.path} is empty; name another split or other data")
-    return train, evaluation
+        source = open_source("--data.path", config.path, config.name, config.columns)
+        trained = parts_of(config.split, source.sizes, "--data.split", source.path)
+        train = source[config.split]
+        if config.eval_path:
+            other = _open_other(config)
+            split = config.eval_split or own_eval_split(other.sizes, []) or "train"
+            parts_of(split, other.sizes, "--data.eval-split", other.path)
+            return Tables(train, other[split])
+        if config.eval_split:
+            scored = parts_of(config.eval_split, source.sizes, "--data.eval-split", source.path)
+            refuse_overlap(config.split, trained, config.eval_split, scored)
+            return Tables(train, source[config.eval_split])
+        if split := own_eval_split(source.sizes, trained):
+            return Tables(train, source[split])
+        return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True)
 
 
-def open_source(paths: Sequence[str | os.PathLike], name: str = "", columns: Sequence[str] = ()) -> Source:
-    """Find out what the paths name, and open it."""
+def _open_other(config: TableData) -> Source:
+    """Open the data of --data.eval-path: --data.name and --data.columns are for it too, where it can have such."""
+    path = os.path.expanduser(config.eval_path)
+    file = is_file_name(path)
+    columns = config.columns if file and extension(path) in (".csv", ".tsv") else ()
+    return open_source("--data.eval-path", [path], "" if file or path.startswith("builtin:") else config.name, columns)
+
+
+def open_source(flag: str, paths: Sequence[str], name: str = "", columns: Sequence[str] = ()) -> Source:
+    """Find out what the paths that a flag gives are, and open it."""
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
-        raise UserError("--data.path is empty: give builtin:stdlib, a Hub data set id, a folder or files")
-    if len(paths) > 1 or is_file_name(path):
-        return _open_files(paths, columns)
+        raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
+    files, builtin = len(paths) > 1 or is_file_name(path), path.startswith("builtin:")
+    if name and (files or builtin):
+        raise UserError(f"--data.name {name} names a configuration, and {path} has none: leave out the flag")
+    if files:
+        return _open_files(flag, paths, columns)
     if columns:
         raise UserError(f"--data.columns names columns of csv and tsv files; {path} is none: name the files themselves")
-    if path.startswith("builtin:"):
-        return _open_builtin(path)
-    if os.path.isdir(path) or HUB_ID.fullmatch(path):
-        return _open_hub(path, name)
-    raise UserError(f"--data.path {path}: no such file or folder{near(path)}")
+    if builtin:
+        return _open_builtin(flag, path)
+    if os.path.isdir(path):
+        return _open_folder(flag, path, name)
+    if HUB_ID.fullmatch(path):
+        import datasets
+
+        return _open_builder(flag, path, lambda: datasets.load_dataset_builder(path, name or None))
+    raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
 
 
-def hold_out(table, fraction: float, seed: int):
-    """Split off a random fraction of a table, at least a row; both parts keep the table's order."""
-    rows = len(table)
-    if not 0 < fraction < 1:
-        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
-    if rows < 2:
-        raise UserError(f"{rows} rows cannot be split into training and evaluation: give more data or --data.eval-path")
-    count = min(max(1, round(rows * fraction)), rows - 1)
-    out = np.zeros(rows, bool)
-    out[permute(np.arange(count), rows, seed, HOLDOUT_EPOCH)] = True
-
-    def part(keep: np.ndarray, kind: str):
-        key = fingerprint(table._fingerprint, "hold_out", kind, count, seed)
-        return table.select(np.flatnonzero(keep), new_fingerprint=key)
-
-    return part(~out, "train"), part(out, "evaluation")
-
-
-def _own_eval_split(source: Source, split: str) -> str:
-    return next((name for name in EVAL_SPLITS if name in source.splits and name != split.partition("[")[0]), "")
-
-
-def _open_builtin(path: str) -> Source:
+def _open_builtin(flag: str, path: str) -> Source:
     if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
-        raise UserError(f"--data.path {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
+        raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
+    table = load()
 
     def read(split: str):
         if split != "train":
             raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
-        return load()
+        return table
 
-    return Source(path, ["train"], read)
+    return Source(flag, path, {"train": len(table)}, read)
 
 
-def _open_files(paths: Sequence[str], columns: Sequence[str]) -> Source:
-    files = find_files(paths)
+def _open_files(flag: str, paths: Sequence[str], columns: Sequence[str]) -> Source:
+    files = find_files(paths, flag)
     shown = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    source = _open_builder(shown, lambda: file_builder(files, columns))
-    if READERS[extension(files[0])] != "csv":  # the others know a number from a text
-        return Source(shown, source.splits, source.read)
-    return Source(shown, source.splits, lambda split: with_numbers(source.read(split)))
+    splits, folder, reader = {"train": files}, cache_of(files), READERS[extension(files[0])]
+    if reader == "csv":
+        return _open_csv(flag, shown, splits, columns, folder)
+    if columns:
+        raise UserError(f"--data.columns names columns of csv and tsv files; {files[0]} has names of its own")
+    if reader == "json":
+        splits = by_column(splits, folder, f"{flag} {shown}")
+    return _open_builder(flag, shown, lambda: file_builder(splits, folder), folder)
 
 
-def _open_hub(path: str, name: str) -> Source:
-    """Open a Hub data set, or a folder that is laid out like one or was written by `save_to_disk`."""
+def _open_folder(flag: str, path: str, name: str) -> Source:
+    """Open a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
     import datasets
 
-    return _open_builder(path, lambda: datasets.load_dataset_builder(path, name or None))
+    folder = cache_of([path])
+    with explained(flag, path):
+        builder = datasets.load_dataset_builder(path, name or None, cache_dir=str(folder))
+    if builder.name not in ("csv", "json") or _card_says_how(builder):
+        return _open_builder(flag, path, lambda: builder, folder)
+    # The same file reads the same, inside a folder or by itself.
+    files = {str(split): list(names) for split, names in builder.config.data_files.items()}
+    if builder.name == "csv":
+        check_one_format([file for names in files.values() for file in names], f"{flag} {path}")
+        return _open_csv(flag, path, files, (), folder)
+    if (tables := by_column(files, folder, f"{flag} {path}")) is not files:
+        return _open_builder(flag, path, lambda: file_builder(tables, folder), folder)
+    return _open_builder(flag, path, lambda: builder, folder)
 
 
-def _open_builder(path: str, build: Callable) -> Source:
-    with _explained(path):
-        builder = build()
-        try:
-            builder.download_and_prepare()
-        except StopIteration:  # what the json reader makes of a file without rows
-            raise UserError(f"--data.path {path} is empty: it has no rows") from None
-    # A split without rows is not listed, or listed with no examples.
-    splits = [split for split, info in (builder.info.splits or {}).items() if info.num_examples]
-    if not splits:
-        raise UserError(f"--data.path {path} is empty: it has no rows")
+def _card_says_how(builder) -> bool:
+    """Tell whether a folder's card has options for reading its files, or the types of their columns."""
+    found, plain = vars(builder.config), vars(type(builder.config)())
+    where = {"name", "version", "data_dir", "data_files", "description"}
+    files = [file for names in builder.config.data_files.values() for file in names]
+    if builder.name == "csv":
+        plain["sep"] = "\t" if extension(files[0]) == ".tsv" else ","
+    return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
+
+
+def _open_csv(flag: str, path: str, files: dict[str, list[str]], columns: Sequence[str], folder: Path) -> Source:
+    every = [file for names in files.values() for file in names]
+    source = _open_builder(
+        flag, path, lambda: file_builder(files, folder, **csv_options(every, columns, folder, flag)), folder
+    )
+    return replace(source, read=lambda split: with_numbers(source.read(split)))
+
+
+def _open_builder(flag: str, path: str, build: Callable, folder: Path | None = None) -> Source:
+    """Let a builder of datasets read what it is for; folder is the cache of data that are files of this machine."""
+    import datasets
+
+    with explained(flag, path):
+        builder = _prepared(build(), flag, path)
 
     def read(split: str):
-        with _explained(path):
-            return builder.as_dataset(split=split)
+        with explained(flag, path):
+            table = builder.as_dataset(split=split)
+        if folder is None:
+            return table
+        key = fingerprint(folder.name, table._fingerprint)
+        return datasets.Dataset(table.data, table.info, table.split, table._indices, fingerprint=key)
 
-    return Source(path, splits, read)
+    sizes = {split: info.num_examples for split, info in builder.info.splits.items() if info.num_examples}
+    return Source(flag, path, sizes, read)
 
 
-@contextlib.contextmanager
-def _explained(path: str):
-    """Turn what datasets raises about data that is not there, or not as it should be, into a UserError."""
-    import datasets
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    # Its own report of a broken file would come on top of ours.
-    readers = logging.getLogger("datasets.packaged_modules")
-    level = readers.level
-    readers.setLevel(logging.CRITICAL)
+def _prepared(builder, flag: str, path: str):
     try:
-        yield
-    except (ConnectionError, httpx.TransportError, OfflineModeIsEnabled) as error:
-        raise UserError(
-            f"--data.path {path}: {_not_here(path)}; and the Hub cannot be reached. Offline, either set "
-            "HF_HUB_OFFLINE=1 to use what the cache has, or run, where there is a network, "
-            f"`hf download {path} --repo-type dataset --local-dir FOLDER` and give --data.path FOLDER"
-        ) from error
-    except (datasets.exceptions.DatasetNotFoundError, HfHubHTTPError) as error:
-        raise UserError(f"--data.path {path}: {_not_here(path)}; {_line(error)}") from error
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise unreadable(path, error.__cause__ or error) from error
-    except (ValueError, FileNotFoundError) as error:
-        fix = "; choose one with --data.name" if "config" in str(error).lower() else ""
-        raise UserError(f"--data.path {path}: {_line(error)}{fix}") from error
-    finally:
-        readers.setLevel(level)
-
-
-def _not_here(path: str) -> str:
-    return f"not a file or folder here{near(path, only_close=True)}"
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+        builder.download_and_prepare()
+    except StopIteration:  # what the json reader makes of a file without rows
+        raise UserError(f"{flag} {path} is empty: it has no rows") from None
+    if not any(info.num_examples for info in (builder.info.splits or {}).values()):
+        raise UserError(f"{flag} {path} is empty: it has no rows")
+    return builder

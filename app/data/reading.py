@@ -1,0 +1,93 @@
+"""Files opened, packed or not; and what is wrong with data that cannot be read."""
+
+import contextlib
+import difflib
+import gzip
+import logging
+from pathlib import Path
+from typing import TextIO
+
+from app.errors import UserError
+
+
+def open_text(file: str, newline: str | None = None) -> TextIO:
+    """Open a text file to read, also one that gzip has packed."""
+    opened = gzip.open if file.lower().endswith(".gz") else open
+    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
+
+
+def near(path: str, only_close: bool = False) -> str:
+    """Say what there is where the path does not lead, names like it first: a clause to end a message with."""
+    folder = Path(path).absolute().parent
+    while not folder.is_dir():
+        folder = folder.parent
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+    close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.6)
+    shown = close + [name for name in names if name not in close and not only_close]
+    if only_close and not close:
+        return ""
+    if not shown:
+        return f"; {folder} is empty"
+    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+    return f"; {folder} has {', '.join(shown[:8])}{more}"
+
+
+def unreadable(flag: str, path: str, error: BaseException) -> UserError:
+    """Make the UserError of data that its reader refuses, with the reader's reason."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, UnicodeDecodeError):
+        reason += "; it must be UTF-8: convert it, for example with iconv -f latin1 -t utf8"
+    return UserError(f"{flag} {path}: cannot be read: {reason}")
+
+
+@contextlib.contextmanager
+def explained(flag: str, path: str):
+    """Turn what datasets raises about data that is not there, or not as it should be, into a UserError."""
+    # Its own report of a broken file would come on top of ours.
+    readers = logging.getLogger("datasets.packaged_modules")
+    level = readers.level
+    readers.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if (told := _explanation(error, flag, path)) is None:
+            raise
+        raise told from error
+    finally:
+        readers.setLevel(level)
+
+
+def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError
+
+    not_here = f"{flag} {path}: not a file or folder here{near(path, only_close=True)}"
+    line = " ".join(str(error).split())
+    if _unreachable(error):
+        return UserError(
+            f"{not_here}; and the Hub cannot be reached. Offline, either set HF_HUB_OFFLINE=1 to use what the cache "
+            f"has, or run, where there is a network, `hf download {path} --repo-type dataset --local-dir FOLDER` and "
+            f"give {flag} FOLDER"
+        )
+    if isinstance(error, datasets.exceptions.DatasetNotFoundError | HfHubHTTPError):
+        return UserError(f"{not_here}; {line}")
+    if isinstance(error, datasets.exceptions.DatasetGenerationError):
+        return unreadable(flag, path, error.__cause__ or error)
+    if isinstance(error, ValueError | FileNotFoundError):
+        fix = "; choose one with --data.name" if "config" in line.lower() else ""
+        return UserError(f"{flag} {path}: {line}{fix}")
+    return None
+
+
+def _unreachable(error: BaseException | None) -> bool:
+    """Tell whether there is no way to the Hub: datasets reports some of what stops it inside other errors."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import httpx  # the library that it is built on: httpx2 since 2.4, httpx before
+
+    while error is not None:
+        if isinstance(error, ConnectionError | httpx.TransportError | OfflineModeIsEnabled):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
