@@ -1,19 +1,113 @@
-"""Pretrained models: what to do where one cannot be had."""
+"""Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from app.data.tokenizer import check_tokenizer
 from app.errors import UserError
+from app.launch import is_main_process
+
+# The positions of these start behind the padding token's id.
+AFTER_PADDING = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "camembert",
+    "xmod",
+    "data2vec-text",
+}
+AFTER_PADDING |= {"longformer", "luke", "mpnet", "ibert", "esm", "layoutlmv3", "lilt", "markuplm"}
+
+
+def load_tokenizer(name: str, max_length: int):
+    """Load the tokenizer of the model that --model names, fit for texts of max_length tokens; or say why not."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    with loading(name):
+        config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    longest = longest_input(config)
+    if longest is not None and max_length > longest:
+        raise UserError(
+            f"--data.max-length {max_length} is more than the {longest} positions that --model {name} has: use a "
+            "smaller one"
+        )
+    return check_tokenizer(tokenizer, max_length)
+
+
+def load_model(kind, name: str, **settings):
+    """Load the model that --model names.
+
+    Args:
+        kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
+        settings: of `from_pretrained`.
+    """
+    with loading(name):
+        return kind.from_pretrained(name, **settings)
+
+
+def longest_input(config) -> int | None:
+    """Return how many tokens a model has positions for; None where it needs no table of them, as with rotary ones."""
+    config = config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    relative = getattr(config, "rope_parameters", None) or not getattr(config, "position_biased_input", True)
+    if relative or not isinstance(positions, int) or positions < 1:
+        return None
+    return positions - (config.pad_token_id + 1 if config.model_type in AFTER_PADDING else 0)
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Explain why the model that --model names cannot be loaded."""
+    """Explain why the model that --model names cannot be loaded, and let the main process alone speak of it."""
+    from safetensors import SafetensorError
+
+    with _quiet():
+        try:
+            yield
+        except SafetensorError as error:
+            raise UserError(
+                f"--model {name} cannot be loaded: {_damaged(name)} is damaged or cut short ({error}); copy or fetch "
+                "it again"
+            ) from error
+        except Exception as error:
+            # tokenizers knows no other class of error.
+            if not isinstance(error, OSError | ValueError) and type(error) is not Exception:
+                raise
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer and "
+                f"all, or a Hub id; without network, fetch it elsewhere (`hf download {name} --local-dir FOLDER`) and "
+                "give the folder"
+            ) from error
+
+
+def _damaged(name: str) -> str:
+    """Return the file of weights in a folder that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(Path(name).glob("*.safetensors")):
+        try:
+            safe_open(file, "pt")
+        except SafetensorError:
+            return str(file)
+    return "a file of its weights"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what transformers reports to the main process, and its bars to a terminal."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    if not is_main_process():
+        logging.set_verbosity_error()
+    if not (is_main_process() and sys.stderr.isatty()):
+        logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, or a Hub id; without "
-            f"network, fetch it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
-        ) from error
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -8,30 +8,15 @@
 
 from dataclasses import dataclass, field
 
-from app import OptimConfig, Run, RunConfig, UserError, parse
+from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
-from app.hub import loading
+from app.hub import load_model, load_tokenizer
+from app.scratch import Scratch, check_shape
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
     """print(pipeline("text-classification", "{model}", truncation=True)("some text"))'"""
 )
-
-
-@dataclass
-class Scratch:
-    """The shape of a model that is trained from scratch."""
-
-    layers: int = 2
-    """Transformer layers."""
-    width: int = 128
-    """Width of the hidden states."""
-    heads: int = 2
-    """Attention heads; they divide the width."""
-    vocab: int = 8192
-    """Tokens of the tokenizer, which is trained on the training texts."""
-    dropout: float = 0.1
-    """Dropout of hidden states and attention."""
 
 
 @dataclass
@@ -47,28 +32,18 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation rows as token ids, their labels, and the tokenizer."""
+    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a line on what they are."""
     from app.data import text
 
     tables, labels = text.load_labelled(config.data)
-    tokenizer = load_tokenizer(config, tables.train)
-    length = config.data.max_length
-    train_rows = text.tokenize(tables.train, config.data.text, tokenizer, length, labels.train_values)
-    eval_rows = text.tokenize(tables.evaluation, config.data.text, tokenizer, length, labels.eval_values)
-    return train_rows, eval_rows, labels, tokenizer
-
-
-def load_tokenizer(config: Config, train):
-    """Return the pretrained model's tokenizer, or train one."""
-    from transformers import AutoTokenizer
-
-    from app.data import text
-
+    columns, length = config.data.text, config.data.max_length
     if config.model:
-        with loading(config.model):
-            tokenizer = AutoTokenizer.from_pretrained(config.model)
-        return text.check_tokenizer(tokenizer, config.data.max_length)
-    return text.own_tokenizer(train, config.data.text, config.scratch.vocab, config.data.max_length)
+        tokenizer = load_tokenizer(config.model, length)
+    else:
+        tokenizer = text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
+    train_rows = text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
+    eval_rows = text.tokenize(tables.evaluation, columns, tokenizer, length, labels.eval_values)
+    return train_rows, eval_rows, labels, tokenizer, text.describe(tables, labels, train_rows, eval_rows, length)
 
 
 def build_model(config: Config, labels, tokenizer):
@@ -76,21 +51,14 @@ def build_model(config: Config, labels, tokenizer):
     from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
     head = {
-        "num_labels": len(labels.names),
         "id2label": dict(enumerate(labels.names)),
         "label2id": {name: index for index, name in enumerate(labels.names)},
         "problem_type": labels.problem,
         "pad_token_id": tokenizer.pad_token_id,
     }
     if config.model:
-        with loading(config.model):
-            load = AutoModelForSequenceClassification.from_pretrained
-            return load(config.model, ignore_mismatched_sizes=True, **head)
+        return load_model(AutoModelForSequenceClassification, config.model, ignore_mismatched_sizes=True, **head)
     size = config.scratch
-    if size.width % size.heads:
-        raise UserError(
-            f"--scratch.heads {size.heads} does not divide --scratch.width {size.width}: give one that does"
-        )
     shape = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=size.width,
@@ -111,7 +79,9 @@ def metrics_for(labels) -> dict:
 
     classes = len(labels.names)
     if labels.problem == "regression":
-        return {"mse": MeanSquaredError(), **({"pearson": PearsonCorrCoef()} if classes == 1 else {})}
+        # A correlation is one of values that differ.
+        pearson = classes == 1 and len(set(labels.eval_values.tolist())) > 1
+        return {"mse": MeanSquaredError(), **({"pearson": PearsonCorrCoef()} if pearson else {})}
     if labels.problem == "multi_label_classification":
         return {
             "accuracy": classification.MultilabelAccuracy(classes, average="micro", validate_args=False),
@@ -128,8 +98,11 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     scores = run.scores_of(**metrics_for(labels))
     for micro in run.evaluation(model, rows, collate, rows.lengths):
         output = model(**micro.inputs)
-        logits = output.logits.squeeze(-1) if labels.problem == "regression" else output.logits
-        scores.update(micro.weight, logits, micro.inputs["labels"], loss=output.loss)
+        predicted = output.logits.squeeze(-1) if labels.problem == "regression" else output.logits
+        if labels.problem == "multi_label_classification":
+            # torchmetrics makes probabilities of logits only where one leaves [0, 1].
+            predicted = predicted.sigmoid()
+        scores.update(micro.weight, predicted, micro.inputs["labels"], loss=output.loss)
     return scores.compute()
 
 
@@ -138,11 +111,10 @@ def main(config: Config) -> dict[str, float]:
     from app.data.text import PadCollate
 
     with Run(config) as run:
+        check_shape(config.scratch)
         with run.main_process_first():
-            train_rows, eval_rows, labels, tokenizer = load_data(config)
-        if train_rows.truncated:
-            cut = f"{train_rows.truncated:,} of {len(train_rows):,} training texts"
-            run.say(f"{cut} were longer than {config.data.max_length} tokens (--data.max-length) and were cut")
+            train_rows, eval_rows, labels, tokenizer, about = load_data(config)
+        run.say(about)
         collate = PadCollate.of(tokenizer)
         model, optimizer = run.prepare(build_model(config, labels, tokenizer), config.optim)
         for batch in run.batches(train_rows, collate, train_rows.lengths):

@@ -62,6 +62,12 @@ def test_the_program_says_it_once_and_ends_with_status_2(tmp_path, rows, flags, 
         (["--run.resume", "must"], ["--run.resume must", "no checkpoint"]),
         (["--config", "no-such-file.yaml"], ["no-such-file.yaml"]),
         (["--scratch.heads", 3], ["--scratch.heads 3", "--scratch.width 32"]),
+        (["--scratch.heads", 0], ["--scratch.heads 0", "at least 1"]),
+        (["--scratch.width", 0], ["--scratch.width 0", "at least 1"]),
+        (["--scratch.layers", -1], ["--scratch.layers -1", "at least 1"]),
+        (["--scratch.vocab", 100], ["--scratch.vocab 100", "261"]),
+        (["--scratch.dropout", 2], ["--scratch.dropout 2.0", "below 1"]),
+        (["--scratch.dropout", "nan"], ["--scratch.dropout nan", "below 1"]),
     ],
 )
 def test_bad_flags(refused, flags, words):

@@ -153,6 +153,54 @@ def test_other_kinds_of_labels(tmp_path, rows_of, more, names):
     assert names <= set(found) and all(np.isfinite(value) for value in found.values())
 
 
+def run_on(tmp_path, data: list[dict], *more, **files) -> dict:
+    """Run the recipe in this process on rows, and on the rows of further files where more says so."""
+    for name, lines in {"data": data, **files}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = load(RECIPE)
+    words = [*SHORT, "--data.path", tmp_path / "data.jsonl", "--run.dir", tmp_path / "run", *more]
+    return recipe.main(parse(recipe.Config, [str(word) for word in words]))
+
+
+def test_several_labels_are_scored_by_their_probability(tmp_path):
+    """Also where no logit leaves [0, 1]: torchmetrics takes such for probabilities."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from app.data.text import train_tokenizer
+
+    tokenizer = train_tokenizer(["some words"], 270, 64)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), num_labels=2, **sizes))
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.fill_(0.3)  # a probability of 0.57
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = [{"text": f"words {i}", "label": ["a", "b"]} for i in range(40)]
+    found = run_on(tmp_path, data, "--model", tmp_path / "model", "--optim.lr", 1e-9)
+    assert found["eval/accuracy"] == found["eval/f1"] == 1
+
+
+def test_one_row_to_evaluate_a_regression_on(tmp_path, recwarn):
+    """A correlation needs two."""
+    data = [{"text": f"words {i}", "label": i / 7} for i in range(40)]
+    found = run_on(tmp_path, data, "--data.eval-path", tmp_path / "other.jsonl", other=data[:1])
+    assert "eval/mse" in found and "eval/pearson" not in found
+    assert not [warning for warning in recwarn if "earson" in str(warning.message)]
+
+
+def test_the_run_says_what_it_makes_of_the_data(tmp_path, capsys):
+    rows = [{"text": "word " * (i % 40), "label": float(i % 2)} for i in range(100)]
+    rows[20]["label"] = 2.0  # held out, were it not the only one
+    run_on(tmp_path, rows, "--data.max-length", 10)
+    assert (
+        "91 training rows, 9 held out; 3 classes, whole numbers (--data.problem regression predicts amounts): "
+        "0, 1, 2; 1 drawn to be held out stayed, as training would lack a class without; "
+        "67 training and 6 evaluation texts are longer than 10 tokens (--data.max-length) and cut"
+    ) in capsys.readouterr().out.splitlines()
+
+
 def test_a_second_run_in_the_same_folder_is_refused(rows, tmp_path):
     import subprocess
     import time

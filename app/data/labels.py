@@ -13,6 +13,8 @@ SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classifi
 
 # Whole floats with at most so many values are classes.
 FEW = 20
+# Names that a summary shows.
+SHOWN = 8
 
 
 @dataclass
@@ -27,6 +29,19 @@ class Labels:
     """int64 [rows] for a single label; float32 [rows, classes] for several; float32 [rows] for a regression, or
     [rows, columns] where it has several."""
     eval_values: np.ndarray
+    whole_floats: bool = False
+    """The classes are whole numbers that are stored as floats."""
+
+    def summary(self) -> str:
+        """Say in a few words what is predicted."""
+        if self.problem == REGRESSION:
+            columns = self.train_values.reshape(len(self.train_values), -1).T
+            ranges = [f"{n} from {v.min():g} to {v.max():g}" for n, v in zip(self.names, columns, strict=True)]
+            return f"regression: {_some(ranges)}"
+        kind = "labels, any number of them a row" if self.problem == MULTI else "classes"
+        if self.whole_floats:
+            kind += ", whole numbers (--data.problem regression predicts amounts)"
+        return f"{len(self.names):,} {kind}: {_some(self.names)}"
 
 
 def read_labels(train, evaluation, config) -> Labels:
@@ -49,6 +64,7 @@ def read_labels(train, evaluation, config) -> Labels:
     lists = [LabelColumn(table, columns[0]) for table in tables]
     if problem == MULTI and (width := _vector_width(lists[0])):
         return Labels(problem, [str(i) for i in range(width)], *(_vectors(column, width) for column in lists))
+    whole = _is_float(lists[0].items.type)
     classes = _classes(lists[0])
     names = [str(name) for name in classes.to_pylist()]
     codes = [_codes(column, classes) for column in lists]
@@ -59,7 +75,12 @@ def read_labels(train, evaluation, config) -> Labels:
         raise UserError(
             f"--data.label {columns[0]}: all training rows have the label {names[codes[0][0]]}; a classifier needs two"
         )
-    return Labels(problem, names, *codes)
+    return Labels(problem, names, *codes, whole)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [name if len(name) <= 30 else f"{name[:27]}..." for name in names[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
 
 
 def only_of_their_class(table, out: np.ndarray, config) -> np.ndarray:

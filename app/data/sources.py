@@ -28,6 +28,8 @@ class Tables:
 
     train: "datasets.Dataset"  # noqa: F821
     evaluation: "datasets.Dataset"  # noqa: F821
+    stayed: int = 0
+    """Rows drawn to be held out that are trained on, being needed there."""
     held_out: bool = False
     """The rows to evaluate on were taken out of the training split."""
 

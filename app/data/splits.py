@@ -62,6 +62,8 @@ def refuse_overlap(
 def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None):
     """Split off a random fraction of a table, at least a row; both parts keep the table's order.
 
+    Returns what to train on, what to evaluate on, and how many of the rows drawn for that stay in training.
+
     Args:
         needed: takes the table and a mask of the rows to hold out, and marks those of them that training cannot do
             without; they stay there.
@@ -89,4 +91,4 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
         key = fingerprint(table._fingerprint, "hold_out", kind, count, seed, *np.flatnonzero(stay))
         return table.select(np.flatnonzero(keep), new_fingerprint=key)
 
-    return part(~out, "train"), part(out, "evaluation")
+    return part(~out, "train"), part(out, "evaluation"), int(np.count_nonzero(stay))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from app.data.cache import cache_folder, fingerprint, using_cache
-from app.data.columns import check_columns, check_texts
+from app.data.columns import check_columns, check_texts, name_of
 from app.data.config import TextData
 from app.data.labels import Labels, only_of_their_class, read_labels
 from app.data.sources import Tables, load_tables
@@ -22,6 +22,7 @@ __all__ = [
     "TextData",
     "TokenTable",
     "check_tokenizer",
+    "describe",
     "load_labelled",
     "load_tables",
     "own_tokenizer",
@@ -40,6 +41,18 @@ def load_labelled(config: TextData) -> tuple[Tables, Labels]:
     """Load the texts to train and to evaluate on, and their labels."""
     tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config))
     return tables, read_labels(tables.train, tables.evaluation, config)
+
+
+def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: TokenTable, max_length: int) -> str:
+    """Say in a line what the data were taken for."""
+    others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
+    parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}", labels.summary()]
+    if tables.stayed:
+        parts.append(f"{tables.stayed:,} drawn to be held out stayed, as training would lack a class without")
+    if train_rows.truncated or eval_rows.truncated:
+        cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
+        parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
+    return "; ".join(parts)
 
 
 def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: np.ndarray | None = None) -> TokenTable:

@@ -28,7 +28,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < (smallest := len(alphabet) + len(SPECIALS)):
         raise UserError(
-            f"a vocabulary of {vocab_size} is too small: it holds 256 bytes and 5 marks, so {smallest} or more"
+            f"--scratch.vocab {vocab_size} is too small: the vocabulary holds 256 bytes and 5 marks, so "
+            f"{smallest} or more"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -64,6 +65,12 @@ def check_tokenizer(tokenizer, max_length: int):
     model's config must then be told the same `pad_token_id`.
     """
     name = tokenizer.name_or_path or type(tokenizer).__name__
+    # transformers 5 makes one of a config alone; T5's then has a word boundary beside its marks.
+    if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
+        raise UserError(
+            f"--model {name} has no tokenizer, and so could not read a word: put its files (tokenizer.json, or "
+            "vocab.txt and the like) beside the weights, as tokenizer.save_pretrained(FOLDER) does"
+        )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UserError(
