@@ -43,3 +43,21 @@ def labels_of(train, evaluation=None, label=("label",), problem="auto"):
     """Read the labels of a table, and of itself where there is no other to evaluate on."""
     config = TextData(label=label, problem=problem)
     return read_labels(train, train if evaluation is None else evaluation, config)
+
+
+def texts_of(tables) -> list[str]:
+    """Return the texts of several tables, sorted."""
+    return sorted(text for part in tables for text in part["text"])
+
+
+def write_card(folder: Path, options: str = "") -> Path:
+    """Write a folder with a card, whose two configurations hold a jsonl file each; return that of the first."""
+    configs = ""
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "rows.jsonl").write_text(
+            "".join(f'{{"text": "{name} {i}", "label": {i % 2}}}\n' for i in range(9))
+        )
+        configs += f"- config_name: {name}\n  data_files: {name}/rows.jsonl\n{options}"
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n# Rows\n")
+    return folder / "one" / "rows.jsonl"

@@ -1,9 +1,7 @@
-"""Tables: files, folders in Hub layout and builtin data; which rows are held out. Nothing here needs a network."""
+"""Tables: files, folders in Hub layout, and what cannot be read. Nothing here needs a network."""
 
 import gzip
 import json
-import os
-import re
 import shutil
 from pathlib import Path
 
@@ -11,13 +9,13 @@ import datasets
 import huggingface_hub
 import pytest
 
-from app.data.builtin import functions_of, stdlib_rows
-from app.data.cache import using_cache
 from app.data.config import TextData
 from app.data.text import read_labels
-from tables import load, python, refused, table
+from tables import load, python, refused, table, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("data_cache")
+
+
 ROWS = [("ham", "good morning"), ("spam", 'win "cash" now'), ("ham", "see you at NA"), ("spam", "12 prizes")]
 
 
@@ -61,19 +59,6 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind):
     assert sorted(rows) == sorted(ROWS)
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_files_changed_on_disk_are_read_again(tmp_path, folder):
-    file = tmp_path / "rows.csv"
-    keys = []
-    for words in (["one", "two"], ["three", "four"]):
-        file.write_text("label,text\n" + "".join(f"{word[0]},{word}\n" for word in words))
-        os.utime(file, (len(keys), len(keys)))
-        parts = load(str(tmp_path if folder else file))
-        assert {row["text"] for part in parts for row in part} == set(words)
-        keys.append(parts[0]._fingerprint)
-    assert keys[0] != keys[1]
-
-
 def test_several_files_patterns_and_a_file_to_evaluate_on(tmp_path):
     for name in ("a", "b", "dev"):
         (tmp_path / f"{name}.csv").write_text(f"label,text\n0,{name} first\n1,{name} second\n")
@@ -115,20 +100,14 @@ def test_a_hub_folder_with_configurations_and_splits(tmp_path):
         load(path, name="big", eval_split="dev")
 
 
-def test_csv_keeps_words_and_numbers_apart(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text(
-        "word,code,count,score,year,odd\nNA,007,1,1.5,+1999,1\nnull,12,-2,1e3,2001,nan\nNone,3,3,,2020,inf\n"
-    )
-    train, _ = load(str(file), holdout=0.01, eval_path=str(file))
-    assert train.to_dict() == {
-        "word": ["NA", "null", "None"],
-        "code": ["007", "12", "3"],
-        "count": [1, -2, 3],
-        "score": [1.5, 1000.0, None],
-        "year": ["+1999", "2001", "2020"],
-        "odd": ["1", "nan", "inf"],
-    }
+def test_names_that_look_like_patterns_and_folders_that_look_like_files(tmp_path):
+    (tmp_path / "rows[1].csv").write_text("text\na\nb\n")
+    assert texts_of(load(str(tmp_path / "rows[1].csv"))) == ["a", "b"]
+    folder = tmp_path / "spark.parquet"
+    table(text=["c", "d"]).to_parquet(folder / "part-0.parquet")
+    (folder / "_SUCCESS").touch()
+    for path in (str(folder), f"{folder}/"):
+        assert texts_of(load(path)) == ["c", "d"]
 
 
 @pytest.mark.parametrize(
@@ -219,222 +198,6 @@ except UserError as error:
     lines = python(code, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(tmp_path / "warm")).splitlines()
     assert lines[0] == "4"
     assert "hf download nyu-mll/glue" in lines[1]
-
-
-# builtin:stdlib
-
-
-def test_stdlib_has_thousands_of_functions_of_twelve_packages(stdlib):
-    train, evaluation = stdlib
-    assert len(train) + len(evaluation) > 3000
-    assert abs(len(evaluation) - 0.1 * (len(train) + len(evaluation))) <= 0.5
-    assert len(set(train["label"])) == 12
-    assert set(evaluation["label"]) <= set(train["label"])
-    texts = [*train["text"], *evaluation["text"]]
-    assert len(set(texts)) == len(texts)
-    assert all(text.count("\n") >= 2 for text in texts)
-    assert all(re.match(r"(async )?def ", text) for text in texts)
-
-
-def test_functions_of_a_file_are_the_outermost_ones_dedented(tmp_path):
-    file = tmp_path / "code.py"
-    file.write_text(
-        '''# coding: latin-1\n\x0cdef short():
-    pass
-
-if True:
-    class A:
-        @property
-        def method(self):
-            """Caf\xe9
-left of it"""
-            def inner():
-                a = 1
-                return a
-
-            return inner
-try:
-    pass
-except ImportError:
-    async def last():
-        a = 1
-        return a
-''',
-        encoding="latin-1",
-    )
-    method = (
-        'def method(self):\n    """Caf\xe9\nleft of it"""\n'
-        "    def inner():\n        a = 1\n        return a\n\n    return inner"
-    )
-    assert list(functions_of(file)) == [method, "async def last():\n    a = 1\n    return a"]
-    file.write_text("print 'python 2'\n")
-    assert list(functions_of(file)) == []
-
-
-def test_stdlib_takes_the_largest_packages_and_leaves_tests_out(tmp_path):
-    def package(path: str, functions: int, word: str):
-        file = tmp_path / path / "code.py"
-        file.parent.mkdir(parents=True)
-        file.write_text("".join(f"def {word}{i}():\n    a = {i}\n    return a\n\n" for i in range(functions)))
-
-    for i in range(14):
-        package(f"p{i:02}", 20 - min(i, 11), f"f{i}_")
-    package("p13/test", 99, "t")
-    package("site-packages/p13", 99, "s")
-    package("copy", 50, "f0_")  # comes before p00, and has 20 of its functions
-    rows = list(stdlib_rows(str(tmp_path)))
-    labels = [row["label"] for row in rows]
-    assert sorted(set(labels)) == ["copy", *(f"p{i:02}" for i in range(1, 12))]
-    assert labels == sorted(labels)
-    assert labels.count("copy") == 50
-
-
-def test_a_cache_that_cannot_be_written_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    with refused("No space left", str(tmp_path), "HF_DATASETS_CACHE"), using_cache():
-        try:
-            raise OSError(28, "No space left on device")
-        except OSError as error:
-            raise RuntimeError("while writing") from error
-
-
-def write_card(folder: Path, options: str = "") -> Path:
-    """Write a folder with a card, whose two configurations hold a jsonl file each; return that of the first."""
-    configs = ""
-    for name in ("one", "two"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "rows.jsonl").write_text(
-            "".join(f'{{"text": "{name} {i}", "label": {i % 2}}}\n' for i in range(9))
-        )
-        configs += f"- config_name: {name}\n  data_files: {name}/rows.jsonl\n{options}"
-    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n# Rows\n")
-    return folder / "one" / "rows.jsonl"
-
-
-def texts_of(tables) -> list[str]:
-    return sorted(text for part in tables for text in part["text"])
-
-
-def test_a_folder_with_a_card_is_read_again_once_it_changes(tmp_path, data_cache):
-    """The cache of datasets knows neither the files' content nor the folder's parent."""
-    file = write_card(tmp_path / "a" / "rows")
-    other = write_card(tmp_path / "b" / "rows")
-    other.write_text(other.read_text().replace("one", "another"))
-    first = load(str(tmp_path / "a" / "rows"), name="one")
-    second = load(str(tmp_path / "b" / "rows"), name="one")
-    assert (texts_of(first)[0], texts_of(second)[0]) == ("one 0", "another 0")
-    file.write_text(file.read_text().replace("one", "new"))
-    third = load(str(tmp_path / "a" / "rows"), name="one")
-    assert texts_of(third)[0] == "new 0"
-    assert len({tables[0]._fingerprint for tables in (first, second, third)}) == 3
-    again = load(str(tmp_path / "a" / "rows"), name="one")
-    assert again[0]._fingerprint == third[0]._fingerprint
-
-
-def test_a_file_of_another_size_is_read_again_whatever_its_time(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    for words in (["one", "two"], ["three", "fourteen"]):
-        file.write_text("".join(f'{{"text": "{word}"}}\n' for word in words))
-        os.utime(file, (1, 1))
-        assert texts_of(load(str(file))) == sorted(words)
-
-
-def test_what_an_earlier_version_left_in_the_cache_is_removed_the_day_after(tmp_path, data_cache):
-    file = tmp_path / "rows.jsonl"
-    before = set(data_cache.glob("samestep/tables/*"))
-    for version in range(3):
-        file.write_text('{"text": "a"}\n' * (2 + version))
-        load(str(file))
-        (folder,) = set(data_cache.glob("samestep/tables/*")) - before
-        if version == 0:
-            (first,) = folder.iterdir()
-            os.utime(first, (1, 1))
-    assert len(list(folder.iterdir())) == 2 and not first.exists()
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_a_file_reads_the_same_inside_a_folder(tmp_path, kind):
-    file, comma = tmp_path / f"train.{kind}", "," if kind == "csv" else "\t"
-    lines = ["text,label,code", '"a, ""quoted"" one",NA,007', '"two\nlines",None,12', "null,NA,3"]
-    file.write_text("".join(line.replace(",", comma) + "\n" for line in lines))
-    expected = {
-        "text": [f'a{comma} "quoted" one', "two\nlines", "null"],
-        "label": ["NA", "None", "NA"],
-        "code": ["007", "12", "3"],
-    }
-    for path in (file, tmp_path):
-        assert load(str(path), eval_path=str(path))[0].to_dict() == expected
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (['a\t"open', "b\tplain", 'c\t"quoted"'], ['"open', '"quoted"', "plain"]),
-        (['a\tthe "word"', 'b\t"all of it"', 'c\t"twice ""so"""'], ["all of it", 'the "word"', 'twice "so"']),
-        (['a\t"open', 'b\tclosed"'], ['"open', 'closed"']),
-        (['a\t"one', 'two"', "b\tthree"], ["one\ntwo", "three"]),
-        (['a\t"so" they say', 'b\t"fine"'], ['"fine"', '"so" they say']),
-    ],
-)
-def test_quotes_in_tsv_count_where_they_balance(tmp_path, lines, expected):
-    file = tmp_path / "rows.tsv"
-    file.write_text("label\ttext\n" + "".join(f"{line}\n" for line in lines))
-    assert texts_of(load(str(file))) == expected
-    with gzip.open(f"{file}.gz", "wt") as stream:
-        stream.write(file.read_text())
-    assert texts_of(load(f"{file}.gz")) == expected
-
-
-def test_a_card_that_says_how_to_read_its_csv_files_is_obeyed(tmp_path):
-    (tmp_path / "rows.csv").write_text("text;label\na, b;x\nc;y\n")
-    (tmp_path / "README.md").write_text(
-        '---\nconfigs:\n- config_name: default\n  data_files: rows.csv\n  sep: ";"\n---\n'
-    )
-    assert texts_of(load(str(tmp_path))) == ["a, b", "c"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"text": ["a", "b", "c"], "label": [["x"], [], ["y", "z"]]},
-        {"text": {"0": "a", "1": "b", "2": "c"}, "label": {"0": ["x"], "1": [], "2": ["y", "z"]}},
-    ],
-    ids=["lists", "pandas"],
-)
-@pytest.mark.parametrize("indent", [None, 1])
-def test_json_by_column_is_read(tmp_path, content, indent):
-    file = tmp_path / "rows.json"
-    file.write_text(json.dumps(content, indent=indent))
-    train, _ = load(str(file), split="train[1:]", eval_path=str(file))
-    assert train.to_dict() == {"text": ["b", "c"], "label": [[], ["y", "z"]]}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}], "version": 1},
-        {"data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]},
-        {"train": {"text": ["a", "b"], "label": [1, 0]}, "test": {"text": ["c"], "label": [1]}},
-        {"text": ["a", "b"], "label": [1]},
-    ],
-)
-def test_json_of_another_shape_is_refused_with_the_shape_that_is_wanted(tmp_path, content):
-    (tmp_path / "rows.json").write_text(json.dumps(content))
-    (tmp_path / "folder").mkdir()
-    shutil.copy(tmp_path / "rows.json", tmp_path / "folder" / "train.json")
-    for path in ("rows.json", "folder"):
-        with refused(str(tmp_path / path), ", ".join(content), '[{"text": ..., "label": ...}, ...]'):
-            load(str(tmp_path / path))
-
-
-def test_names_that_look_like_patterns_and_folders_that_look_like_files(tmp_path):
-    (tmp_path / "rows[1].csv").write_text("text\na\nb\n")
-    assert texts_of(load(str(tmp_path / "rows[1].csv"))) == ["a", "b"]
-    folder = tmp_path / "spark.parquet"
-    table(text=["c", "d"]).to_parquet(folder / "part-0.parquet")
-    (folder / "_SUCCESS").touch()
-    for path in (str(folder), f"{folder}/"):
-        assert texts_of(load(path)) == ["c", "d"]
 
 
 def test_errors_name_the_data_that_they_are_about(tmp_path):

@@ -146,10 +146,11 @@ def _open_folder(flag: str, path: str, name: str) -> Source:
         return _open_builder(flag, path, lambda: builder, folder)
     # The same file reads the same, inside a folder or by itself.
     files = {str(split): list(names) for split, names in builder.config.data_files.items()}
-    if builder.name == "csv":
-        check_one_format([file for names in files.values() for file in names], f"{flag} {path}")
+    every = [file for names in files.values() for file in names]
+    if builder.name == "csv" and all(extension(file) in READERS for file in every):
+        check_one_format(every, f"{flag} {path}")
         return _open_csv(flag, path, files, (), folder)
-    if (tables := by_column(files, folder, f"{flag} {path}")) is not files:
+    if builder.name == "json" and (tables := by_column(files, folder, f"{flag} {path}")) is not files:
         return _open_builder(flag, path, lambda: file_builder(tables, folder), folder)
     return _open_builder(flag, path, lambda: builder, folder)
 
