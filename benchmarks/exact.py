@@ -29,7 +29,7 @@ def steps(exact: bool, threads: int, folder: Path) -> Iterator[None]:
     run.dir, run.exact, run.threads, run.trackers = str(folder / str(exact)), exact, threads, ()
     run.epochs, run.save_every, run.eval_every = 100, 10**9, 10**9
     with Run(config) as run:
-        rows, _, labels, tokenizer = cls.load_data(config)
+        rows, _, labels, tokenizer, _ = cls.load_data(config)
         model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
         for batch in run.batches(rows, PadCollate.of(tokenizer), rows.lengths):
             for micro in batch.micros(model):
