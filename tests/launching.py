@@ -58,17 +58,20 @@ def kill_tree(pid: int) -> None:
     psutil.wait_procs(family, timeout=10)
 
 
-def launch(profile: str, processes: int, *words, **options) -> Result:
-    """Run a script with its flags under `accelerate launch` and one of the project's profiles."""
+def launch(profile: str | Path, processes: int, *words, **options) -> Result:
+    """Run a script with its flags under `accelerate launch` and one of the project's profiles, or a file."""
     count = ["--num_processes", processes] if processes > 1 else []
-    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", PROFILES / f"{profile}.yaml"]
+    file = profile if isinstance(profile, Path) else PROFILES / f"{profile}.yaml"
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
     return run([*head, *count, "--main_process_port", "0", *words], **options)
 
 
-def launch_many(profile: str, processes: int, recipe: Path, commands: list[list], folder: Path, **options) -> None:
+def launch_many(
+    profile: str | Path, processes: int, recipe: Path, commands: list[list], folder: Path, **options
+) -> None:
     """Run a recipe several times, with other flags each, in one launch; all must succeed."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{profile}-{processes}-{time.monotonic_ns()}.json"
+    file = folder / f"{Path(profile).stem}-{processes}-{time.monotonic_ns()}.json"
     file.write_text(json.dumps([[str(word) for word in command] for command in commands]))
     result = launch(profile, processes, ROOT / "tests" / "laws" / "many.py", recipe, file, **options)
     assert result.status == 0, result.output[-6000:]

@@ -1,5 +1,6 @@
 """The commands that people type, and what they have afterwards."""
 
+import functools
 import json
 import os
 import sys
@@ -97,21 +98,38 @@ def test_config_file_and_defaults_are_flags(rows, tmp_path):
     assert yaml.safe_load((tmp_path / "b" / "config.yaml").read_text())["run"]["dir"] == str(tmp_path / "b")
 
 
-@pytest.mark.parametrize("profile", ["cpu", "ddp_cpu", "fsdp_cpu"])
-def test_bf16_by_the_profile(rows, tmp_path, profile):
-    """bf16 arithmetic, fp32 weights, and nearly the losses of fp32; the same on every layout."""
-    text = (PROFILES / f"{profile}.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: bf16")
-    (tmp_path / "bf16.yaml").write_text(text)
-    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", tmp_path / "bf16.yaml"]
-    result = run([*head, "--main_process_port", 0, RECIPE, *flags_of(rows, tmp_path / "run")])
-    assert result.status == 0 and ", bf16, " in result.output, result.output[-3000:]
-    recipe = load(RECIPE)
-    recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / "fp32")]))
-    pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "fp32"), strict=True))
-    assert all(a["loss"] == pytest.approx(b["loss"], rel=2e-2) and a["loss"] != b["loss"] for a, b in pairs)
+@pytest.fixture(scope="module")
+def bf16(rows, tmp_path_factory):
+    """Give a function from a profile to the folder of its runs in bf16: an ordinary one and an exact one."""
+    root = tmp_path_factory.mktemp("bf16")
+
+    @functools.cache
+    def bf16(profile, processes):
+        text = (PROFILES / f"{profile}.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: bf16")
+        (root / f"{profile}.yaml").write_text(text)
+        folder = root / f"{profile}-{processes}"
+        commands = [flags_of(rows, folder / "run"), flags_of(rows, folder / "exact", "--run.exact", "true")]
+        launch_many(root / f"{profile}.yaml", processes, RECIPE, commands, root)
+        return folder
+
+    return bf16
+
+
+@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), ("ddp_cpu", 3), ("fsdp_cpu", 2)])
+def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
+    """bf16 arithmetic, fp32 weights, and nearly the losses of fp32; in exact mode the same bits on every layout."""
     from safetensors.torch import load_file
 
-    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    folder = bf16(profile, processes)
+    assert json.loads((folder / "run" / "run.json").read_text())["layout"]["precision"] == "bf16"
+    recipe = load(RECIPE)
+    recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / "fp32")]))
+    pairs = list(zip(steps(folder / "run"), steps(tmp_path / "fp32"), strict=True))
+    assert all(a["loss"] == pytest.approx(b["loss"], rel=2e-2) and a["loss"] != b["loss"] for a, b in pairs)
+    reference = bf16("cpu", 1) / "exact"
+    assert steps(folder / "exact") == steps(reference) and scores(folder / "exact") == scores(reference)
+    weights, expected = (load_file(path / "model" / "model.safetensors") for path in (folder / "exact", reference))
+    assert all(tensor.equal(expected[name]) for name, tensor in weights.items())
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
 
 
