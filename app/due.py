@@ -28,5 +28,8 @@ class Due:
 
     def measures(self, step: int) -> bool:
         """Tell whether loss and gradient are looked at: to show them, or to save nothing that is not finite."""
-        may_be_best = bool(self.settings.best) and self.at(step, self.settings.eval_every)
-        return step == 1 or step % self.settings.log_every == 0 or self.saves(step) or may_be_best
+        return step == 1 or step % self.settings.log_every == 0 or self.saves(step) or self.may_be_best(step)
+
+    def may_be_best(self, step: int) -> bool:
+        """Tell whether an evaluation is due that decides which checkpoint is best."""
+        return bool(self.settings.best) and self.at(step, self.settings.eval_every)

@@ -5,6 +5,7 @@ import platform
 
 import torch
 from accelerate.utils import DistributedType
+from torch import nn
 
 from app.accelerator import Accelerator
 from app.batches import BatchPlan
@@ -21,6 +22,7 @@ def layout(accelerator: Accelerator) -> dict:
         "device": device(accelerator),
         "threads": torch.get_num_threads(),
         "kernels": torch.backends.cpu.get_cpu_capability(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
     }
 
@@ -55,6 +57,19 @@ def device(accelerator: Accelerator) -> str:
     return (
         torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
     )
+
+
+def depends_on_layout(model: nn.Module, accelerator: Accelerator) -> list[str]:
+    """Say why a model's scores will not be those of another layout, where they will not."""
+    batchnorm, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
+    found = (n for n, m in model.named_modules() if isinstance(m, batchnorm) and not isinstance(m, synced))
+    first = next(found, None)
+    if first is None or accelerator.data_ranks == 1:
+        return []
+    return [
+        f"warning: {first} is a BatchNorm: its running statistics are those of one process's samples, so scores depend "
+        "on the layout; GroupNorm and LayerNorm do not, nor does SyncBatchNorm on GPUs"
+    ]
 
 
 def changes_bits(saved: dict, here: dict) -> list[str]:

@@ -8,6 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from app import ranks, sums
+from app.errors import UserError
+
+
+def plain(values: dict[str, Any]) -> dict[str, float]:
+    """Make plain numbers of scores, such as tensors with one element."""
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = value if isinstance(value, int | float | str) else float(value)
+        except (TypeError, ValueError):
+            raise UserError(f"run.log: {name} is a {type(value).__name__}: give a number") from None
+    return numbers
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a run leaves for its user: lines on the terminal, metrics.jsonl, trackers, and how fast it was."""
+"""What a run leaves for its user: lines on the terminal, run.json, metrics.jsonl, trackers, and how fast it was."""
 
 import time
 from collections.abc import Iterator
@@ -8,14 +8,15 @@ from typing import Any
 
 from app.batches import BatchPlan
 from app.config import RunConfig
+from app.folder import RunFolder
 from app.progress import Progress, duration
 from app.tracking import MetricsFile, Trackers
 
 
 class Records:
-    """Write down steps and scores on the main process; stay silent on the others."""
+    """Write down a run, its steps and scores on the main process; stay silent on the others."""
 
-    def __init__(self, speaks: bool, folder: Path):
+    def __init__(self, speaks: bool, folder: RunFolder):
         self.folder, self.speaks = folder, speaks
         self.progress = Progress(speaks)
         self.file: MetricsFile | None = None
@@ -23,15 +24,33 @@ class Records:
         self.pending: list[dict[str, Any]] = []
         self.aside = 0.0
 
-    def open(self, done: int, settings: RunConfig, config: dict, ids: dict[str, str]) -> None:
-        """Open the file and the trackers after step `done`, on the main process.
+    def open(self, done: int, settings: RunConfig, config: dict, **fields: Any) -> None:
+        """Write down what this run is, and open the file and the trackers after step `done`, on the main process.
 
         Args:
-            ids: the trackers' names for this run; new ones are added.
+            fields: the first ones of run.json.
+
+        Raises:
+            UserError: the folder cannot be written.
         """
-        self.file = MetricsFile(self.folder / "metrics.jsonl", done, self.progress.warn)
-        self.trackers = Trackers(settings.trackers, self.folder, ids, self.progress.warn)
-        self.trackers.start(config, done)
+        ids = self.folder.info.get("trackers", {}) if done else {}
+        try:
+            self.folder.begin(status="running", error=None, step=done, **fields)
+            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn)
+            self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
+            self.trackers.start(config, done)  # which adds the trackers' names for a new run
+            self.folder.update(trackers=ids)
+        except OSError as error:
+            raise self.folder.cannot_write(error) from None
+
+    def note(self, **fields: Any) -> None:
+        """Change fields of run.json; a disk that is full costs a warning."""
+        if self.speaks:
+            try:
+                self.folder.update(**fields)
+            except OSError as error:
+                path = self.folder.path / "run.json"
+                self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
     def start(self, plan: BatchPlan, done: int) -> None:
         """Begin to count and to time after step `done`."""
@@ -82,6 +101,17 @@ class Records:
         self.progress.say(f"finished: {done} steps, {now}")
         for name, value in lines.items():
             self.progress.say(f"  {name:<15} {value}")
+
+    def stopped(self, done: int, saved: list[int], asked: bool) -> None:
+        """Say how to go on with a run that has steps left.
+
+        Args:
+            saved: the steps that have a checkpoint.
+            asked: --run.stop-at has stopped it.
+        """
+        where = f"after step {saved[-1]}" if saved else "from the start"
+        again = "the same command without --run.stop-at" if asked else "the same command"
+        self.progress.say(f"stopped after step {done} of {self.plan.steps}; {again} goes on {where}")
 
     def close(self) -> None:
         """Close the bar and the trackers."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import exact, layout, ranks, state
+from app import exact, layout, ranks
 from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
@@ -21,11 +21,11 @@ from app.export import save_model
 from app.folder import RunFolder
 from app.gradients import Batch, Gradients
 from app.loader import load
-from app.metrics import Scores, evaluating
+from app.metrics import Scores, evaluating, plain
 from app.optim import Optimizers, build_optimizer
 from app.optim import check as check_optim
 from app.records import Records
-from app.resume import record, resume
+from app.saving import Saving
 from app.seeding import seed_all
 from app.steplog import StepLog, numbered
 
@@ -48,7 +48,7 @@ class Run:
         self._measured: dict[str, float] = {}  # scores of this very step
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
-        self._begun = self._stepped = self._warned = False  # of a step: its body has been entered; it has updated
+        self._begun = self._stepped = False  # of a step: its body has been entered; it has updated
 
     def __enter__(self) -> "Run":
         settings: RunConfig = self.config
@@ -63,7 +63,8 @@ class Run:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
         self.folder = RunFolder(self.dir)
-        self.records = Records(self.accelerator.is_main_process, self.dir)
+        self.records = Records(self.accelerator.is_main_process, self.folder)
+        self.saving = Saving(self.accelerator, self.checkpoints, self.records)
         notes = ranks.from_main(lambda: self.folder.claim(self.fields, settings, bool(self.checkpoints.steps())))
         for note in notes:
             self.say(note)
@@ -84,27 +85,16 @@ class Run:
             ranks.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
-        begun = self._plan is not None
-        if begun and error is None and self.steps_done == self._plan.steps:
-            self._note(status="finished", step=self.steps_done, metrics=self.scores)
-        elif begun:
-            stopped = error is None or isinstance(error, KeyboardInterrupt)
-            why = {} if stopped else {"error": f"{type(error).__name__}: {error}"}
-            self._note(status="preempted" if stopped else "failed", **why)
-            if stopped:
-                saved = self.checkpoints.steps()
-                where = f"after step {saved[-1]}" if saved else "from the start"
-                asked = error is None and 0 < self.config.stop_at <= self.steps_done
-                again = "the same command without --run.stop-at" if asked else "the same command"
-                self.say(f"stopped after step {self.steps_done} of {self._plan.steps}; {again} goes on {where}")
-
-    def _note(self, **fields: Any) -> None:
-        """Change fields of run.json on the main process; a disk that is full costs a warning."""
-        if self.accelerator.is_main_process:
-            try:
-                self.folder.update(**fields)
-            except OSError as error:
-                self.warn(f"warning: {self.dir / 'run.json'} could not be brought up to date: {error.strerror}")
+        if self._plan is None:
+            return
+        if error is None and self.steps_done == self._plan.steps:
+            self.records.note(status="finished", step=self.steps_done, metrics=self.scores)
+        elif error is None or isinstance(error, KeyboardInterrupt):
+            self.records.note(status="preempted")
+            asked = error is None and 0 < self.config.stop_at <= self.steps_done
+            self.records.stopped(self.steps_done, self.checkpoints.steps(), asked)
+        else:
+            self.records.note(status="failed", error=f"{type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
         """Print a line, once, whatever the number of processes."""
@@ -137,12 +127,8 @@ class Run:
             optim = build_optimizer(model, settings)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
-        if self.accelerator.data_ranks > 1:
-            for name in _batchnorms(model):
-                self.warn(
-                    f"warning: {name} is a BatchNorm: its running statistics are those of one process's samples, so "
-                    "scores depend on the layout; GroupNorm and LayerNorm do not, nor does SyncBatchNorm on GPUs"
-                )
+        for note in layout.depends_on_layout(model, self.accelerator):
+            self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)
         return model, optimizer
@@ -183,7 +169,7 @@ class Run:
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        saved = resume(self.checkpoints, self.accelerator, plan, self.dir, self.warn)
+        saved = self.saving.resume(plan)
         if saved:
             self.steps_done, self.scores = saved["step"], saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
@@ -191,21 +177,11 @@ class Run:
             changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
-        ranks.from_main(lambda: self._open(plan, here, resumed=saved is not None))
+        about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
+        about["versions"] = layout.versions()
+        ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
         self.records.start(plan, self.steps_done)
         self._plan, self._due = plan, Due(self.config, plan)
-
-    def _open(self, plan: BatchPlan, here: dict, resumed: bool) -> None:
-        """Write down, on the main process, what this run is, and open where it logs to."""
-        ids = self.folder.info.get("trackers", {}) if resumed else {}
-        progress = {"step": self.steps_done, "steps": plan.steps, "samples": plan.samples}
-        about = {"recipe": self.name, "layout": here, "versions": layout.versions()}
-        try:
-            self.folder.begin(status="running", error=None, **progress, **about)
-            self.records.open(self.steps_done, self.config, self.fields, ids)
-            self.folder.update(trackers=ids)
-        except OSError as error:
-            raise self.folder.cannot_write(error) from None
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -241,12 +217,7 @@ class Run:
 
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, beside its loss. Every rank calls it, with the same numbers."""
-        for name, value in values.items():
-            if not isinstance(value, int | float | str):
-                try:
-                    values = {**values, name: float(value)}
-                except (TypeError, ValueError):
-                    raise UserError(f"run.log: {name} is a {type(value).__name__}: give a number") from None
+        values = plain(values)
         self.records.pending.append(values)
         self.scores |= values
         self._measured |= values
@@ -271,34 +242,11 @@ class Run:
                 self.warn(trouble)
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
-        if self._due.saves(self.steps_done) or self._improves():
-            self.save()
-        best = self.config.best.removeprefix("-")
-        if best and self._measured and best not in self.scores and not self._warned:
-            self._warned = True
-            known = ", ".join(sorted(self.scores))
-            self.warn(f"warning: --run.best {best}: there is no such score, so none is kept for it; there are {known}")
-
-    def _improves(self) -> bool:
-        """Tell on every rank whether this step's evaluation is the best yet, as the main process sees it."""
-        if not self.config.best or not self.due(self.config.eval_every):
-            return False
-        return ranks.from_main(lambda: self.checkpoints.improves(self._measured))
+        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured)
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
-        state.check_finite(self.accelerator._models, self.steps_done)
-        with self.records.time_aside():
-            about = record(self._plan, self.accelerator, self.scores, self._measured)
-            problems = self.checkpoints.save(self.steps_done, about, self.accelerator.save_state)
-        if problems:
-            kept = self.checkpoints.steps()
-            self.warn(
-                f"warning: no checkpoint was saved at step {self.steps_done}: {'; '.join(problems)}. Training goes on; "
-                f"the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
-            )
-        else:
-            self._note(step=self.steps_done)
+        self.saving.save(self.steps_done, self._plan, self.scores, self._measured)
 
     def evaluation(
         self, model: nn.Module, data: Sequence, collate: Callable[[list], Any], lengths: np.ndarray | None = None
@@ -335,12 +283,6 @@ class Run:
             longer = "--run.steps" if self.config.steps else "--run.epochs"
             self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores
-
-
-def _batchnorms(model: nn.Module) -> list[str]:
-    """Name the first module that computes over a process's own samples, if there is one."""
-    kind, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
-    return [name for name, m in model.named_modules() if isinstance(m, kind) and not isinstance(m, synced)][:1]
 
 
 def _recipe_name(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""Train a text classifier: from scratch on data that needs no download, or from a pretrained model on your own.
+r"""Train a text classifier: from scratch on data that needs no download, or from a pretrained model on your own.
 
     accelerate launch recipes/cls.py
     accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/cls.py --run.dir runs/ddp

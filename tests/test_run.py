@@ -79,7 +79,7 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path):
     ("rows", "lengths", "words"),
     [
         (DATA[:-1], np.arange(39), "40 rows, and now there are 39"),
-        (DATA, np.arange(40)[::-1], "40 rows of other lengths"),
+        (DATA, np.arange(40)[::-1], "had 40 rows, and now they have other lengths"),
     ],
 )
 def test_other_data_is_refused(tmp_path, rows, lengths, words):
