@@ -138,15 +138,24 @@ def test_hybrid_sharding_by_the_profile(rows, tmp_path):
     text = (PROFILES / "hsdp.yaml").read_text().replace("num_processes: 8", "num_processes: 4\nuse_cpu: true")
     text = text.replace("shard_size: 4", "shard_size: 2").replace("mixed_precision: bf16", "mixed_precision: 'no'")
     (tmp_path / "hsdp.yaml").write_text(text)
-    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", tmp_path / "hsdp.yaml"]
-    stop = ["--run.stop-at", 2]
-    result = run([*head, "--main_process_port", 0, RECIPE, *flags_of(rows, tmp_path / "run"), *stop])
-    assert result.status == 0 and "4 data ranks x 1 accumulation x 16, HSDP" in result.output, result.output[-3000:]
+
+    def flags(name, *more):
+        exact = "true" if name.startswith("exact") else "false"
+        return flags_of(rows, tmp_path / name, "--run.exact", exact, *more)
+
+    # The profile has the number of processes.
+    commands = [flags("run", "--run.stop-at", 2), flags("exact")]
+    launch_many(tmp_path / "hsdp.yaml", 1, RECIPE, commands, tmp_path)
+    where = json.loads((tmp_path / "exact" / "run.json").read_text())["layout"]
+    assert (where["wrapping"], where["data_ranks"]) == ("HSDP", 4)
     recipe = load(RECIPE)
-    for name in ("run", "one"):
-        recipe.main(parse(recipe.Config, [str(word) for word in flags_of(rows, tmp_path / name)]))
+    for name in ("run", "one", "exact-one"):
+        recipe.main(parse(recipe.Config, [str(word) for word in flags(name)]))
     pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "one"), strict=True))
     assert all(a["ids"] == b["ids"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5) for a, b in pairs)
+    assert steps(tmp_path / "exact") == steps(tmp_path / "exact-one")
+    files = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("exact", "exact-one")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(
