@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ParallelismConfig
 from torch import nn
+from torch.distributed.checkpoint.staging import AsyncStager
 
 from app import fsdp, ranks, state, zero
 from app.batches import Turn
@@ -131,6 +133,18 @@ class Accelerator(accelerate.Accelerator):
         """
         if self.distributed_type == DistributedType.DEEPSPEED:
             return super().save_state(output_dir, safe_serialization, **kwargs)
+        self.snapshot_state()(output_dir)
+        return output_dir
+
+    def snapshot_state(self, stager: AsyncStager | None = None) -> Callable[..., None]:
+        """Collect what `save_state` writes. Every rank takes part.
+
+        Args:
+            stager: copies tensors to the host's memory, so that training may go on before they are written.
+
+        Returns:
+            What writes it into a folder, in any thread. Every rank calls it; a second argument is the process group.
+        """
         tensors, extras = state.model_tensors(self._models)
         names = state.parameter_names(self._models)
         objects = {"optimizers": [], "objects": []}
@@ -145,12 +159,17 @@ class Accelerator(accelerate.Accelerator):
         }
         if self.scaler is not None:
             objects["scaler"] = self.scaler.state_dict()
-        writer = dcp.FileSystemWriter(output_dir, single_file_per_rank=True, sync_files=True)
-        with _on_one_process_too():
-            dcp.save(tensors, storage_writer=writer, no_dist=not dist.is_initialized())
-        if self.is_main_process:
-            Path(output_dir, OBJECTS).write_text(json.dumps(objects))
-        return output_dir
+        text, alone = json.dumps(objects), not dist.is_initialized()
+        staged = tensors if stager is None else stager.stage(tensors)
+
+        def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
+            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+            with _on_one_process_too():
+                dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
+            if self.is_main_process:
+                Path(folder, OBJECTS).write_text(text)
+
+        return write
 
     def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **kwargs):
         """Read what `save_state` wrote, on any layout, into the prepared models and optimizers. Every rank takes part.

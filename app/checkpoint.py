@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import xxhash
 
 from app import ranks
@@ -31,7 +32,6 @@ class Checkpoints:
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self.keep, self.best = keep, best
-        self.top: float | None = None  # the best value so far; higher is better
 
     def steps(self) -> list[int]:
         """List the steps that have a committed checkpoint, oldest first."""
@@ -44,29 +44,40 @@ class Checkpoints:
         """Name the folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    def improves(self, metrics: dict[str, float]) -> bool:
-        """Tell whether these are better than those of any checkpoint so far."""
-        value = self._value(metrics)
-        return value is not None and (self.top is None or value > self.top)
+    def improves(self, step: int, metrics: dict[str, float], saving: dict[str, float]) -> bool:
+        """Tell whether a step's metrics are better than those of every checkpoint before it.
 
-    def save(self, step: int, record: dict[str, Any], write: Callable[[str], Any]) -> list[str]:
+        Args:
+            saving: the metrics of a checkpoint that is being written.
+        """
+        value = self._value(metrics)
+        known = [self._value(saving), *(self._score(other) for other in self.steps() if other < step)]
+        return value is not None and all(value > other for other in known if other is not None)
+
+    def save(
+        self,
+        step: int,
+        record: dict[str, Any],
+        write: Callable[[str], Any],
+        group: dist.ProcessGroup | None = None,
+    ) -> list[str]:
         """Write, verify, commit, and only then delete what is no longer wanted. Every rank takes part.
 
         Args:
             record: what to keep beside the state; its "metrics", measured at this step, choose the best checkpoint.
             write: writes the state into the folder that it is given; collective.
+            group: that the ranks talk in; one of its own in a thread beside training.
 
         Returns:
             What went wrong, one line for each failing rank; nothing is committed then.
         """
-        if ranks.from_main(lambda: self._is_good(step)):
+        if ranks.from_main(lambda: self._is_good(step), group):
             return []
-        top = self._value(record["metrics"]) if self.improves(record["metrics"]) else self.top
         target = self.path(step)
         draft = target.with_name(target.name + ".tmp")
         problem, sums = None, {}
         try:
-            ranks.from_main(lambda: self._start(draft))
+            ranks.from_main(lambda: self._start(draft), group)
             write(str(draft / STATE))
             own = self._own_files(draft)
             for file in own:
@@ -74,22 +85,20 @@ class Checkpoints:
             sums = _checksums(draft, own)
         except Exception as error:
             problem = error
-        problems = ranks.agree(problem)
+        problems = ranks.agree(problem, group)
         if not problems:
-            sums = {name: entry for part in ranks.gather(sums) for name, entry in part.items()}
+            sums = {name: entry for part in ranks.gather(sums, group) for name, entry in part.items()}
             try:
                 if self.rank == 0:
-                    self._commit(draft, target, {**record, "step": step, "best": {self.best: top}}, sums)
+                    self._commit(draft, target, {**record, "step": step}, sums)
             except Exception as error:
                 problem = error
-            problems = ranks.agree(problem)
+            problems = ranks.agree(problem, group)
         if self.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
             if not problems:
                 self._prune(step)
-        if not problems:
-            self.top = top
-        if problems and any(ranks.gather(isinstance(problem, UserError))):
+        if problems and any(ranks.gather(isinstance(problem, UserError), group)):
             raise UserError("; ".join(problems))
         return problems
 
@@ -111,7 +120,6 @@ class Checkpoints:
             problems = ranks.agree(problem)
             if not problems:
                 record = json.loads((folder / RECORD).read_text())
-                self.top = record["best"].get(self.best)
                 return folder / STATE, record
             bad.append(problems[0])
             warn(f"warning: checkpoint {folder.name} is damaged and left out: {problems[0]}")

@@ -36,6 +36,8 @@ class RunConfig:
     """Save a checkpoint every so many steps, and after the last one. 0: after every epoch."""
     log_every: int = 10
     """Log every so many steps."""
+    save_async: bool = True
+    """Write checkpoints while training goes on, from a copy in the host's memory; false: training waits, no copy."""
     keep: int = 2
     """How many of the newest checkpoints to keep."""
     best: str = ""
@@ -97,7 +99,18 @@ class OptimConfig:
 # are allowed as well, and said, because they change the learning rate from there on.
 HARMLESS = {
     f"run.{name}"
-    for name in ("dir", "eval_every", "save_every", "log_every", "keep", "best", "trackers", "resume", "stop_at")
+    for name in (
+        "dir",
+        "eval_every",
+        "save_every",
+        "save_async",
+        "log_every",
+        "keep",
+        "best",
+        "trackers",
+        "resume",
+        "stop_at",
+    )
 } | {"run.workers", "run.threads"}
 LENGTH = {"run.steps", "run.epochs"}
 

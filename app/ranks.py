@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 _uses = 0
 _clean: bool | None = None
+_background: dist.ProcessGroup | None = None
 
 
 def store() -> dist.Store:
@@ -30,6 +31,14 @@ def alone() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
+def background() -> dist.ProcessGroup | None:
+    """Return the process group of threads beside training, on CPU; every rank asks for it, first, at the same point."""
+    global _background
+    if not alone() and _background is None:
+        _background = dist.new_group(backend="gloo")
+    return _background
+
+
 def leave(clean: bool) -> None:
     """Note how a run ended; the process group is given up when the program ends, and only where all went well.
 
@@ -39,7 +48,7 @@ def leave(clean: bool) -> None:
     if _clean is None:
         atexit.register(_end)
     _clean = clean
-    launch.leave_at_once = clean and not alone() and dist.get_backend() == "gloo"
+    launch.leave_at_once = clean and not alone() and (dist.get_backend() == "gloo" or _background is not None)
 
 
 def _end() -> None:
@@ -49,10 +58,10 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
-def from_main(call: Callable[[], T]) -> T:
+def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Run `call` on the main process and return its result on every rank. Its error is raised on every rank.
 
-    For quick work only: the others wait in a collective, which has a time limit.
+    For quick work only: the others wait in a collective of `group`, which has a time limit.
     """
     if alone():
         return call()
@@ -61,26 +70,26 @@ def from_main(call: Callable[[], T]) -> T:
         try:
             outcome = [call(), None]
         except Exception as error:
-            dist.broadcast_object_list([None, _portable(error)], src=0)
+            dist.broadcast_object_list([None, _portable(error)], src=0, group=group)
             raise
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=group)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
 
 
-def agree(problem: Exception | None) -> list[str]:
+def agree(problem: Exception | None, group: dist.ProcessGroup | None = None) -> list[str]:
     """Tell every rank what went wrong on any: one line for each failing rank, none where all is well."""
-    problems = gather(None if problem is None else _in_words(problem))
+    problems = gather(None if problem is None else _in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
 
 
-def gather(value: T) -> list[T]:
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Collect a small value from every rank, on every rank, in rank order."""
     if alone():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 

@@ -64,7 +64,7 @@ class Run:
         self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
         self.folder = RunFolder(self.dir)
         self.records = Records(self.accelerator.is_main_process, self.folder)
-        self.saving = Saving(self.accelerator, self.checkpoints, self.records)
+        self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
         notes = ranks.from_main(lambda: self.folder.claim(self.fields, settings, bool(self.checkpoints.steps())))
         for note in notes:
             self.say(note)
@@ -72,11 +72,20 @@ class Run:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        if isinstance(error, UserError):
-            error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
         try:
             if error is None:
                 self._settle()
+            self.saving.wait(quietly=error is not None)
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        try:
+            if isinstance(error, UserError):
+                error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
             self.records.close()
             if self.accelerator.is_main_process:
                 self._leave_folder(error)
@@ -242,6 +251,7 @@ class Run:
                 self.warn(trouble)
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
+        self.saving.look()
         self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured)
 
     def save(self) -> None:

@@ -1,6 +1,13 @@
 """Saving and resuming one run: what a checkpoint says beside its state, and what must agree before a run goes on."""
 
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import DistributedType
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from app import layout, ranks, state
 from app.accelerator import Accelerator
@@ -11,11 +18,27 @@ from app.errors import UserError
 from app.records import Records
 
 
+class Flight(NamedTuple):
+    """A checkpoint that is being written beside training."""
+
+    step: int
+    measured: dict[str, float]
+    problems: Future
+
+
 class Saving:
     """Commit checkpoints of a run when they are due, and load the newest good one."""
 
-    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints, records: Records):
+    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints, records: Records, beside: bool):
+        """Look after a run's checkpoints.
+
+        Args:
+            beside: write while training goes on, from a copy in the host's memory; DeepSpeed's engine cannot.
+        """
         self.accelerator, self.checkpoints, self.records = accelerator, checkpoints, records
+        self._beside = beside and accelerator.distributed_type != DistributedType.DEEPSPEED
+        self._stager: DefaultStager | None = None
+        self._flight: Flight | None = None
         self._warned = False
 
     def resume(self, plan: BatchPlan) -> dict[str, Any] | None:
@@ -53,7 +76,9 @@ class Saving:
             measured: those that were measured at this very step; they decide which checkpoint is best.
         """
         best = due.settings.best.removeprefix("-")
-        if due.saves(step) or (due.may_be_best(step) and ranks.from_main(lambda: self.checkpoints.improves(measured))):
+        flying = self._flight.measured if self._flight else {}
+        improves = due.may_be_best(step) and ranks.from_main(lambda: self.checkpoints.improves(step, measured, flying))
+        if due.saves(step) or improves:
             self.save(step, due.plan, scores, measured)
         if best and measured and best not in scores and not self._warned:
             self._warned = True
@@ -63,13 +88,50 @@ class Saving:
             )
 
     def save(self, step: int, plan: BatchPlan, scores: dict[str, float], measured: dict[str, float]) -> None:
-        """Commit a checkpoint. A failure costs a warning; earlier checkpoints stay. Every rank takes part."""
-        state.check_finite(self.accelerator._models, step)
-        data = {"rows": plan.samples, "fingerprint": plan.fingerprint}
-        here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
-        record = {"metrics": measured, "scores": scores, **here, "data": data}
+        """Commit a checkpoint, or begin to, behind the one that is being written. Every rank takes part."""
         with self.records.time_aside():
-            problems = self.checkpoints.save(step, record, self.accelerator.save_state)
+            self.wait()
+            state.check_finite(self.accelerator._models, step)
+            data = {"rows": plan.samples, "fingerprint": plan.fingerprint}
+            here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
+            record = {"metrics": measured, "scores": scores, **here, "data": data}
+            if not self._beside:
+                self._report(step, self.checkpoints.save(step, record, self.accelerator.save_state))
+                return
+            self._stager = self._stager or _stager()
+            write, group = self.accelerator.snapshot_state(self._stager), ranks.background()
+            problems = _in_thread(
+                lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group)
+            )
+            self._flight = Flight(step, measured, problems)
+
+    def look(self) -> None:
+        """Report a checkpoint whose writing has ended; does not wait."""
+        if self._flight and self._flight.problems.done():
+            self.wait()
+
+    def wait(self, quietly: bool = False) -> None:
+        """Wait for the checkpoint that is being written, if there is one.
+
+        Args:
+            quietly: what went wrong costs a warning, because the run fails for another reason.
+
+        Raises:
+            UserError: what went wrong will not pass by itself.
+        """
+        if not self._flight:
+            return
+        flight, self._flight = self._flight, None
+        try:
+            problems = flight.problems.result()
+        except Exception as error:
+            if not quietly:
+                raise
+            problems = [str(error)]
+        self._report(flight.step, problems)
+
+    def _report(self, step: int, problems: list[str]) -> None:
+        """Tell of a checkpoint. A failure costs a warning; earlier checkpoints stay."""
         if problems:
             kept = self.checkpoints.steps()
             self.records.progress.warn(
@@ -78,3 +140,29 @@ class Saving:
             )
         else:
             self.records.note(step=step)
+
+
+def _stager() -> DefaultStager:
+    """Make what copies to the host; it keeps its memory from one checkpoint to the next."""
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=torch.cuda.is_available(),
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=torch.accelerator.is_available(),
+        )
+    )
+
+
+def _in_thread(call: Callable[[], list[str]]) -> Future:
+    """Run a call beside training; the program can end before it does."""
+    future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="saving", daemon=True).start()
+    return future

@@ -87,7 +87,7 @@ def test_a_saved_step_is_found_with_its_record(tmp_path):
     save(to, 7, loss=0.5)
     assert to.steps() == [7] and names(to) == ["step-00000007"]
     _, record = to.newest(print)
-    assert record == {"step": 7, "note": 7, "metrics": {"loss": 0.5}, "best": {"": None}}
+    assert record == {"step": 7, "note": 7, "metrics": {"loss": 0.5}}
     assert newest(to) == (7, [])
 
 
@@ -230,14 +230,15 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, best, kept):
 
 @pytest.mark.parametrize(("best", "better"), [("score", [1, 2, 5]), ("-score", [1, 3, 4])])
 def test_improvements_are_seen_over_sittings(tmp_path, best, better):
-    """Against all that was saved, also before this sitting and also what is no longer there."""
+    """Against all that was saved, also before this sitting, and what is being written."""
     seen = []
     for step, score in enumerate([2.0, 3.0, 1.0, 0.5, 4.0], start=1):
         to = checkpoints(tmp_path, keep=1, best=best)
         to.newest(print)
-        if to.improves({"score": score, "other": -9.0}):
+        if to.improves(step, {"score": score, "other": -9.0}, {}):
             seen.append(step)
-        assert not to.improves({"other": 9.0}) and not to.improves({"score": float("nan")})
+        assert not to.improves(step, {"other": 9.0}, {}) and not to.improves(step, {"score": float("nan")}, {})
+        assert not to.improves(step, {"score": score}, {"score": score})
         save(to, step, score=score)
     assert seen == better
 
