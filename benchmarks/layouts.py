@@ -28,12 +28,13 @@ LAYOUTS = {
 }
 
 
-def train(profile: str, processes: int, exact: str, words: list[str], folder: Path) -> tuple[str, str]:
+def train(profile: str, processes: int, options: argparse.Namespace, folder: Path) -> tuple[str, str]:
     """Run a recipe to its end; returns the last loss, as logged, and the SHA-256 of its weights by name."""
     count = ["--num_processes", str(processes)] if processes > 1 else []
     command = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
-    command += ["--config_file", str(ROOT / "accelerate_configs" / f"{profile}.yaml"), *count, *words]
-    command += ["--run.exact", exact, "--run.dir", str(folder), "--run.log-every", "1", "--run.trackers"]
+    command += ["--config_file", str(ROOT / "accelerate_configs" / f"{profile}.yaml"), *count]
+    command += ["--mixed_precision", options.precision, *options.recipe]
+    command += ["--run.exact", options.exact, "--run.dir", str(folder), "--run.log-every", "1", "--run.trackers"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
@@ -48,12 +49,13 @@ def main() -> None:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--exact", default="true", choices=["true", "false"])
+    parser.add_argument("--precision", default="no", choices=["no", "bf16"])
     parser.add_argument("recipe", nargs=argparse.REMAINDER, help="a recipe and its flags")
     options = parser.parse_args()
     print("| layout | last loss | SHA-256 of the weights |\n| --- | --- | --- |")
     with tempfile.TemporaryDirectory() as root:
         for name, (profile, processes) in LAYOUTS.items():
-            loss, digest = train(profile, processes, options.exact, options.recipe, Path(root, name.replace(" ", "-")))
+            loss, digest = train(profile, processes, options, Path(root, name.replace(" ", "-")))
             print(f"| {name} | {loss} | `{digest[:16]}` |", flush=True)
 
 
