@@ -17,10 +17,9 @@ from accelerate.utils import DistributedDataParallelKwargs, DistributedType, Par
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from app import fsdp, ranks, state, zero
+from app import fsdp, launch, ranks, state, zero
 from app.batches import Turn
 from app.errors import UserError
-from app.launch import cores_per_process, launcher_profile, local_world_size
 
 OBJECTS = "objects.json"
 _MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
@@ -46,6 +45,9 @@ class Accelerator(accelerate.Accelerator):
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
+        if not on_cpu:
+            launch.record_collectives()
+        ranks.join_anew(on_cpu)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
@@ -60,7 +62,7 @@ class Accelerator(accelerate.Accelerator):
             self.state.device_mesh = self.parallelism_config.get_device_mesh(self.device.type)
             self.parallelism_config._validate_accelerator(self)
         if self.device.type == "cpu":
-            torch.set_num_threads(threads or cores_per_process())
+            torch.set_num_threads(threads or launch.cores_per_process())
             if self.mixed_precision == "fp16":
                 raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
         if self.gradient_accumulation_steps != 1:
@@ -210,11 +212,11 @@ class Accelerator(accelerate.Accelerator):
 
 def _on_cpu() -> bool:
     """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
-    profile = launcher_profile()
+    profile = launch.launcher_profile()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    wanted = local_world_size()
+    wanted = launch.local_world_size()
     if here and wanted > here:
         raise UserError(
             f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "

@@ -50,6 +50,9 @@ class RunConfig:
     a folder that has none."""
     stop_at: int = 0
     """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
+    timeout: float = 1800.0
+    """Seconds without a step, a micro-batch of an evaluation or a checkpoint after which a rank counts as hung: all
+    ranks show their stacks and end with status 1. 0: never."""
     exact: bool = False
     """Give every layout the same bits: order-free sums of gradients. Costs time and 8 bytes a parameter."""
     workers: int = -1
@@ -111,7 +114,7 @@ HARMLESS = {
         "resume",
         "stop_at",
     )
-} | {"run.workers", "run.threads"}
+} | {"run.workers", "run.threads", "run.timeout"}
 LENGTH = {"run.steps", "run.epochs"}
 
 
@@ -122,8 +125,9 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
     """
     import tyro
 
-    from app.launch import is_main_process, report_user_errors
+    from app.launch import is_main_process, leave_with_launcher, report_user_errors
 
+    leave_with_launcher()
     report_user_errors()
     words = list(sys.argv[1:] if args is None else args)
     with _booleans():
@@ -249,7 +253,7 @@ def diff(before: dict, after: dict) -> dict[str, tuple[Any, Any]]:
 def check(config: RunConfig) -> None:
     """Refuse numbers that no run can have."""
     at_least = {"global_batch": 1, "micro_batch": 1, "log_every": 1, "keep": 1, "steps": 0, "eval_every": 0}
-    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0}
+    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0, "timeout": 0}
     for name, least in at_least.items():
         value = getattr(config, name)
         if value < least:

@@ -1,8 +1,11 @@
 """What a process knows of its launcher, before any Accelerator exists."""
 
 import atexit
+import builtins
+import ctypes
 import logging
 import os
+import signal
 import sys
 from typing import Any, NamedTuple
 
@@ -25,6 +28,64 @@ def cores_per_process() -> int:
     return max(1, cores // local_world_size())
 
 
+def in_notebook() -> bool:
+    """Tell whether this process is a notebook's, or an interactive IPython."""
+    return hasattr(builtins, "__IPYTHON__")
+
+
+def this_process() -> str:
+    """Name this process so that no later one on this machine has the same name: its number and when it began."""
+    import psutil
+
+    return f"{os.getpid()} {psutil.Process().create_time()}"
+
+
+def is_alive(process: str) -> bool:
+    """Tell whether a process that `this_process` named on this machine still runs."""
+    import psutil
+
+    number, began = process.split()
+    try:
+        there = psutil.Process(int(number))
+        return there.create_time() == float(began) and there.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def record_collectives() -> None:
+    """Have NCCL keep its last collectives and write them to a file when one of them takes too long."""
+    for name, value in {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}.items():
+        os.environ.setdefault(name, value)
+
+
+def leave_with_launcher() -> None:
+    """Have Linux end this process when its launcher is killed: torchrun gives each rank a session of its own.
+
+    A process that `accelerate launch` runs alone gets SIGTERM: the launcher hands none on, so that is how the child
+    learns of it. Ranks of torchrun, which does, are killed at once.
+    """
+    command = _launcher_command()
+    if command is None or not sys.platform.startswith("linux"):
+        return
+    pr_set_pdeathsig = 1
+    number = signal.SIGKILL if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIGTERM
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
+    if _launcher_command() is None:  # it ended before
+        os.kill(os.getpid(), number)
+
+
+def _launcher_command() -> list[str] | None:
+    """Return the words of the `accelerate launch` that is this process's parent, if it is one."""
+    import psutil
+
+    try:
+        command = psutil.Process().parent().cmdline()
+    except (psutil.Error, AttributeError):
+        return None
+    names = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "launch.py")
+    return command if any(os.path.basename(word) in names for word in command) else None
+
+
 class Profile(NamedTuple):
     """A profile, and whether it was named on the command line; otherwise it is the user's saved default."""
 
@@ -38,15 +99,10 @@ def launcher_profile() -> Profile | None:
     accelerate 1.15 does not pass `use_cpu` on to processes started through torchrun, so a rank reads it from the
     file that its parent was started with.
     """
-    import psutil
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
-    try:
-        command = psutil.Process().parent().cmdline()
-    except (psutil.Error, AttributeError):
-        return None
-    names = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "launch.py")
-    if not any(os.path.basename(word) in names for word in command):
+    command = _launcher_command()
+    if command is None:
         return None
     path, named = default_config_file, False
     for word, following in zip(command, [*command[1:], ""], strict=True):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from app import launch
@@ -20,6 +21,20 @@ _clean: bool | None = None
 _background: dist.ProcessGroup | None = None
 
 
+def join_anew(on_cpu: bool) -> None:
+    """Join the process group of a launcher that has started its ranks again; the first time, accelerate does it.
+
+    torch 2.13's static rendezvous keeps its store, and in it the addresses of ranks that have died. Machines that
+    meet by another rendezvous, which makes a new store, may count their restarts differently.
+    """
+    attempt, world = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    if attempt == "0" or dist.is_initialized() or launch.local_world_size() != world:
+        return
+    found, rank, world = next(dist.rendezvous("env://"))
+    backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
+    dist.init_process_group(backend, store=dist.PrefixStore(f"restart-{attempt}", found), rank=rank, world_size=world)
+
+
 def store() -> dist.Store:
     """Return the rendezvous store: keys and values between ranks, outside every collective."""
     # torch 2.13 has no public name for it.
@@ -29,6 +44,21 @@ def store() -> dist.Store:
 def alone() -> bool:
     """Tell whether this process trains by itself."""
     return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def local_processes() -> list[str]:
+    """Name this machine's training processes, for `launch.is_alive`. Every rank takes part, outside collectives."""
+    own = launch.this_process()
+    if alone():
+        return [own]
+    first = rank() - int(os.environ.get("LOCAL_RANK", "0"))
+    store().set(f"samestep/process/{rank()}", own)
+    return [store().get(f"samestep/process/{first + i}").decode() for i in range(launch.local_world_size())]
 
 
 def background() -> dist.ProcessGroup | None:

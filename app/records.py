@@ -52,6 +52,10 @@ class Records:
                 path = self.folder.path / "run.json"
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
+    def failed(self, why: str) -> None:
+        """Note in run.json why the run has failed."""
+        self.note(status="failed", error=why)
+
     def start(self, plan: BatchPlan, done: int) -> None:
         """Begin to count and to time after step `done`."""
         self.plan = plan

@@ -28,6 +28,8 @@ from app.records import Records
 from app.saving import Saving
 from app.seeding import seed_all
 from app.steplog import StepLog, numbered
+from app.stopping import Stopping
+from app.watchdog import Watchdog
 
 
 class Run:
@@ -48,6 +50,7 @@ class Run:
         self._measured: dict[str, float] = {}  # scores of this very step
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
+        self._leaving = False  # stopped by a signal
         self._begun = self._stepped = False  # of a step: its body has been entered; it has updated
 
     def __enter__(self) -> "Run":
@@ -65,6 +68,8 @@ class Run:
         self.folder = RunFolder(self.dir)
         self.records = Records(self.accelerator.is_main_process, self.folder)
         self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
+        self.stopping = Stopping(self.accelerator.device, self.records.failed)
+        self.watchdog = Watchdog(settings.timeout, self.records.failed)
         notes = ranks.from_main(lambda: self.folder.claim(self.fields, settings, bool(self.checkpoints.steps())))
         for note in notes:
             self.say(note)
@@ -84,6 +89,8 @@ class Run:
 
     def _close(self, error: BaseException | None) -> None:
         try:
+            self.watchdog.close()
+            self.stopping.close()
             if isinstance(error, UserError):
                 error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
             self.records.close()
@@ -103,7 +110,7 @@ class Run:
             asked = error is None and 0 < self.config.stop_at <= self.steps_done
             self.records.stopped(self.steps_done, self.checkpoints.steps(), asked)
         else:
-            self.records.note(status="failed", error=f"{type(error).__name__}: {error}")
+            self.records.failed(f"{type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
         """Print a line, once, whatever the number of processes."""
@@ -166,12 +173,15 @@ class Run:
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
+            self.watchdog.beat(self.steps_done)
             self._measured, self._begun, self._stepped = {}, True, False
             self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
             self.gradients.watch(self._due.measures(self.steps_done))
             self._log = StepLog(self.accelerator, step)
             yield Batch(self.gradients, step)
             self._settle()
+            if self._leaving:
+                break
 
     def _begin(self, plan: BatchPlan) -> None:
         self.say(layout.header(plan, self.accelerator))
@@ -191,6 +201,8 @@ class Run:
         ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
         self.records.start(plan, self.steps_done)
         self._plan, self._due = plan, Due(self.config, plan)
+        self.stopping.start()
+        self.watchdog.start()
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -235,6 +247,7 @@ class Run:
         """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
         if self._begun and self._stepped:
             self._begun = False
+            self._leaving = self.stopping.due(self.steps_done)
             self._after_step()
         elif self._begun:
             self._begun = False
@@ -252,7 +265,7 @@ class Run:
         self.records.write_pending(self.steps_done)
         self.records.progress.advance()
         self.saving.look()
-        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured)
+        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving)
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
@@ -271,6 +284,7 @@ class Run:
         turns = range(plan.steps(self.accelerator.data_ranks))
         with self.records.time_aside(), evaluating(model):
             for step in load(plan, turns, data, collate, *self._place):
+                self.watchdog.beat()
                 yield self.accelerator.counted_once(step.turns[0])
 
     def scores_of(self, **metrics: Any) -> Scores:

@@ -68,17 +68,20 @@ class Saving:
         self.accelerator.load_state(str(path))
         return saved
 
-    def save_when_due(self, step: int, due: Due, scores: dict[str, float], measured: dict[str, float]) -> None:
+    def save_when_due(
+        self, step: int, due: Due, scores: dict[str, float], measured: dict[str, float], leaving: bool
+    ) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
 
         Args:
+            leaving: the run stops here for now.
             scores: the last value of each.
             measured: those that were measured at this very step; they decide which checkpoint is best.
         """
         best = due.settings.best.removeprefix("-")
         flying = self._flight.measured if self._flight else {}
         improves = due.may_be_best(step) and ranks.from_main(lambda: self.checkpoints.improves(step, measured, flying))
-        if due.saves(step) or improves:
+        if due.saves(step) or leaving or improves:
             self.save(step, due.plan, scores, measured)
         if best and measured and best not in scores and not self._warned:
             self._warned = True

@@ -1,0 +1,108 @@
+"""Stopping a run that is asked to: signals, and the step after which all ranks leave together."""
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from app import launch, ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_runs = 0
+
+
+class Stopping:
+    """Listen for SIGTERM, SIGINT and SIGUSR1 on any rank; leave behind one step, the same on every rank.
+
+    Signals are read in a thread, so that one is noticed while training waits for another rank; nothing is saved there.
+    """
+
+    def __init__(self, device: torch.device, failed: Callable[[str], None]):
+        """Listen from `start` on, for a model on `device`.
+
+        Args:
+            failed: notes, on the main process, why the run ends without another step.
+        """
+        self.asked = ""  # the signal that asked this rank
+        self._failed = failed
+        self._device, self._events = device, deque()
+        self._last: int | None = None
+        self._before: dict[int, object] = {}
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Begin to listen. Every rank takes part; in a notebook Ctrl-C interrupts the cell, as always."""
+        global _runs
+        _runs += 1
+        self._key = f"samestep/stop/{_runs}"
+        self._siblings = ranks.local_processes()
+        if launch.in_notebook() or threading.current_thread() is not threading.main_thread():
+            return
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        # Python writes a signal's number into the pipe at once, whatever the main thread is waiting for.
+        self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+        threading.Thread(target=self._listen, args=self._pipe, name="signals", daemon=True).start()
+
+    def _listen(self, read: int, write: int) -> None:
+        while 0 not in (numbers := os.read(read, 64)):  # it comes from `close`
+            for number in numbers:
+                if number in SIGNALS:
+                    self._hear(signal.Signals(number))
+        os.close(read)
+        os.close(write)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self.asked == "SIGINT":
+            os._exit(130)
+        if number == signal.SIGTERM and not all(launch.is_alive(process) for process in self._siblings):
+            # The launcher ends the ranks that are left when one has died: no step can be finished any more.
+            self._failed("another process of this run has died")
+            os._exit(143)
+        if not self.asked and launch.is_main_process():
+            again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
+            print(f"\n{number.name}: the run stops after this step and saves{again}", file=sys.stderr, flush=True)
+        self.asked = self.asked or number.name
+
+    def due(self, step: int) -> bool:
+        """Tell, after each step on every rank, whether it is the last one for now; the answer is the same on all.
+
+        No collective runs: a rank that was asked names a step that none has finished yet, and the others look.
+        """
+        ahead = self._hold_back()
+        if ranks.alone():
+            return bool(self.asked)
+        store = ranks.store()
+        if self.asked and self._last is None:
+            # Nobody can finish the step after this one without this rank, which looks here before it takes part.
+            store.compare_set(self._key, "", str(step + 1 + ahead))
+        if self._last is None and store.check([self._key]):
+            self._last = int(store.get(self._key))
+        return self._last is not None and step >= self._last
+
+    def _hold_back(self) -> int:
+        """Keep the host at most two steps ahead of its device; returns how many steps it can be ahead."""
+        if self._device.type == "cpu":
+            return 0
+        event = torch.Event(self._device)
+        event.record()
+        self._events.append(event)
+        if len(self._events) > 2:
+            self._events.popleft().synchronize()
+        return 2
+
+    def close(self) -> None:
+        """Give the signals back."""
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.write(self._pipe[1], b"\0")
+        self._pipe = None

@@ -1,0 +1,166 @@
+"""Law 4, by signals and killed processes: ranks leave together behind a step, or at once, and the run goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from launching import PROFILES, ROOT, kill_tree, launch, steps
+
+SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
+SLOW = "@0.1"
+
+
+class Training:
+    """A launch that goes on while a test acts on it."""
+
+    def __init__(self, folder, words):
+        self.folder = folder
+        self.file = open(folder / "output", "w+")  # noqa: SIM115 - closed by `training`
+        self.process = subprocess.Popen(
+            [str(word) for word in words], cwd=ROOT, stdout=self.file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def reach(self, run, step, seconds=60):
+        """Wait until a run has made a step."""
+        self.wait_for(lambda: f'"step": {step},' in self.read(run, "metrics.jsonl"), seconds)
+
+    def wait_for(self, there, seconds=60):
+        end = time.monotonic() + seconds
+        while not there():
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.02)
+
+    def read(self, run, name):
+        path = self.folder / run / name
+        return path.read_text() if path.exists() else ""
+
+    def status(self, run):
+        return json.loads(self.read(run, "run.json") or "{}").get("status")
+
+    def rank(self, number):
+        return psutil.Process(int((self.folder / f"pid-{number}").read_text()))
+
+    def output(self):
+        return (self.folder / "output").read_text()
+
+
+@contextmanager
+def training(folder, *runs, processes=1, more=()):
+    """Launch runs of stopped.py; at the end nothing of it is left."""
+    profile = PROFILES / ("ddp_cpu.yaml" if processes > 1 else "cpu.yaml")
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", profile, "--main_process_port", "0"]
+    started = Training(folder, [*head, *more, SCRIPT, folder, *runs])
+    try:
+        yield started
+    finally:
+        kill_tree(started.process.pid)
+        for file in folder.glob("pid-*"):
+            kill_tree(int(file.read_text()))
+        started.file.close()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Send each signal to a run of two ranks, all in one launch; the last run hangs."""
+    folder = tmp_path_factory.mktemp("stopped")
+    runs = [f"{name}{SLOW}" for name in ("SIGTERM", "SIGUSR1", "SIGINT")]
+    runs += ["SIGTERM", "whole", "hang:--run.timeout:2"]
+    with training(folder, *runs, processes=2) as now:
+        for name, ranks in {"SIGTERM": [1], "SIGUSR1": [0], "SIGINT": [0, 1]}.items():
+            now.reach(name, 6)
+            for rank in ranks:
+                now.rank(rank).send_signal(getattr(signal, name))
+            now.wait_for(lambda name=name: now.status(name) == "preempted")
+        assert now.process.wait(60)
+        yield now
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])
+def test_a_signal_on_any_rank_stops_all_behind_the_same_step(stopped, name):
+    """They save there, say so, and end with status 0: the script goes on with the next run."""
+    run = stopped.folder / name
+    made = len(steps(run))
+    assert 6 <= made < 40
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{made:08d}"]
+    assert json.loads((run / "run.json").read_text())["step"] == made
+    assert f"stopped after step {made} of 40; the same command goes on after step {made}" in stopped.output()
+
+
+def test_what_was_stopped_by_a_signal_goes_on_bitwise(stopped):
+    assert "resuming" in stopped.output()
+    assert (
+        steps(stopped.folder / "SIGTERM") == steps(stopped.folder / "whole")
+        and len(steps(stopped.folder / "whole")) == 40
+    )
+    files = [(stopped.folder / run / "model" / "model.safetensors").read_bytes() for run in ("SIGTERM", "whole")]
+    assert files[0] == files[1]
+
+
+def test_a_rank_that_hangs_is_shown(stopped):
+    """Every rank's stacks with its step, the status of the launcher and of the folder."""
+    assert stopped.process.returncode != 0
+    for rank in (0, 1):
+        assert f"stacks of rank {rank}, step 5:" in stopped.output()
+    assert stopped.output().count("tests/laws/stopped.py") >= 2
+    run = json.loads((stopped.folder / "hang" / "run.json").read_text())
+    assert run["status"] == "failed" and "no progress for 2 s (--run.timeout)" in run["error"]
+
+
+def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):
+    """accelerate's leaves its child alone, which stops behind a step and saves all the same."""
+    with training(tmp_path, f"run{SLOW}") as now:
+        now.reach("run", 3)
+        child = now.rank(0)
+        now.process.terminate()
+        child.wait(10)
+        made = len(steps(tmp_path / "run"))
+        assert now.status("run") == "preempted" and made < 40
+        assert (tmp_path / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
+
+
+def test_killed_ranks_and_launchers(tmp_path):
+    """A killed rank is started again with --max_restarts, and the run resumes; a killed launcher takes all along."""
+    with training(tmp_path, f"run{SLOW}:--run.save-every:2", processes=2, more=["--max_restarts", "1"]) as now:
+        now.reach("run", 5)
+        began, before = time.monotonic(), now.rank(1)
+        before.kill()
+        now.wait_for(lambda: "resuming" in now.output())
+        assert time.monotonic() - began < 25  # seconds; torchrun would kill the other rank after 30
+        now.reach("run", 9)
+        ranks = [now.rank(0), now.rank(1)]
+        for rank in ranks:
+            rank.suspend()  # so that they cannot notice by themselves
+        now.process.kill()
+        psutil.wait_procs(ranks, timeout=5)
+        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    result = launch("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
+    assert result.status == 0, result.output
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole") and len(steps(tmp_path / "run")) == 40
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path):
+    """Once, a plain program finishes its step; a second time it does not wait for it."""
+    words = [sys.executable, SCRIPT, tmp_path, "run@5"]
+    process = subprocess.Popen(
+        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (tmp_path / "run" / "run.json").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(2) == 130
+        assert "Ctrl-C again leaves at once" in process.stderr.read()
+    finally:
+        kill_tree(process.pid)
