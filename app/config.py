@@ -50,6 +50,12 @@ class RunConfig:
     a folder that has none."""
     stop_at: int = 0
     """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What a gradient with NaN or infinity does. stop: end the run before the update. skip: leave the update out, name
+    the samples, and count the step as skipped_steps."""
+    check_every: int = 0
+    """Compare the weights of all ranks every so many steps: those that are copies of each other must have the same
+    bits. 0: at the end of every epoch."""
     timeout: float = 1800.0
     """Seconds without a step, a micro-batch of an evaluation or a checkpoint after which a rank counts as hung: all
     ranks show their stacks and end with status 1. 0: never."""
@@ -253,7 +259,7 @@ def diff(before: dict, after: dict) -> dict[str, tuple[Any, Any]]:
 def check(config: RunConfig) -> None:
     """Refuse numbers that no run can have."""
     at_least = {"global_batch": 1, "micro_batch": 1, "log_every": 1, "keep": 1, "steps": 0, "eval_every": 0}
-    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0, "timeout": 0}
+    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0, "timeout": 0, "check_every": 0}
     for name, least in at_least.items():
         value = getattr(config, name)
         if value < least:

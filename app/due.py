@@ -28,7 +28,12 @@ class Due:
 
     def measures(self, step: int) -> bool:
         """Tell whether loss and gradient are looked at: to show them, or to save nothing that is not finite."""
-        return step == 1 or step % self.settings.log_every == 0 or self.saves(step) or self.may_be_best(step)
+        logs = step == 1 or step % self.settings.log_every == 0
+        return logs or self.saves(step) or self.may_be_best(step) or self.checks(step)
+
+    def checks(self, step: int) -> bool:
+        """Tell whether ranks are compared with each other."""
+        return self.at(step, self.settings.check_every)
 
     def may_be_best(self, step: int) -> bool:
         """Tell whether an evaluation is due that decides which checkpoint is best."""

@@ -15,6 +15,7 @@ from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
 from app.config import OptimConfig, RunConfig, check, to_dict
+from app.drift import Drift
 from app.due import Due
 from app.errors import UserError
 from app.export import save_model
@@ -177,13 +178,15 @@ class Run:
             self._measured, self._begun, self._stepped = {}, True, False
             self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
             self.gradients.watch(self._due.measures(self.steps_done))
-            self._log = StepLog(self.accelerator, step)
+            self._log = StepLog(self.accelerator, step, self.config.nonfinite == "skip")
             yield Batch(self.gradients, step)
             self._settle()
             if self._leaving:
                 break
 
     def _begin(self, plan: BatchPlan) -> None:
+        order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
+        self._drift = None if ranks.alone() else Drift(self.accelerator._models, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
@@ -230,10 +233,14 @@ class Run:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
         index, clip = self.optimizers.find(optimizer)
-        if clip or self._due.measures(self.steps_done):
-            self._log.add_norm(self.gradients.clip(optimizer, clip), index)
-        self._stepped = True
-        optimizer.step()
+        self._stepped, wrong = True, ""
+        if clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip":
+            wrong = self._log.add_norm(self.gradients.clip(optimizer, clip), index)
+        if wrong:
+            self.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
+            self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
+        else:
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def log(self, values: dict[str, float]) -> None:
@@ -258,7 +265,7 @@ class Run:
         measures = self._due.measures(self.steps_done)
         if measures:
             rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            losses, about = self._log.collect()
+            losses, about = self._log.collect(self._drift if self._due.checks(self.steps_done) else None)
             self.records.step(self.steps_done, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 self.warn(trouble)

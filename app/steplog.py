@@ -10,14 +10,20 @@ from torch import Tensor
 from app import ranks
 from app.accelerator import Accelerator
 from app.batches import Step, Turn
+from app.drift import Drift
 from app.errors import UserError
 
 
 class StepLog:
     """Losses and gradient norms of one step, left on the device until they are asked for."""
 
-    def __init__(self, accelerator: Accelerator, step: Step):
-        self.accelerator, self.step = accelerator, step
+    def __init__(self, accelerator: Accelerator, step: Step, skips: bool = False):
+        """Begin a step.
+
+        Args:
+            skips: what is not finite leaves the update out, and does not stop the run.
+        """
+        self.accelerator, self.step, self.skips = accelerator, step, skips
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.norms: dict[int, Tensor] = {}
 
@@ -28,20 +34,32 @@ class StepLog:
         self.losses.append((name, micro, loss.detach()))
         return micro.weight / self.step.weight
 
-    def add_norm(self, norm: Tensor, index: int) -> None:
+    def add_norm(self, norm: Tensor, index: int) -> str:
         """Remember the norm of optimizer `index`'s gradient; stop the run before the update where it is not finite.
 
-        A GPU is not waited for: there it is checked in steps that are logged or saved, and what is saved besides.
+        A GPU is not waited for: there it is checked in steps that are logged or saved, and what is saved besides;
+        a run that skips waits in each step.
+
+        Returns:
+            What is wrong, where the update is to be skipped; the same on every rank.
         """
         self.norms[index] = norm
-        if norm.device.type == "cpu" and self.accelerator.scaler is None and not math.isfinite(norm.item()):
-            raise self._not_finite("gradient", norm.item())
+        waits = norm.device.type == "cpu" or self.skips
+        if not waits or self.accelerator.scaler is not None or math.isfinite(norm.item()):
+            return ""
+        del self.norms[index]
+        if not self.skips:
+            raise UserError(self._advice(self._not_finite("gradient", norm.item())))
+        return self._not_finite("gradient", norm.item())
 
-    def collect(self) -> tuple[dict[str, float], dict[str, Any]]:
+    def collect(self, drift: Drift | None = None) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks: the losses of the global batch; gradient norms and the ledger's fingerprint.
 
+        Args:
+            drift: compares the ranks' weights in the same collective.
+
         Raises:
-            UserError: a loss or norm is not finite; it names step, rank and samples.
+            UserError: a loss or norm is not finite, naming step, rank and samples; or ranks have drifted apart.
         """
         names = sorted({name for name, _, _ in self.losses})
         # A slot for each micro-batch, which one rank fills: what is added up has one order on every layout.
@@ -51,33 +69,42 @@ class StepLog:
             if micro.weight:
                 place = names.index(name) * self.step.micros + micro.index
                 slots[place] += loss.double() * (micro.weight / self.step.weight)
+        own = len(slots)
+        if drift is not None:
+            slots = torch.cat([slots, drift.slots().to(slots.device)])
         if not ranks.alone():
             torch.distributed.all_reduce(slots)
-            slots /= self.accelerator.num_processes // self.accelerator.data_ranks
+            slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
         norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
-        *parts, high, low = torch.cat([norms, slots]).tolist()  # waits for the device, once
-        norms, parts = parts[: len(self.norms)], parts[len(self.norms) :]
+        numbers = torch.cat([norms, slots]).tolist()  # waits for the device, once
+        norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
+        parts, (high, low), prints = parts[: own - 2], parts[own - 2 : own], parts[own:]
+        if drift is not None:
+            drift.compare(prints, self.step.index + 1)
         losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
-            if not math.isfinite(value) and not scaled:
-                raise self._not_finite(name, value)
+            if not math.isfinite(value) and not scaled and not self.skips:
+                raise UserError(self._advice(self._not_finite(name, value)))
         about = {f"grad_norm{numbered(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }
 
-    def _not_finite(self, what: str, value: float) -> UserError:
+    def _not_finite(self, what: str, value: float) -> str:
         own = [
             f"micro-batch {micro.index} on rank {self.accelerator.process_index}: samples {micro.ids.tolist()}"
             for _, micro, loss in self.losses
             if not math.isfinite(loss.item())
         ]
         where = [line for lines in ranks.gather(own) for line in lines] or ["every micro-batch's own loss is finite"]
-        return UserError(
-            f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)}); nothing of it was saved. Look "
-            "at those samples or lower --optim.lr; the same command goes on from the last checkpoint"
+        return f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)})"
+
+    def _advice(self, what: str) -> str:
+        return (
+            f"{what}; nothing of it was saved. Look at those samples or lower --optim.lr; the same command goes on "
+            "from the last checkpoint, and --run.nonfinite skip leaves such steps out"
         )
 
 

@@ -17,7 +17,7 @@ from app import OptimConfig, Run, RunConfig, UserError
 from app.launch import report_user_errors
 
 DATA = list(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
-FOLDER = Path(sys.argv[1])
+SPOILT = [*DATA[:7], torch.full((4,), torch.inf), *DATA[8:]]
 
 
 @dataclass
@@ -48,15 +48,16 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
-def train(name, model, folder=None, body=lambda run, model: None, **settings):
-    """Train for two steps and return what `body` returns after them."""
+def train(folder, model, body=lambda run, model: None, spoil=lambda run, model: None, rows=DATA, **settings):
+    """Train for two steps, after each of which `spoil` is called, and return what `body` returns after them."""
     settings = {"global_batch": 10, "micro_batch": 5, "epochs": 1.0, "trackers": (), **settings}
-    with Run(Config(RunConfig(dir=str(folder or FOLDER / name), **settings))) as run:
+    with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
         model, optimizer = run.prepare(model, OptimConfig())
-        for batch in run.batches(DATA, torch.stack):
+        for batch in run.batches(rows, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
             run.step(optimizer)
+            spoil(run, model)
         result = body(run, model)
         run.finish(model)
     return result
@@ -72,22 +73,41 @@ def auroc(run, model):
     return [scores.compute(), scores.compute()]
 
 
-def not_shared():
+def drift(run, model):
+    """Change a number on the last rank."""
+    if run.accelerator.is_last_process:
+        with torch.no_grad():
+            model.module[1].bias[2] += 1e-6
+
+
+def skipping(folder):
+    """Train on a sample that no model can take, leaving out its steps; returns how many."""
+    torch.manual_seed(0)
+    how = {"rows": SPOILT, "epochs": 3.0, "log_every": 1, "nonfinite": "skip"}
+    return train(folder, nn.Linear(4, 3), body=lambda run, model: run.scores["skipped_steps"], **how)
+
+
+def not_shared(home):
     """Give each rank a folder of its own, as machines without a common disk have them."""
-    home = FOLDER / f"machine-{os.environ['RANK']}"
     home.mkdir()
     os.chdir(home)
-    return train("", nn.Linear(4, 3), folder="here")
+    return train("here", nn.Linear(4, 3))
 
 
-if __name__ == "__main__":
+def main(folder, rank):
+    """Run all cases."""
     report_user_errors()
     cases = {
-        "unused": lambda: train("unused", Partly()),
-        "auroc": lambda: train("auroc", nn.Linear(4, 3), body=auroc),
-        "tied": lambda: train("tied", Tied()),
-        "batchnorm": lambda: train("batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
-        "not shared": not_shared,
+        "unused": lambda: train(folder / "unused", Partly()),
+        "auroc": lambda: train(folder / "auroc", nn.Linear(4, 3), body=auroc),
+        "tied": lambda: train(folder / "tied", Tied()),
+        "batchnorm": lambda: train(folder / "batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
+        "drift": lambda: train(
+            folder / "drift", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), spoil=drift, check_every=1
+        ),
+        "other data": lambda: train(folder / "other", nn.Linear(4, 3), rows=DATA[: 20 - rank]),
+        "skipping": lambda: skipping(folder / "skipping"),
+        "not shared": lambda: not_shared(folder / f"machine-{rank}"),
     }
     told = {}
     for case, call in cases.items():
@@ -95,4 +115,8 @@ if __name__ == "__main__":
             told[case] = call()
         except UserError as error:
             told[case] = str(error)
-    (FOLDER / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(told))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(os.environ["RANK"]))

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launching import ROOT, launch
+from launching import ROOT, launch, metrics
+from laws import faults
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,30 @@ def test_tied_weights_of_a_plain_module_are_written(told):
     weights = load_file(told[1] / "tied" / "model" / "model.safetensors")
     assert {"first.bias", "second.bias"} < set(weights) and len(weights) == 3
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_ranks_that_drift_apart_are_found(told):
+    """With the first tensor that differs."""
+    for rank in told[0]:
+        assert "rank 1 has drifted from rank 0: after step 1, 1 of 4 weights differ, first 1.bias" in rank["drift"]
+
+
+def test_ranks_with_other_data_are_found(told):
+    for rank in told[0]:
+        assert "rank 1 would go through other samples than rank 0" in rank["other data"]
+
+
+def test_a_step_that_is_not_finite_is_skipped_alike_on_every_layout(told, tmp_path):
+    """In each of three epochs; its samples are named, and nothing of it reaches the weights."""
+    assert faults.skipping(tmp_path / "one") == told[0][0]["skipping"] == told[0][1]["skipping"] == 3
+    one, two = metrics(tmp_path / "one"), metrics(told[1] / "skipping")
+    assert [(line["step"], line.get("skipped_steps"), line.get("ids")) for line in two] == [
+        (line["step"], line.get("skipped_steps"), line.get("ids")) for line in one
+    ]
+    assert told[2].count("the step is skipped (--run.nonfinite)") == 3 and "samples [" in told[2]
+    weights = [load_file(at / "model" / "model.safetensors") for at in (tmp_path / "one", told[1] / "skipping")]
+    for name, tensor in weights[0].items():
+        assert torch.isfinite(tensor).all() and torch.allclose(tensor, weights[1][name], rtol=1e-5)
 
 
 def test_a_folder_that_is_not_shared_is_said(told):
