@@ -64,13 +64,14 @@ def leave_with_launcher() -> None:
     A process that `accelerate launch` runs alone gets SIGTERM: the launcher hands none on, so that is how the child
     learns of it. Ranks of torchrun, which does, are killed at once.
     """
-    command = _launcher_command()
-    if command is None or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux"):
         return
-    pr_set_pdeathsig = 1
     number = signal.SIGKILL if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIGTERM
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
-    if _launcher_command() is None:  # it ended before
+    if _launcher_command() is not None:
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
+    # An orphan whose environment is a launcher's: it was killed before this line was reached.
+    if os.getppid() == 1 and _launcher_command() is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
         os.kill(os.getpid(), number)
 
 
