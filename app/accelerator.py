@@ -104,6 +104,8 @@ class Accelerator(accelerate.Accelerator):
     def prepare(self, *args, **kwargs):
         """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
         if self.is_fsdp2:
+            for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
+                fsdp.check_optimizer(optimizer)
             for model in (arg for arg in args if isinstance(arg, nn.Module)):
                 fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                 if self.native_amp:

@@ -29,6 +29,14 @@ def read_plugin() -> FullyShardedDataParallelPlugin:
     return plugin
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that looks at a weight as a whole, and under FSDP2 (torch 2.13) fails in its first step."""
+    if isinstance(optimizer, torch.optim.Adafactor):
+        raise UserError(
+            "--optim.name Adafactor works on whole weights, which FSDP2 shards: take AdamW, or a profile without FSDP"
+        )
+
+
 def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: nn.Module) -> None:
     """Choose the layer classes that FSDP2 shards one by one: those asked for, the model's own, or its repeated ones."""
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy

@@ -64,14 +64,16 @@ def leave_with_launcher() -> None:
     A process that `accelerate launch` runs alone gets SIGTERM: the launcher hands none on, so that is how the child
     learns of it. Ranks of torchrun, which does, are killed at once.
     """
+    import psutil
+
     if not sys.platform.startswith("linux"):
         return
     number = signal.SIGKILL if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIGTERM
     if _launcher_command() is not None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
-    # An orphan whose environment is a launcher's: it was killed before this line was reached.
-    if os.getppid() == 1 and _launcher_command() is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
+    # An orphan that began with a launcher's environment: that was killed before this line was reached.
+    if os.getppid() == 1 and _launcher_command() is None and _LAUNCHED in psutil.Process().environ():
         os.kill(os.getpid(), number)
 
 
@@ -114,6 +116,7 @@ def launcher_profile() -> Profile | None:
     return Profile(load_config_from_file(path), named) if os.path.isfile(path) else None
 
 
+_LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
 # Set where all has gone well and nothing but the interpreter's own end is left to do.
 leave_at_once = False
 
