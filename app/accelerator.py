@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from app import fsdp, launch, ranks, state, zero
 from app.batches import Turn
 from app.errors import UserError
+from app.reader import StateReader
 
 OBJECTS = "objects.json"
 _MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
@@ -178,12 +179,14 @@ class Accelerator(accelerate.Accelerator):
     def load_state(self, input_dir: str | None = None, load_kwargs: dict | None = None, **kwargs):
         """Read what `save_state` wrote, on any layout, into the prepared models and optimizers. Every rank takes part.
 
+        DeepSpeed's engine reads its own files, and trusts them: its checkpoints are pickles that can run code.
+
         Raises:
-            UserError: the checkpoint is of another model or has other optimizers.
+            UserError: the checkpoint is of another model or has other optimizers, or holds more than tensors and JSON.
         """
         if self.distributed_type == DistributedType.DEEPSPEED:
             return super().load_state(input_dir, load_kwargs, **kwargs)
-        reader = dcp.FileSystemReader(input_dir)
+        reader = StateReader(input_dir)
         saved = {
             name: (entry.size, entry.properties.dtype)
             for name, entry in reader.read_metadata().state_dict_metadata.items()

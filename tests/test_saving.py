@@ -3,45 +3,14 @@
 import json
 import threading
 import time
-from dataclasses import dataclass, field
 
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 
-from app import OptimConfig, Run, RunConfig, UserError, accelerator
+from app import UserError, accelerator
+from tiny import saved, state_of, train
 
-DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 SAVE = dcp.save
-
-
-@dataclass
-class Config:
-    run: RunConfig = field(default_factory=RunConfig)
-
-
-def train(folder, after=lambda run, model: None, **settings):
-    """Train a small model for eight steps, saving after every second one; `after` is called at the end of each."""
-    settings = {"global_batch": 10, "micro_batch": 5, "trackers": (), "epochs": 2.0, "save_every": 2, **settings}
-    with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
-        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig(lr=0.1))
-        for batch in run.batches(DATA, torch.stack):
-            for micro in batch.micros(model):
-                run.backward(model(micro.inputs).square().mean(), micro)
-            run.step(optimizer)
-            after(run, model)
-        return run.finish(model)
-
-
-def saved(folder):
-    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-????????"))
-
-
-def state_of(folder, step):
-    tensors = {"models.0.weight": torch.empty(1, 4)}
-    dcp.load(tensors, checkpoint_id=folder / "checkpoints" / f"step-{step:08d}" / "state", no_dist=True)
-    return tensors["models.0.weight"]
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from torch.distributed.checkpoint import FileSystemReader
 
-from app.checkpoint import MANIFEST, RECORD, STATE, _checksum
+from app.checkpoint import RECORD, STATE
+from app.reader import StateReader
 from launching import ROOT, launch_many, scores, steps
+from tiny import enter
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1, "--run.trackers"]
@@ -121,9 +122,7 @@ def pretend_later(folder):
     shutil.copytree(old, new)
     record = json.loads((new / RECORD).read_text())
     (new / RECORD).write_text(json.dumps({**record, "step": STOP}))
-    manifest = json.loads((new / MANIFEST).read_text())
-    manifest["files"][RECORD] = {"size": (new / RECORD).stat().st_size, "xxh3": _checksum(new / RECORD)}
-    (new / MANIFEST).write_text(json.dumps(manifest))
+    enter(new, RECORD)
 
 
 def weights(folder):
@@ -136,11 +135,12 @@ def weights(folder):
 def saved_state(folder, step):
     """Read the bytes of all tensors, of model and optimizer, in a run's checkpoint."""
     path = folder / "checkpoints" / f"step-{step:08d}" / STATE
-    entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    reader = StateReader(path)
+    entries = reader.read_metadata().state_dict_metadata
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that one process loads alone
-        dcp.load(tensors, checkpoint_id=path, no_dist=True)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
