@@ -48,6 +48,9 @@ class RunConfig:
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on where the run folder's newest good checkpoint is. never: refuse a folder that has one. must: refuse
     a folder that has none."""
+    changed: Literal["refuse", "accept"] = "refuse"
+    """What a recipe whose code has changed does to the run in the folder, and so do data with other contents in as many
+    rows. refuse: end before anything is trained, and show what differs. accept: go on with what is here now."""
     stop_at: int = 0
     """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -118,6 +121,7 @@ HARMLESS = {
         "best",
         "trackers",
         "resume",
+        "changed",
         "stop_at",
     )
 } | {"run.workers", "run.threads", "run.timeout"}

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import yaml
 
+from app import recipe
 from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
 
@@ -29,10 +30,17 @@ os.register_at_fork(after_in_child=_close_in_child)
 class RunFolder:
     """One run's folder, held for as long as the run uses it."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, source: str = ""):
+        """Look after a folder.
+
+        Args:
+            source: of the recipe, kept beside its settings.
+        """
+        self.path, self.source = path, source
         self.info: dict[str, Any] = {}
-        self._config: dict = {}
+        self.config: dict = {}
+        self._settings: RunConfig | None = None
+        self._unread = False  # there is a run, and its settings cannot be read
         self._key: Path | None = None
         self._made: list[Path] = []  # what this run made, and takes away again if it never begins
 
@@ -57,7 +65,7 @@ class RunFolder:
         except BaseException:
             self.release(discard=True)
             raise
-        self._config = config
+        self.config, self._settings = config, settings
         return notes
 
     def cannot_write(self, error: OSError) -> UserError:
@@ -93,15 +101,38 @@ class RunFolder:
         return UserError(f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir")
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
+        notes = []
         if (self.path / "run.json").exists():
-            self.info = self._read("run.json", json.loads)
+            self.info = self._read("run.json", json.loads) or {}
+            notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and written anew"]
         if settings.resume == "must" and not has_checkpoint:
             raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
         if settings.resume == "never" and has_checkpoint:
             raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
-        if not has_checkpoint or not (self.path / "config.yaml").exists():
-            return []
+        if not has_checkpoint:
+            return notes
         before = self._read("config.yaml", yaml.safe_load)
+        self._unread = before is None
+        if before is None:
+            notes.append(
+                f"warning: {self.path / 'config.yaml'} is damaged or missing; the checkpoint's settings decide"
+            )
+        else:
+            notes += self._compare(before, config, settings)
+        return notes + self._check_recipe(settings)
+
+    def settle(self, saved: dict) -> list[str]:
+        """Compare the settings with those that a checkpoint was saved under, where config.yaml could not be read.
+
+        Returns:
+            What the user should know.
+
+        Raises:
+            UserError: they differ in more than is harmless.
+        """
+        return self._compare(saved, self.config, self._settings) if self._unread else []
+
+    def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
         changed = {name: pair for name, pair in diff(before, config).items() if name not in HARMLESS}
         refused = {name: pair for name, pair in changed.items() if name not in LENGTH}
         if refused:
@@ -117,9 +148,28 @@ class RunFolder:
             if name == by
         ]
 
+    def _check_recipe(self, settings: RunConfig) -> list[str]:
+        kept = self.path / "recipe.py"
+        if not self.source or not kept.exists() or not kept.stat().st_size:
+            return []
+        try:
+            lines = recipe.differences(kept.read_text(encoding="utf-8"), self.source)
+        except (SyntaxError, ValueError):
+            return [f"warning: {kept} is damaged: the recipe was not compared with it"]
+        shown = "".join(f"\n  {line}" for line in lines)
+        if lines and settings.changed == "refuse":
+            raise UserError(
+                f"{self.path} holds a run of another recipe:{shown}\n"
+                f"undo the change ({kept} is the recipe as it was), accept it with --run.changed accept, or give "
+                "another --run.dir"
+            )
+        return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []
+
     def begin(self, **fields: Any) -> None:
         """Write down the settings that the folder was claimed with, and the first fields of run.json."""
-        self._write("config.yaml", yaml.safe_dump(self._config, sort_keys=False))
+        self._write("config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+        if self.source:
+            self._write("recipe.py", self.source)
         self.update(**fields)
 
     def update(self, **fields: Any) -> None:
@@ -127,14 +177,13 @@ class RunFolder:
         self.info |= fields
         self._write("run.json", json.dumps(finite(self.info), indent=1))
 
-    def _read(self, name: str, parse: Callable[[str], Any]) -> dict:
+    def _read(self, name: str, parse: Callable[[str], Any]) -> dict | None:
+        """Read a file of fields; None where it is damaged or missing."""
         try:
             fields = parse((self.path / name).read_text())
-        except (ValueError, yaml.YAMLError):
-            fields = None
-        if not isinstance(fields, dict):
-            raise UserError(f"{self.path / name} is damaged: mend it, or give another --run.dir")
-        return fields
+        except (ValueError, yaml.YAMLError, FileNotFoundError):
+            return None
+        return fields if isinstance(fields, dict) else None
 
     def _write(self, name: str, text: str) -> None:
         if not (self.path / name).exists():

@@ -49,7 +49,7 @@ class StateReader(FileSystemReader):
             raise
         except Exception as error:  # a pickle can be wrong in any way
             raise UserError(
-                f"{path} is not a list of tensors that this program has written ({error}), and was not loaded: move the "
+                f"{path} is not a list of tensors that was written here ({error}), and was not loaded: move the "
                 "checkpoint's folder away to go on from an older one"
             ) from None
         metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import exact, layout, ranks
+from app import exact, layout, ranks, recipe
 from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
@@ -43,7 +43,7 @@ class Run:
             config: the recipe's config; its field `run` is a RunConfig.
             name: of the folder under runs/, where --run.dir is not given; default: the recipe's file.
         """
-        self.fields, self.config = to_dict(config), config.run
+        self.fields, self.config, self._source = to_dict(config), config.run, recipe.source_of(config)
         self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self.steps_done = 0
@@ -66,7 +66,7 @@ class Run:
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
-        self.folder = RunFolder(self.dir)
+        self.folder = RunFolder(self.dir, self._source)
         self.records = Records(self.accelerator.is_main_process, self.folder)
         self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
@@ -170,7 +170,7 @@ class Run:
         if self._plan is not None:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
-        self._begin(plan)
+        self._begin(plan, data)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
@@ -184,14 +184,14 @@ class Run:
             if self._leaving:
                 break
 
-    def _begin(self, plan: BatchPlan) -> None:
+    def _begin(self, plan: BatchPlan, data: Sequence) -> None:
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         self._drift = None if ranks.alone() else Drift(self.accelerator._models, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        saved = self.saving.resume(plan)
+        saved = self.saving.resume(plan, data, self.config.changed == "accept")
         if saved:
             self.steps_done, self.scores = saved["step"], saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"

@@ -1,8 +1,9 @@
 """Saving and resuming one run: what a checkpoint says beside its state, and what must agree before a run goes on."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from app import layout, ranks, state
 from app.accelerator import Accelerator
 from app.batches import BatchPlan
 from app.checkpoint import Checkpoints
+from app.data.fingerprint import contents, difference
 from app.due import Due
 from app.errors import UserError
 from app.records import Records
@@ -39,34 +41,53 @@ class Saving:
         self._beside = beside and accelerator.distributed_type != DistributedType.DEEPSPEED
         self._stager: DefaultStager | None = None
         self._flight: Flight | None = None
+        self._contents: dict[str, Any] = {}
         self._warned = False
 
-    def resume(self, plan: BatchPlan) -> dict[str, Any] | None:
+    def resume(self, plan: BatchPlan, data: Sequence, accept: bool) -> dict[str, Any] | None:
         """Load the newest good checkpoint and return its record; None where there is none. Every rank takes part.
 
+        Args:
+            accept: data with other contents, in as many rows of the same lengths.
+
         Raises:
-            UserError: it is of other data, of a longer run, of another model, or bound to another layout.
+            UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout.
         """
+        self._contents = ranks.from_main(lambda: contents(data))
         found = self.checkpoints.newest(self.records.progress.warn)
         if found is None:
             return None
         path, saved = found
         folder = self.records.folder.path
+        for note in ranks.from_main(lambda: self.records.folder.settle(saved["config"])):
+            self.records.progress.say(note)
+        self.records.folder.info.setdefault("trackers", saved["trackers"])
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
         if saved["step"] > plan.steps:
             raise UserError(
                 f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
                 "as many with --run.steps or --run.epochs, or another --run.dir"
             )
-        rows, before = plan.samples, saved["data"]["rows"]
-        if plan.fingerprint != saved["data"]["fingerprint"]:
+        self._check_data(folder, plan, saved["data"], accept)
+        self.accelerator.load_state(str(path))
+        return saved
+
+    def _check_data(self, folder: Path, plan: BatchPlan, saved: dict[str, Any], accept: bool) -> None:
+        rows, before = plan.samples, saved["rows"]
+        if plan.fingerprint != saved["fingerprint"]:
             now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
             raise UserError(
                 f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
                 "data that it had, or another --run.dir"
             )
-        self.accelerator.load_state(str(path))
-        return saved
+        changed = difference(saved["contents"], self._contents)
+        if changed and not accept:
+            raise UserError(
+                f"{folder} holds a run over other training data: {changed}. Give it the data that it had, accept these "
+                "with --run.changed accept, or give another --run.dir"
+            )
+        if changed:
+            self.records.progress.say(f"the training data have changed, which is accepted (--run.changed): {changed}")
 
     def save_when_due(
         self, step: int, due: Due, scores: dict[str, float], measured: dict[str, float], leaving: bool
@@ -95,9 +116,11 @@ class Saving:
         with self.records.time_aside():
             self.wait()
             state.check_finite(self.accelerator._models, step)
-            data = {"rows": plan.samples, "fingerprint": plan.fingerprint}
+            data = {"rows": plan.samples, "fingerprint": plan.fingerprint, "contents": self._contents}
+            folder = self.records.folder
+            run = {"config": folder.config, "trackers": folder.info.get("trackers", {})}
             here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
-            record = {"metrics": measured, "scores": scores, **here, "data": data}
+            record = {"metrics": measured, "scores": scores, **here, "data": data, **run}
             if not self._beside:
                 self._report(step, self.checkpoints.save(step, record, self.accelerator.save_state))
                 return

@@ -18,14 +18,18 @@ class MetricsFile:
 
     def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print):
         """Open `path`, dropping the lines of later steps and a line that was cut short."""
-        kept = []
+        kept, damaged = [], 0
         if path.exists():
-            for line in path.read_bytes().decode(errors="replace").splitlines():
+            *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
+            for line in whole:
                 try:
                     if json.loads(line)["step"] <= resumed_from:
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
-                    continue
+                    damaged += 1
+            damaged += "\0" in cut  # left by a power failure, not by a process that was killed
+        if damaged:
+            warn(f"warning: {path}: {damaged} damaged lines are left out")
         draft = path.with_name(path.name + ".tmp")
         draft.write_text("".join(line + "\n" for line in kept))
         draft.rename(path)

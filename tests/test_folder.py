@@ -402,13 +402,107 @@ def test_a_full_disk_is_said_before_anything_is_trained(tmp_path):
     assert not contents(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "run.json"])
-@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"{", b"{\xff"], ids=["empty", "zeroed", "cut", "flipped"])
-def test_damaged_records_are_named(tmp_path, name, content):
-    """As a power failure may leave them."""
+DAMAGED = pytest.mark.parametrize(
+    "content", [b"", b"\0" * 64, b"{", b"{\xff", None], ids=["empty", "zeroed", "cut", "flipped", "missing"]
+)
+
+
+def damage(path: Path, content: bytes | None) -> None:
+    """As a power failure may leave a file."""
+    path.unlink() if content is None else path.write_bytes(content)
+
+
+@DAMAGED
+def test_a_damaged_run_json_is_written_anew(tmp_path, content):
     path = began(tmp_path / "run")
-    (path / name).write_bytes(content)
+    damage(path / "run.json", content)
+    folder, notes = claim(path, True)
+    folder.begin(status="running")
+    folder.release()
+    assert len(notes) == (content is not None) and all("run.json is damaged" in note for note in notes)
+    assert json.loads((path / "run.json").read_text()) == {"status": "running"}
+
+
+@DAMAGED
+def test_where_config_yaml_is_damaged_the_settings_of_the_checkpoint_decide(tmp_path, content):
+    path = began(tmp_path / "run", seed=1)
+    saved = yaml.safe_load((path / "config.yaml").read_text())
+    damage(path / "config.yaml", content)
+    folder, (note,) = claim(path, True, seed=2)
+    assert "config.yaml" in note
+    with pytest.raises(UserError, match=r"run\.seed: 1 before, 2 now"):
+        folder.settle(saved)
+    folder.release(discard=True)
+    folder, _ = claim(path, True, seed=1, log_every=3)
+    assert folder.settle(saved) == []
+    folder.begin()
+    folder.release()
+    assert yaml.safe_load((path / "config.yaml").read_text())["run"]["log_every"] == 3
+
+
+RECIPE = '''"""What it does."""
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    width: int = 4
+    """Of the model."""
+
+def loss(x):
+    return x.square().mean()  # as always
+'''
+REWRITTEN = RECIPE.replace("as always", "which is right").replace("What it does.", "What it does now.")
+REWRITTEN = REWRITTEN.replace("Of the model.", "Width.").replace("x.square().mean()", "(\n        x.square().mean())")
+
+
+def with_recipe(path: Path, source: str, **fields) -> list[str]:
+    """Begin, or go on, with the run of a recipe; returns what is said."""
+    settings = replace(RunConfig(dir=str(path)), **fields)
+    folder = RunFolder(path, source)
     try:
-        claim(path, True)[0].release()
-    except UserError as error:
-        assert name in str(error)
+        notes = folder.claim({"run": to_dict(settings)}, settings, (path / "run.json").exists())
+        folder.begin(status="running")
+    finally:
+        folder.release()
+    return notes
+
+
+def test_a_recipe_that_means_the_same_goes_on(tmp_path):
+    """Comments, docstrings and formatting may change; so may where a recipe has no file, as in a notebook."""
+    for source in (RECIPE, REWRITTEN, "", RECIPE):
+        assert with_recipe(tmp_path / "run", source) == []
+    assert (tmp_path / "run" / "recipe.py").read_text() == RECIPE
+
+
+def test_a_recipe_that_means_something_else_is_refused_with_the_difference(tmp_path):
+    with_recipe(tmp_path / "run", RECIPE)
+    before = contents(tmp_path)
+    other = REWRITTEN.replace("square", "abs")
+    with pytest.raises(UserError) as refused:
+        with_recipe(tmp_path / "run", other)
+    words = str(refused.value)
+    assert "\n  -    return x.square().mean()\n  +    return x.abs().mean()\n" in words
+    assert "which is right" not in words and "--run.changed accept" in words and "recipe.py" in words
+    assert contents(tmp_path) == before
+    (note,) = with_recipe(tmp_path / "run", other, changed="accept")
+    assert "+    return x.abs().mean()" in note
+    assert with_recipe(tmp_path / "run", other) == []
+
+
+def test_a_long_difference_is_cut(tmp_path):
+    with_recipe(tmp_path / "run", RECIPE)
+    with pytest.raises(UserError, match="more") as refused:
+        with_recipe(tmp_path / "run", RECIPE + "".join(f"x{i} = {i}\n" for i in range(100)))
+    assert len(str(refused.value).splitlines()) < 20
+
+
+@pytest.mark.parametrize("content", ["def", "\0", ""])
+def test_a_damaged_copy_of_the_recipe_blocks_nothing(tmp_path, content):
+    with_recipe(tmp_path / "run", RECIPE)
+    (tmp_path / "run" / "recipe.py").write_text(content)
+    if content:
+        (note,) = with_recipe(tmp_path / "run", RECIPE)
+        assert "recipe.py is damaged" in note
+    else:
+        assert with_recipe(tmp_path / "run", RECIPE) == []
+    assert (tmp_path / "run" / "recipe.py").read_text() == RECIPE

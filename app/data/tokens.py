@@ -1,10 +1,14 @@
 """Tokens as model inputs: read from disk without copies, padded batch by batch."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
+
+from app.data.cache import remember
 
 
 class TokenTable:
@@ -34,6 +38,27 @@ class TokenTable:
         """How many texts were longer than max_length, and cut."""
         if labels is not None and len(labels) != len(self):
             raise ValueError(f"{len(labels)} labels for {len(self)} rows")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all rows, the same wherever and whenever they were tokenized.
+
+        That of the file is kept beside it: only the first process reads all of it.
+        """
+        file = self.path.with_suffix(".hash")
+        try:
+            texts = remember(file, self._digest)
+        except OSError:  # a cache of somebody else's
+            texts = self._digest()
+        labels = b"" if self.labels is None else np.ascontiguousarray(self.labels)
+        return f"{texts}-{xxhash.xxh3_64(labels).hexdigest()}"
+
+    def _digest(self) -> str:
+        hasher = xxhash.xxh3_128(self.lengths)
+        for column in (self._ids, self._types or []):
+            for values in column:
+                hasher.update(np.ascontiguousarray(values))
+        return hasher.hexdigest()
 
     def __len__(self) -> int:
         return int(self._starts[-1])

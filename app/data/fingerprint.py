@@ -1,0 +1,173 @@
+"""What a data set contains, in a few kilobytes: digests of some of its rows, whatever its size."""
+
+import contextlib
+import copy
+import dataclasses
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from app.order import permute
+
+ROWS = 64
+# Rows that take longer to read than all in all this are left out; those that two sittings have read are compared.
+SECONDS = 20.0
+# A row's own fields: the keys of a dict, or the places of a short tuple or list.
+FIELDS = 32
+
+
+def contents(data: Sequence) -> dict[str, Any]:
+    """Digest some rows of a data set, chosen by its size alone, and what it says of itself.
+
+    The same data give the same on every machine. Reading neither draws from the process's random generators nor
+    changes `data`.
+
+    Returns:
+        "own": the data set's `fingerprint`, where it has one: a hash of all of it, that no path or time enters. (That
+        of `datasets.Dataset` is not such a one: times of its cache files go into it.)
+        "rows": from the number of a row to the digests of its fields.
+        "random": the fields that differ between two readings.
+    """
+    data = _apart(data, {})
+    read: dict[str, dict[str, str]] = {}
+    unstable: set[str] = set()
+    end = time.monotonic() + SECONDS
+    with _own_randomness():
+        for row in _places(len(data)):
+            read[str(row)], again = (dict(_digests(_row(data, row))) for _ in range(2))
+            unstable |= _fields(read[str(row)], again)
+            if time.monotonic() > end:
+                break
+    own = getattr(data, "fingerprint", None)
+    return {"own": own if isinstance(own, str) else None, "random": sorted(unstable), "rows": read}
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Say how the contents of two data sets of one size differ; nothing where they do not."""
+    ignored = {*before["random"], *now["random"]}
+    rows = [row for row in before["rows"] if row in now["rows"]]
+    found = {row: _fields(before["rows"][row], now["rows"][row]) - ignored for row in rows}
+    changed = {row: fields for row, fields in found.items() if fields}
+    if changed:
+        names = ", ".join(sorted(set.union(*changed.values()) - {""}))
+        inside = f" in {names}" if names else ""
+        first = min(changed, key=int)
+        return f"{len(changed)} of {len(rows)} rows that were compared differ{inside}; the first is row {first}"
+    if before["own"] and now["own"] and before["own"] != now["own"]:
+        return f"the hash of all rows was {before['own']}, now it is {now['own']}"
+    return ""
+
+
+def _fields(before: dict[str, str], now: dict[str, str]) -> set[str]:
+    """Name the fields of a row that differ."""
+    return {name for name in {**before, **now} if before.get(name) != now.get(name)}
+
+
+def _places(size: int) -> list[int]:
+    """Choose the first row, the last, and others all over the data."""
+    chosen = permute(np.arange(min(size, ROWS - 2)), size, 0, 0)
+    return sorted({0, size - 1, *chosen.tolist()})
+
+
+def _row(data: Sequence, row: int) -> Any:
+    many = getattr(data, "__getitems__", None)
+    return many([row])[0] if many else data[row]
+
+
+@contextlib.contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Give all of the process's random generators back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _apart(value: Any, seen: dict[int, Any]) -> Any:
+    """Copy a data set without its data: generators of its own, open files and counters are not those of the original.
+
+    A file that is opened here must not be found open by the processes that load data, which are forked later.
+    """
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
+        made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
+    elif type(value) in (list, tuple) and len(value) <= FIELDS:
+        made = type(value)(_apart(item, seen) for item in value)
+    elif type(value) is dict and len(value) <= FIELDS:
+        made = {key: _apart(item, seen) for key, item in value.items()}
+    else:
+        return _copied(value, seen)
+    seen[id(value)] = made
+    return made
+
+
+def _copied(value: Any, seen: dict[int, Any]) -> Any:
+    shared = isinstance(value, type | ModuleType | FunctionType | MethodType | torch.Tensor)
+    if shared or not isinstance(getattr(value, "__dict__", None), dict):
+        return value
+    try:
+        made = copy.copy(value)
+        seen[id(value)] = made
+        vars(made).update({name: _apart(item, seen) for name, item in vars(value).items()})
+    except Exception:  # what cannot be copied is used as it is
+        seen[id(value)] = value
+    return seen[id(value)]
+
+
+def _digests(row: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name and the digest of each field of a row; one that is no collection is a field without a name."""
+    if isinstance(row, Mapping):
+        fields = row.items()
+    elif isinstance(row, tuple | list) and len(row) <= FIELDS:
+        fields = enumerate(row)
+    else:
+        fields = [("", row)]
+    for name, value in fields:
+        hasher = xxhash.xxh3_64()
+        _feed(hasher, value)
+        yield str(name), hasher.hexdigest()
+
+
+def _feed(hasher: xxhash.xxh3_64, value: Any) -> None:
+    """Hash a value by what it holds. Of objects that are none of these, the type alone."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        _feed_bytes(hasher, f"tensor {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        _feed_bytes(hasher, f"array {value.dtype} {value.shape}", value.tobytes())
+    elif hasattr(value, "mode") and hasattr(value, "tobytes"):  # an image of PIL
+        _feed_bytes(hasher, f"image {value.mode} {value.size}", value.tobytes())
+    elif isinstance(value, str):
+        _feed_bytes(hasher, "str", value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, bytes | bytearray | memoryview):
+        _feed_bytes(hasher, "bytes", bytes(value))
+    elif value is None or isinstance(value, bool | int | float | complex):
+        _feed_bytes(hasher, type(value).__name__, repr(value).encode())
+    elif isinstance(value, Mapping):
+        _feed_all(hasher, "dict", [part for item in value.items() for part in item])
+    elif isinstance(value, list | tuple | np.ndarray):
+        _feed_all(hasher, "list", list(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _feed_all(hasher, type(value).__name__, [getattr(value, field.name) for field in dataclasses.fields(value)])
+    else:
+        _feed_bytes(hasher, "object", type(value).__qualname__.encode())
+
+
+def _feed_all(hasher: xxhash.xxh3_64, kind: str, items: list) -> None:
+    _feed_bytes(hasher, kind, str(len(items)).encode())
+    for item in items:
+        _feed(hasher, item)
+
+
+def _feed_bytes(hasher: xxhash.xxh3_64, kind: str, data: bytes) -> None:
+    hasher.update(f"{kind} {len(data)}:".encode() + data)

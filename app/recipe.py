@@ -1,0 +1,48 @@
+"""The code of a recipe: kept with its run, and compared by what it means."""
+
+import ast
+import difflib
+import inspect
+from pathlib import Path
+from typing import Any
+
+LINES_SHOWN = 12
+
+
+def source_of(config: Any) -> str:
+    """Return the source of the file that a config's class is in; nothing for a notebook, which has no file."""
+    try:
+        return Path(inspect.getfile(type(config))).read_text(encoding="utf-8")
+    except (TypeError, OSError, UnicodeDecodeError):
+        return ""
+
+
+def differences(before: str, now: str) -> list[str]:
+    """Compare two sources, without comments, docstrings and formatting, as a few lines of a unified diff.
+
+    Raises:
+        SyntaxError, ValueError: one of them is no Python.
+    """
+    trees = [_meaning(source) for source in (before, now)]
+    if ast.dump(trees[0]) == ast.dump(trees[1]):
+        return []
+    lines = (ast.unparse(tree).splitlines() for tree in trees)
+    # The first two lines of a diff name the files.
+    found = list(difflib.unified_diff(*lines, lineterm="", n=0))[2:]
+    return [*found[:LINES_SHOWN], *([f"... {len(found) - LINES_SHOWN} more"] if len(found) > LINES_SHOWN else [])]
+
+
+def _meaning(source: str) -> ast.Module:
+    """Parse a source without the strings that stand alone: docstrings, and what becomes the help of fields."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            kept = [statement for statement in body if not _is_text(statement)]
+            node.body = kept or [ast.Pass()]
+    return tree
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
