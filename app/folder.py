@@ -1,30 +1,16 @@
 """The run folder: who holds it, what it was started with, how far it is. Written by the main process alone."""
 
-import fcntl
 import json
-import os
-import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 
 from app import recipe
 from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
-
-_held: dict[Path, TextIO] = {}
-
-
-def _close_in_child() -> None:
-    """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
-    for lock in _held.values():
-        os.close(lock.fileno())
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+from app.lock import InUse, Lock
 
 
 class RunFolder:
@@ -41,7 +27,7 @@ class RunFolder:
         self.config: dict = {}
         self._settings: RunConfig | None = None
         self._unread = False  # there is a run, and its settings cannot be read
-        self._key: Path | None = None
+        self._lock: Lock | None = None
         self._made: list[Path] = []  # what this run made, and takes away again if it never begins
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
@@ -57,7 +43,7 @@ class RunFolder:
             there = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._made = [] if there else [self.path]
-            self._lock()
+            self._take()
             notes = self._check(config, settings, has_checkpoint)
         except OSError as error:
             self.release(discard=True)
@@ -72,33 +58,16 @@ class RunFolder:
         """Say that the folder cannot be written, and why."""
         return UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written")
 
-    def _lock(self) -> None:
-        key = self.path.resolve()
-        if key in _held:
-            raise self._in_use("another run of this process")
+    def _take(self) -> None:
         if not (self.path / "lock").exists():
             self._made.append(self.path / "lock")
-        # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
-        lock = open(self.path / "lock", "a+")  # noqa: SIM115 - held until the run ends
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = os.fstat(lock.fileno()).st_ino != (self.path / "lock").stat().st_ino  # by one who made it anew
-        except (BlockingIOError, FileNotFoundError):
-            taken = True
-        if taken:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
+            self._lock = Lock(self.path / "lock")
+        except InUse as holder:
             self._made = []
-            raise self._in_use(holder)
-        self._key = key
-        _held[key] = lock
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        lock.flush()
-
-    def _in_use(self, holder: str) -> UserError:
-        return UserError(f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir")
+            raise UserError(
+                f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir"
+            ) from None
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         notes = []
@@ -205,8 +174,6 @@ class RunFolder:
                 elif not any(path.iterdir()):
                     path.rmdir()
         self._made = []
-        if self._key is not None:
-            lock = _held.pop(self._key)
-            lock.truncate(0)
-            lock.close()
-            self._key = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

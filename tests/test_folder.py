@@ -102,9 +102,9 @@ def test_reading_the_lock_does_not_open_it(tmp_path):
 
 def refused_elsewhere(path: Path) -> bool:
     def attempt():
-        from app import folder
+        from app import lock
 
-        folder._held.clear()  # what the fork remembers of its parent
+        lock._held.clear()  # what the fork remembers of its parent
         try:
             claim(path)[0].release()
         except UserError:
@@ -124,18 +124,18 @@ def test_a_lock_taken_while_its_file_goes_is_not_a_lock(tmp_path):
     ours, theirs = FORK.Pipe()
 
     def late():
-        from app import folder
+        from app import lock
 
-        folder._held.clear()
-        take = folder.fcntl.flock
+        lock._held.clear()
+        take = lock.fcntl.flock
 
         def wait_and_take(*args):
             theirs.send("opened")
             theirs.recv()
-            folder.fcntl.flock = take
+            lock.fcntl.flock = take
             return take(*args)
 
-        folder.fcntl.flock = wait_and_take
+        lock.fcntl.flock = wait_and_take
         try:
             _held = claim(path)
             theirs.send("in")
