@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 import xxhash
+from torch.distributed.checkpoint.api import CheckpointException
 
 from app import ranks
 from app.errors import UserError
@@ -75,7 +76,8 @@ class Checkpoints:
             return []
         target = self.path(step)
         draft = target.with_name(target.name + ".tmp")
-        problem, sums = None, {}
+        problem: BaseException | None = None
+        sums: dict[str, dict] = {}
         try:
             ranks.from_main(lambda: self._start(draft), group)
             write(str(draft / STATE))
@@ -83,8 +85,8 @@ class Checkpoints:
             for file in own:
                 _flush(file)
             sums = _checksums(draft, own)
-        except Exception as error:
-            problem = error
+        except (Exception, CheckpointException) as error:  # torch's is a BaseException
+            problem = _cause(error)
         problems = ranks.agree(problem, group)
         if not problems:
             sums = {name: entry for part in ranks.gather(sums, group) for name, entry in part.items()}
@@ -212,6 +214,11 @@ class Checkpoints:
         if value is None or not math.isfinite(value):
             return None
         return -value if self.best.startswith("-") else value
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Take the first of the errors that torch has put into one, whose text is all their tracebacks."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
 def _checksum(path: Path) -> str:

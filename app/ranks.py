@@ -108,7 +108,7 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None) -> 
     return outcome[0]
 
 
-def agree(problem: Exception | None, group: dist.ProcessGroup | None = None) -> list[str]:
+def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
     """Tell every rank what went wrong on any: one line for each failing rank, none where all is well."""
     problems = gather(None if problem is None else _in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]

@@ -1,5 +1,6 @@
 """Saving and resuming one run: what a checkpoint says beside its state, and what must agree before a run goes on."""
 
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -161,11 +162,18 @@ class Saving:
         if problems:
             kept = self.checkpoints.steps()
             self.records.progress.warn(
-                f"warning: no checkpoint was saved at step {step}: {'; '.join(problems)}. Training goes on; "
-                f"the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
+                f"warning: no checkpoint was saved at step {step}: {'; '.join(problems)}{self._room()}. Training goes "
+                f"on; the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
             )
         else:
             self.records.note(step=step)
+
+    def _room(self) -> str:
+        """Say what a checkpoint needs and what the disk has, where that is too little."""
+        needed = state.size(self.accelerator._models, self.accelerator._optimizers)
+        folder = self.records.folder.path
+        free = shutil.disk_usage(folder).free
+        return f" (it needs {needed:,} bytes, and {folder} has {free:,} free)" if free < needed else ""
 
 
 def _stager() -> DefaultStager:

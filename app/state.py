@@ -28,6 +28,13 @@ def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str,
     return tensors, extras
 
 
+def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> int:
+    """Count the bytes of the tensors of models and optimizers, over all ranks."""
+    own = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    own += [v for o in optimizers for values in o.state.values() for v in values.values() if isinstance(v, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
 def check_finite(models: list[nn.Module], step: int) -> None:
     """Refuse weights that are not finite; on every rank, where they are not on one. Waits for the device.
 

@@ -41,12 +41,13 @@ def unseen(file, operation):
     """Lock as a disk does whose locks are local to a machine."""
 
 
-def attempt(path, answer, host, flock, start=None):
+def attempt(path, answer, host, flock, together=None):
     lock._held.clear()  # what the fork remembers of its parent
     socket.gethostname = lambda: host
     lock.fcntl.flock = flock or lock.fcntl.flock
-    if start is not None:
-        start.wait()
+    if together is not None:
+        own = launch.this_process()
+        lock.launch.this_process = lambda: together.wait(30) is None or own  # the last thing before it is written
     try:
         _held = Lock(path)
         answer.send(os.getpid())
@@ -133,15 +134,15 @@ def test_other_faults_of_the_disk_are_not_taken_for_a_lock(tmp_path, monkeypatch
         Lock(tmp_path / "lock")
 
 
-def test_of_two_that_come_together_without_flock_one_gets_it(tmp_path):
-    start, pairs = FORK.Event(), [FORK.Pipe() for _ in range(2)]
+def test_of_two_that_find_it_free_together_one_gets_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 4.0)
+    together, pairs = FORK.Barrier(2), [FORK.Pipe() for _ in range(2)]
     answers, processes = [ours for ours, _ in pairs], []
     for (_, theirs), host in zip(pairs, ("a", "b"), strict=True):
-        arguments = (tmp_path / "lock", theirs, host, failing_with(errno.ENOLCK), start)
+        arguments = (tmp_path / "lock", theirs, host, failing_with(errno.ENOLCK), together)
         processes.append(FORK.Process(target=attempt, args=arguments, daemon=True))
         processes[-1].start()
     try:
-        start.set()
         assert all(answer.poll(30) for answer in answers)
         assert sum(answer.recv() is not None for answer in answers) == 1
     finally:
