@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app import order
 from app.batches import BatchPlan, EvaluationPlan, equal_cost_cuts, even_cuts
 from app.config import RunConfig
 from app.errors import UserError
@@ -269,6 +270,49 @@ def test_ten_thousand_ranks_share_a_trillion_samples():
             own = plan.step(step, rank, ranks)
             assert [turn.ids.tolist() for turn in own.turns] == [micros[2 * rank + i][0].tolist() for i in (0, 1)]
             assert [turn.weight for turn in own.turns] == [2, 2] and own.weight == 40_000
+
+
+def place_of(ids: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Undo order.permute: go through its rounds from the last to the first, and walk on where it walked."""
+    keys = order._random_words(n, seed, epoch, "<u4", 2 * order.ROUNDS).reshape(order.ROUNDS, 2)
+    bits, word = np.uint64((n - 1).bit_length() // 2), np.uint64(32)
+    mask, rows = (np.uint64(1) << bits) - np.uint64(1), (np.uint64(n - 1) >> bits) + np.uint64(1)
+    places, walking = ids.astype(np.uint64), np.arange(len(ids))
+    while walking.size:
+        row, column = places[walking] >> bits, places[walking] & mask
+        for i, (first, second) in reversed(list(enumerate(keys))):
+            if i % 2:
+                column = (column - order._mix(row, first, second)) & mask
+            else:
+                row = (row + rows - ((order._mix(column, first, second) * rows) >> word)) % rows
+        places[walking] = (row << bits) | column
+        walking = walking[places[walking] >= n]
+    return places.view(np.int64)
+
+
+def test_a_million_steps_of_a_trillion_samples_on_ten_thousand_ranks():
+    """Any sample is in one step of the epoch, at one place of one rank; no two ranks share one; all have as many."""
+    samples, ranks, each, epoch = 10**12, 10_000, 4, 1
+    plan = BatchPlan(samples, 2 * samples, ranks * each, each, seed=3)
+    random = np.random.default_rng(0)
+    wanted = np.unique(random.integers(0, samples, 1_000_000))
+    positions = epoch * samples + place_of(wanted, samples, plan.seed, epoch)
+    assert np.array_equal(order.stream(positions, samples, plan.seed)[0], wanted)  # coverage
+    steps = np.unique(random.integers(samples // plan.global_batch, plan.steps, 1_000_000))
+    drawn = steps * plan.global_batch + random.integers(0, plan.global_batch, len(steps))
+    ids, epochs = order.stream(drawn, samples, plan.seed)
+    assert len(np.unique(ids)) == len(ids) > 970_000 and set(epochs.tolist()) == {epoch}  # disjointness
+    # That a sample's rank is its place in the step, divided by the share, is what the planner says in whole steps.
+    shares = np.bincount(positions % plan.global_batch // each, minlength=ranks)
+    assert abs(shares - shares.mean()).max() < 7 * shares.mean() ** 0.5
+    for step in (int(positions[0]) // plan.global_batch, int(steps[-1])):
+        micros = [ids for ids, _ in plan.micros(step)]
+        assert [len(ids) for ids in micros] == [each] * ranks
+        places = np.arange(plan.seen(step), plan.seen(step + 1))
+        assert np.array_equal(np.concatenate(micros), order.stream(places, samples, plan.seed)[0])
+        for rank in (0, 1, ranks // 2, ranks - 1):
+            (turn,) = plan.step(step, rank, ranks).turns
+            assert turn.weight == each and np.array_equal(turn.ids, micros[rank])
 
 
 def evaluate(samples: int, ranks: int, lengths: np.ndarray | None) -> list:
