@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import yaml
 
@@ -15,6 +15,16 @@ from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
 
 _held: dict[Path, TextIO] = {}
+_LONGER = "the learning rate follows the new length from here on"
+
+
+class Change(NamedTuple):
+    """A setting that differs from that of the run in a folder, and what comes of it."""
+
+    name: str
+    before: Any
+    now: Any
+    effect: str
 
 
 def _close_in_child() -> None:
@@ -95,27 +105,45 @@ class RunFolder:
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         if (self.path / "run.json").exists():
             self.info = self._read("run.json", json.loads)
-        if settings.resume == "must" and not has_checkpoint:
-            raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
-        if settings.resume == "never" and has_checkpoint:
-            raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
+        self.check_resume(settings, has_checkpoint)
         if not has_checkpoint or not (self.path / "config.yaml").exists():
             return []
-        before = self._read("config.yaml", yaml.safe_load)
-        changed = {name: pair for name, pair in diff(before, config).items() if name not in HARMLESS}
-        refused = {name: pair for name, pair in changed.items() if name not in LENGTH}
+        changes = self.changes(config, settings)
+        refused = [change for change in changes if change.effect == "refused"]
         if refused:
-            lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, (old, new) in refused.items())
+            lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
             raise UserError(
                 f"{self.path} holds a run with other settings:{lines}\n"
                 "give the settings of that run to go on with it, or another --run.dir to start one"
             )
+        return [f"{name} was {old}, is {new}: {effect}" for name, old, new, effect in changes if effect == _LONGER]
+
+    def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
+        """Refuse what --run.resume does not allow.
+
+        Raises:
+            UserError: there is a checkpoint and must be none, or none and must be one.
+        """
+        if settings.resume == "must" and not has_checkpoint:
+            raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
+        if settings.resume == "never" and has_checkpoint:
+            raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
+
+    def changes(self, config: dict, settings: RunConfig) -> list[Change]:
+        """List the fields in which these settings differ from those that the folder's run was started with.
+
+        Raises:
+            UserError: the folder's config.yaml is damaged.
+        """
         by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
-        return [
-            f"{name} was {old}, is {new}: the learning rate follows the new length from here on"
-            for name, (old, new) in changed.items()
-            if name == by
-        ]
+
+        def effect(name: str) -> str:
+            if name in LENGTH:
+                return _LONGER if name == by else "none"
+            return "taken as it is now" if name in HARMLESS else "refused"
+
+        found = diff(self._read("config.yaml", yaml.safe_load), config)
+        return [Change(name, old, new, effect(name)) for name, (old, new) in found.items()]
 
     def begin(self, **fields: Any) -> None:
         """Write down the settings that the folder was claimed with, and the first fields of run.json."""

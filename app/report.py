@@ -16,7 +16,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[in
         right: the columns that hold numbers.
     """
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(head) - 1)]
+    widths.append(len(head[-1]))  # text that may be long
 
     def line(row: list[str]) -> str:
         cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))

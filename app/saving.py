@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -51,20 +52,8 @@ class Saving:
         if found is None:
             return None
         path, saved = found
-        folder = self.records.folder.path
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
-        if saved["step"] > plan.steps:
-            raise UserError(
-                f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
-                "as many with --run.steps or --run.epochs, or another --run.dir"
-            )
-        rows, before = plan.samples, saved["data"]["rows"]
-        if plan.fingerprint != saved["data"]["fingerprint"]:
-            now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
-            raise UserError(
-                f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
-                "data that it had, or another --run.dir"
-            )
+        check_fits(saved, plan, self.records.folder.path)
         self.accelerator.load_state(str(path))
         return saved
 
@@ -143,6 +132,26 @@ class Saving:
             )
         else:
             self.records.note(step=step)
+
+
+def check_fits(saved: dict[str, Any], plan: BatchPlan, folder: Path) -> None:
+    """Refuse to go on from a checkpoint whose record is not one of this plan.
+
+    Raises:
+        UserError: it is of other data, or of a longer run.
+    """
+    if saved["step"] > plan.steps:
+        raise UserError(
+            f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
+            "as many with --run.steps or --run.epochs, or another --run.dir"
+        )
+    rows, before = plan.samples, saved["data"]["rows"]
+    if plan.fingerprint != saved["data"]["fingerprint"]:
+        now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
+        raise UserError(
+            f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
+            "data that it had, or another --run.dir"
+        )
 
 
 def _stager() -> DefaultStager:
