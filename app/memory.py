@@ -17,6 +17,8 @@ from app.profiles import Profile
 
 LEFT_OUT = "activations, gathered layers, buffers of communication, kernels' own space, the program itself (about 1 GB)"
 _DOUBLE = 8
+# Bytes that torch 2.13 writes around a tensor's own: an archive's head and foot, and its names in two lists.
+_AROUND = 1900
 
 
 class Shape(NamedTuple):
@@ -117,7 +119,7 @@ def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: in
     gradients, sums = part, 0
     if shards > 1 and turns > 1:
         # Between two synchronisations FSDP2 adds up whole gradients, those of exact mode in float64.
-        gradients, sums = (part, _doubles(trained)) if exact else (whole, 0)
+        gradients = _doubles(trained) if exact else whole
     elif shards == 1:
         # Buckets of DDP stay, and gradients are views of them; until a step's last turn they lie beside them.
         buckets = whole if profile.wrapping == "DDP" else 0
@@ -152,18 +154,12 @@ def _doubles(weights: Iterable[Weight]) -> int:
     return _DOUBLE * sum(w.shape.numbers for w in weights)
 
 
-def checkpoint(tensors: Iterable[Tensor], weights: list[Weight], shards: int) -> int:
-    """Estimate the bytes of a checkpoint.
+def checkpoint(tensors: Iterable[Tensor], weights: list[Weight]) -> int:
+    """Estimate the bytes of a checkpoint, as one process or DDP writes it; shards add some kilobytes a tensor.
 
     Args:
         tensors: of the models, by every name that they are saved under.
     """
     shapes = [Shape.of(t) for t in tensors]
     shapes += [t for w in weights for t in w.remembered or ()]
-    return sum(t.numbers * t.itemsize for t in shapes) + sum(_around(t, shards) for t in shapes)
-
-
-def _around(shape: Shape, shards: int) -> int:
-    """Estimate what torch 2.13 writes around a tensor's numbers: an archive for each piece, and its name in lists."""
-    pieces = min(shards, shape.dims[0]) if shape.dims else 1
-    return 1900 * pieces
+    return sum(t.bytes() + _AROUND for t in shapes)

@@ -107,7 +107,7 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
     from app import memory, state
 
     tensors, _ = state.model_tensors(run.accelerator._models)
-    one = memory.checkpoint(tensors.values(), weights, shards=1)
+    one = memory.checkpoint(tensors.values(), weights)
     # Those that are kept, and the one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
     return {"checkpoint": one, "checkpoints": most, "disk": one * most}
@@ -132,11 +132,8 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
     found |= {"data_ranks": profile.data_ranks, "accumulation": turns, "rows": plan.rows}
     notes = ["an upper bound: tensor parallelism splits some of it"] if profile.mesh("tp") > 1 else []
     notes += ["part of it on the host (offload)"] if profile.offloads else []
-    return {**found, "idle": plan.idle(profile.data_ranks), "note": "; ".join(notes), "memory": _bytes(held)}
-
-
-def _bytes(held) -> dict[str, int]:
-    return {**held._asdict(), "total": held.total}
+    found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
+    return {**found, "memory": {**held._asdict(), "total": held.total}}
 
 
 def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
