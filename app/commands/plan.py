@@ -55,9 +55,7 @@ def main(options: Options, flags: list[str]) -> int:
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
     run, plan = rehearsal.rehearse(options.recipe, flags)
     chosen = chosen or [profiles.read(text) for text in _usual()]
-    models = run.accelerator._models
-    optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-    weights, buffers = memory.weigh(models, optimizers)
+    weights, buffers = memory.weigh(run.accelerator._models, _plain_optimizers(run))
     about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
     layouts = [_layout(run, plan, profile, weights, buffers) for profile in chosen]
     folder = _folder(run, plan)
@@ -99,7 +97,7 @@ def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
     return {
         "parameters": sum(w.shape.numbers for w in weights),
         "trained": sum(w.shape.numbers for w in weights if w.trained),
-        "optimizers": [type(getattr(o, "optimizer", o)).__name__ for o, _ in run.optimizers.known],
+        "optimizers": [type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
     }
 
 
@@ -115,17 +113,15 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 
 def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
     """Plan for one profile; what cannot work is its trouble."""
-    from app import exact, memory
+    from app import memory
 
     found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
     found |= {"precision": profile.precision, "trouble": "; ".join(f"{a}: {fix}" for a, fix in profile.troubles)}
-    try:
-        turns = plan.accumulation(profile.data_ranks)
-    except UserError as error:
-        return {**found, "trouble": str(error)}
-    reason = exact.refusal(bool(profile.zero_stage), profile.compiled, profile.mesh("tp") > 1)
-    if run.config.exact and reason:
-        found["trouble"] = f"--run.exact: {reason}"
+    if not found["trouble"]:
+        try:
+            turns = _agree(run, plan, profile)
+        except UserError as error:
+            found["trouble"] = str(error)
     if found["trouble"]:
         return found
     held = memory.per_process(weights, buffers, profile, turns, run.config.exact, run.config.save_async)
@@ -134,6 +130,24 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
     notes += ["part of it on the host (offload)"] if profile.offloads else []
     found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
     return {**found, "memory": {**held._asdict(), "total": held.total}}
+
+
+def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
+    """Return the turns that each data rank takes in a step, or refuse as the run would under this profile."""
+    from app import exact, fsdp
+
+    turns = plan.accumulation(profile.data_ranks)
+    reason = exact.refusal(bool(profile.zero_stage), profile.compiled, profile.mesh("tp") > 1)
+    if run.config.exact and reason:
+        raise UserError(f"--run.exact: {reason}")
+    if profile.wrapping in ("FSDP2", "HSDP"):
+        for optimizer in _plain_optimizers(run):
+            fsdp.check_optimizer(optimizer)
+    return turns
+
+
+def _plain_optimizers(run: "Run") -> list:
+    return [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
 
 
 def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
