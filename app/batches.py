@@ -99,6 +99,20 @@ class BatchPlan:
             )
         return -(-self.micros_per_step // ranks)
 
+    def idle(self, ranks: int) -> float:
+        """Return the share of a full step's turns in which one of `ranks` data ranks has nothing to do.
+
+        Raises:
+            UserError: there are more ranks than micro-batches.
+        """
+        return 1 - self.micros_per_step / (ranks * self.accumulation(ranks))
+
+    @property
+    def rows(self) -> str:
+        """Write the samples of a full step's micro-batch: `16`, or `10-11` where they differ."""
+        small, more = divmod(self.global_batch, self.micros_per_step)
+        return f"{small}-{small + 1}" if more else str(small)
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest what the plan knows of the data, on which all its steps depend."""

@@ -133,20 +133,44 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
 
     `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
     """
-    import tyro
-
-    from app.launch import is_main_process, leave_with_launcher, report_user_errors
+    from app.launch import leave_with_launcher, report_user_errors
 
     leave_with_launcher()
     report_user_errors()
     words = list(sys.argv[1:] if args is None else args)
+    recipe = (sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or "").strip()
+    return _read(config_class, _expand_file(words), f"{recipe}\n\n{_ABOUT_FILES}")
+
+
+def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:
+    """Read a command's options, and return them with the words that are not among them.
+
+    Args:
+        name: how the command is typed.
+        rest: other words are a recipe's, and no mistake.
+    """
+    about = (sys.modules[options_class.__module__].__doc__ or "").strip()
+    found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
+    return found if rest else (found, [])
+
+
+# tyro does not know the flag.
+_ABOUT_FILES = "--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
+
+
+def _read(config_class: type[T], words: list[str], description: str, **options: Any) -> Any:
+    import tyro
+
+    from app.launch import is_main_process
+
     with _booleans():
         return tyro.cli(
             config_class,
-            description=_description(config_class),
-            args=_expand_file(words),
+            description=description,
+            args=words,
             console_outputs=is_main_process(),
             config=(tyro.conf.FlagConversionOff,),
+            **options,
         )
 
 
@@ -175,12 +199,6 @@ def _boolean(word: str) -> bool:
     if word.lower() not in ("true", "false"):
         raise ValueError(f"{word} is neither true nor false")
     return word.lower() == "true"
-
-
-def _description(config_class: type) -> str:
-    """Take the help's first lines from the recipe's own docstring, and name the flag that tyro does not know."""
-    recipe = sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or ""
-    return recipe.strip() + "\n\n--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
 
 
 def _expand_file(words: list[str]) -> list[str]:

@@ -205,13 +205,20 @@ def settle_environment() -> None:
 
 
 def _check(accelerator: Accelerator) -> None:
-    """Refuse layouts whose bits cannot be those of the others."""
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError("--run.exact: DeepSpeed sums gradients in its own order; use an fsdp or ddp profile")
-    if accelerator.state.dynamo_plugin.backend != DynamoBackend.NO:
-        raise UserError("--run.exact: compiled code differs between layouts; take dynamo_config out of the profile")
-    if accelerator.data_ranks != accelerator.num_processes:
-        raise UserError("--run.exact: tensor parallelism splits sums inside the model; set tp_size to 1")
+    zero = accelerator.distributed_type == DistributedType.DEEPSPEED
+    compiled = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
+    reason = refusal(zero, compiled, accelerator.data_ranks != accelerator.num_processes)
+    if reason:
+        raise UserError(f"--run.exact: {reason}")
+
+
+def refusal(zero: bool, compiled: bool, tensor_parallel: bool) -> str:
+    """Say why the bits of a layout cannot be those of the others; nothing where they can."""
+    if zero:
+        return "DeepSpeed sums gradients in its own order; use an fsdp or ddp profile"
+    if compiled:
+        return "compiled code differs between layouts; take dynamo_config out of the profile"
+    return "tensor parallelism splits sums inside the model; set tp_size to 1" if tensor_parallel else ""
 
 
 def _fills_vectors(parameter: nn.Parameter) -> bool:

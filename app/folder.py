@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -11,6 +11,17 @@ from app import recipe
 from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
 from app.lock import InUse, Lock
+
+_LONGER = "the learning rate follows the new length from here on"
+
+
+class Change(NamedTuple):
+    """A setting that differs from that of the run in a folder, and what comes of it."""
+
+    name: str
+    before: Any
+    now: Any
+    effect: str
 
 
 class RunFolder:
@@ -74,10 +85,7 @@ class RunFolder:
         if (self.path / "run.json").exists():
             self.info = self._read("run.json", json.loads) or {}
             notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and written anew"]
-        if settings.resume == "must" and not has_checkpoint:
-            raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
-        if settings.resume == "never" and has_checkpoint:
-            raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
+        self.check_resume(settings, has_checkpoint)
         if not has_checkpoint:
             return notes
         before = self._read("config.yaml", yaml.safe_load)
@@ -102,20 +110,31 @@ class RunFolder:
         return self._compare(saved, self.config, self._settings) if self._unread else []
 
     def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
-        changed = {name: pair for name, pair in diff(before, config).items() if name not in HARMLESS}
-        refused = {name: pair for name, pair in changed.items() if name not in LENGTH}
+        changes = _changes(before, config, settings)
+        refused = [change for change in changes if change.effect == "refused"]
         if refused:
-            lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, (old, new) in refused.items())
+            lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
             raise UserError(
                 f"{self.path} holds a run with other settings:{lines}\n"
                 "give the settings of that run to go on with it, or another --run.dir to start one"
             )
-        by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
-        return [
-            f"{name} was {old}, is {new}: the learning rate follows the new length from here on"
-            for name, (old, new) in changed.items()
-            if name == by
-        ]
+        return [f"{name} was {old}, is {new}: {effect}" for name, old, new, effect in changes if effect == _LONGER]
+
+    def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
+        """Refuse what --run.resume does not allow.
+
+        Raises:
+            UserError: there is a checkpoint and must be none, or none and must be one.
+        """
+        if settings.resume == "must" and not has_checkpoint:
+            raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
+        if settings.resume == "never" and has_checkpoint:
+            raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
+
+    def changes(self, config: dict, settings: RunConfig) -> list[Change]:
+        """List the fields in which these settings differ from those of config.yaml; none where it cannot be read."""
+        before = self._read("config.yaml", yaml.safe_load)
+        return [] if before is None else _changes(before, config, settings)
 
     def _check_recipe(self, settings: RunConfig) -> list[str]:
         kept = self.path / "recipe.py"
@@ -177,3 +196,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+
+def _changes(before: dict, now: dict, settings: RunConfig) -> list[Change]:
+    by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
+
+    def effect(name: str) -> str:
+        if name in LENGTH:
+            return _LONGER if name == by else "none"
+        return "taken as it is now" if name in HARMLESS else "refused"
+
+    return [Change(name, old, new, effect(name)) for name, (old, new) in diff(before, now).items()]

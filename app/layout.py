@@ -105,10 +105,9 @@ def header(plan: BatchPlan, accelerator: Accelerator) -> str:
     """Say how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
     ranks = accelerator.data_ranks
     turns = plan.accumulation(ranks)
-    small, more = divmod(plan.global_batch, plan.micros_per_step)
-    rows = f"{small}-{small + 1}" if more else str(small)
-    line = f"{plan.global_batch} samples/step = {ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {rows}"
+    split = f"{ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {plan.rows}"
+    line = f"{plan.global_batch} samples/step = {split}"
     kind = [wrapping(accelerator)] if wrapping(accelerator) else []
     line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
-    idle = 1 - plan.micros_per_step / (ranks * turns)
+    idle = plan.idle(ranks)
     return f"{line} ({idle:.0%} of the turns idle: {plan.micros_per_step} micro-batches)" if idle else line

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import exact, layout, ranks, recipe
+from app import exact, layout, ranks, recipe, rehearsal
 from app.accelerator import Accelerator
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
@@ -71,9 +71,10 @@ class Run:
         self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
         self.watchdog = Watchdog(settings.timeout, self.records.failed)
-        notes = ranks.from_main(lambda: self.folder.claim(self.fields, settings, bool(self.checkpoints.steps())))
-        for note in notes:
-            self.say(note)
+        if not rehearsal.on:
+            has = bool(self.checkpoints.steps())
+            for note in ranks.from_main(lambda: self.folder.claim(self.fields, settings, has)):
+                self.say(note)
         seed_all(settings.seed)
         return self
 
@@ -170,6 +171,8 @@ class Run:
         if self._plan is not None:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
+        if rehearsal.on:
+            raise rehearsal.Reached(self, plan)
         self._begin(plan, data)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):

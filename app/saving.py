@@ -64,23 +64,12 @@ class Saving:
             self.records.progress.say(note)
         self.records.folder.info.setdefault("trackers", saved["trackers"])
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
-        if saved["step"] > plan.steps:
-            raise UserError(
-                f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
-                "as many with --run.steps or --run.epochs, or another --run.dir"
-            )
-        self._check_data(folder, plan, saved["data"], accept)
+        check_fits(saved, plan, folder)
+        self._check_contents(folder, saved["data"], accept)
         self.accelerator.load_state(str(path))
         return saved
 
-    def _check_data(self, folder: Path, plan: BatchPlan, saved: dict[str, Any], accept: bool) -> None:
-        rows, before = plan.samples, saved["rows"]
-        if plan.fingerprint != saved["fingerprint"]:
-            now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
-            raise UserError(
-                f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
-                "data that it had, or another --run.dir"
-            )
+    def _check_contents(self, folder: Path, saved: dict[str, Any], accept: bool) -> None:
         changed = difference(saved["contents"], self._contents)
         if changed and not accept:
             raise UserError(
@@ -174,6 +163,26 @@ class Saving:
         folder = self.records.folder.path
         free = shutil.disk_usage(folder).free
         return f" (it needs {needed:,} bytes, and {folder} has {free:,} free)" if free < needed else ""
+
+
+def check_fits(saved: dict[str, Any], plan: BatchPlan, folder: Path) -> None:
+    """Refuse to go on from a checkpoint whose record is not one of this plan.
+
+    Raises:
+        UserError: it is of other data, or of a longer run.
+    """
+    if saved["step"] > plan.steps:
+        raise UserError(
+            f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
+            "as many with --run.steps or --run.epochs, or another --run.dir"
+        )
+    rows, before = plan.samples, saved["data"]["rows"]
+    if plan.fingerprint != saved["data"]["fingerprint"]:
+        now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
+        raise UserError(
+            f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
+            "data that it had, or another --run.dir"
+        )
 
 
 def _stager() -> DefaultStager:

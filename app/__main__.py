@@ -1,0 +1,46 @@
+"""Commands beside training: python -m app COMMAND."""
+
+import ast
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+from app.config import parse_command
+from app.errors import UserError
+from app.launch import report_user_errors
+
+FOLDER = Path(__file__).parent / "commands"
+
+
+def summaries() -> dict[str, str]:
+    """Give each command's one line, without importing any."""
+    files = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    documents = {path.stem: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in files}
+    return {name: text.partition("\n")[0] for name, text in documents.items()}
+
+
+def main(words: list[str]) -> int:
+    """Run the command that the first word names, and return the exit status.
+
+    Raises:
+        UserError: there is no such command, or it cannot be asked so.
+    """
+    known = summaries()
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: python -m app COMMAND ...\n")
+        print("\n".join(f"  {name:<10} {summary}" for name, summary in known.items()))
+        print("\npython -m app COMMAND --help says more. Training itself: accelerate launch recipes/cls.py")
+        return 0
+    name = words[0]
+    if name not in known:
+        raise UserError(f"{name}: there is no such command; there are {', '.join(known)}")
+    command = importlib.import_module(f"app.commands.{name}")
+    takes_flags = len(inspect.signature(command.main).parameters) > 1
+    options, flags = parse_command(command.Options, words[1:], f"python -m app {name}", takes_flags)
+    return command.main(options, flags) if takes_flags else command.main(options)
+
+
+if __name__ == "__main__":
+    report_user_errors()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""One thing that was looked at on this machine: what was found, and what to do about it."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+OK, NOTE, TROUBLE = "ok", "note", "TROUBLE"
+
+
+class Finding(NamedTuple):
+    """A row of the doctor's table; `fix` is empty where nothing is to be done."""
+
+    what: str
+    found: str
+    verdict: str = OK
+    fix: str = ""
+
+
+def look(what: str, check: Callable[[], Iterable[Finding]], seconds: float = 120.0) -> list[Finding]:
+    """Make one check; one that fails, or hangs, is a finding itself, and leaves the others alone."""
+    findings: list[Finding] = []
+
+    def examine() -> None:
+        try:
+            findings.extend(check())
+        except Exception as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            findings.append(Finding(what, words, TROUBLE, "mend what the message names; other checks went on"))
+
+    thread = threading.Thread(target=examine, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        late = f"no answer within {seconds:.0f} s"
+        return [*findings, Finding(what, late, TROUBLE, "find out what it waits for; other checks went on")]
+    return findings

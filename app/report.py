@@ -1,0 +1,50 @@
+"""What a command leaves at its end: a plain table, and a file for programs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.config import finite
+from app.errors import UserError
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
+    """Lay out rows under a head, in columns as wide as they need.
+
+    Args:
+        right: the columns that hold numbers.
+    """
+    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(head) - 1)]
+    widths.append(len(head[-1]))  # text that may be long
+
+    def line(row: list[str]) -> str:
+        cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(texts[0]), "  ".join("-" * width for width in widths), *map(line, texts[1:])])
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write what --json FILE asks for; nothing without a file.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if not path:
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(finite(content), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--json {path}: {error.strerror}; give a file that can be written") from None
+
+
+def size(count: float) -> str:
+    """Write a number of bytes in a few digits: `0`, `812 B`, `1.5 GB`; units are powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.5 else f"{count:.3g} {unit}"
