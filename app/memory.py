@@ -19,6 +19,8 @@ LEFT_OUT = "activations, gathered layers, buffers of communication, kernels' own
 _DOUBLE = 8
 # Bytes that torch 2.13 writes around a tensor's own: an archive's head and foot, and its names in two lists.
 _AROUND = 1900
+# Of the record, with its settings and scores, and of the manifest.
+_RECORDS = 5000
 
 
 class Shape(NamedTuple):
@@ -162,4 +164,4 @@ def checkpoint(tensors: Iterable[Tensor], weights: list[Weight]) -> int:
     """
     shapes = [Shape.of(t) for t in tensors]
     shapes += [t for w in weights for t in w.remembered or ()]
-    return sum(t.bytes() + _AROUND for t in shapes)
+    return sum(t.bytes() + _AROUND for t in shapes) + _RECORDS
