@@ -10,7 +10,7 @@ import yaml
 from app import recipe
 from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
-from app.lock import InUse, Lock
+from app.lock import FolderLock
 
 _LONGER = "the learning rate follows the new length from here on"
 
@@ -38,7 +38,7 @@ class RunFolder:
         self.config: dict = {}
         self._settings: RunConfig | None = None
         self._unread = False  # there is a run, and its settings cannot be read
-        self._lock: Lock | None = None
+        self._lock = FolderLock(path)
         self._made: list[Path] = []  # what this run made, and takes away again if it never begins
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
@@ -73,12 +73,10 @@ class RunFolder:
         if not (self.path / "lock").exists():
             self._made.append(self.path / "lock")
         try:
-            self._lock = Lock(self.path / "lock")
-        except InUse as holder:
+            self._lock.take()
+        except UserError:
             self._made = []
-            raise UserError(
-                f"{self.path} is in use by {holder}: wait for it, stop it, or give another --run.dir"
-            ) from None
+            raise
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         notes = []
@@ -161,7 +159,12 @@ class RunFolder:
         self.update(**fields)
 
     def update(self, **fields: Any) -> None:
-        """Change fields of run.json."""
+        """Change fields of run.json.
+
+        Raises:
+            UserError: another run has taken the folder.
+        """
+        self._lock.check()
         self.info |= fields
         self._write("run.json", json.dumps(finite(self.info), indent=1))
 
@@ -193,9 +196,7 @@ class RunFolder:
                 elif not any(path.iterdir()):
                     path.rmdir()
         self._made = []
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._lock.release()
 
 
 def _changes(before: dict, now: dict, settings: RunConfig) -> list[Change]:

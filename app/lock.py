@@ -1,138 +1,179 @@
-"""The lock of a folder: held by one run at a time, over processes and over machines that share the disk."""
+"""The lock of a run folder: one run at a time, also on disks that have no flock or that several machines share.
+
+The holder has an flock on the file, writes into it who it is, and touches it every few seconds. Where flock says
+nothing (the disk does not know it, or keeps it on each machine for itself), those touches do: whoever comes watches
+whether they go on. The clocks of two machines are never compared.
+"""
 
 import errno
 import fcntl
-import json
 import os
+import re
 import socket
-import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
-from app import launch
+from app.errors import UserError
+from app.launch import is_alive, this_process
 
-# Seconds between two signs of life of a holder. One who comes from another machine waits for longer than two.
-BEAT = 4.0
-_PATIENCE = 2.5
-_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
-_held: dict[Path, TextIO] = {}
+BEAT = 5.0  # seconds between two touches
+WATCHED = 2.2  # beats without a touch after which a holder counts as dead
+NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+_TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ [\d.]+)\n")
 
-
-class InUse(Exception):
-    """The folder is another run's; the message says whose."""
+_held: dict[Path, "FolderLock"] = {}
 
 
 def _close_in_child() -> None:
     """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
-    for file in _held.values():
-        os.close(file.fileno())
+    for lock in _held.values():
+        os.close(lock.descriptor)
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Lock:
-    """A file that is locked with flock, says who holds it, and is touched every few seconds while it is held.
+def _say(line: str) -> None:
+    print(line, flush=True)
 
-    The kernel drops a flock with its process. Where the disk has none, the holder's process is asked for; where the
-    holder is on another machine, whose locks may not be seen here, its touches are. No clocks are compared.
-    """
 
-    def __init__(self, path: Path):
-        """Take the lock.
+class FolderLock:
+    """The file `lock` in a folder, held for as long as a run uses the folder."""
+
+    def __init__(self, folder: Path, say: Callable[[str], Any] = _say):
+        self.folder, self.path, self.say = folder, folder / "lock", say
+        self.descriptor: int | None = None
+        self._key, self._text = Path(), ""
+        self._released, self._lost = threading.Event(), threading.Event()
+
+    def take(self) -> None:
+        """Take the folder.
 
         Raises:
-            InUse: another run holds it.
-            OSError: the file cannot be written.
+            UserError: it is in use; by whom.
+            OSError: it cannot be written.
         """
-        self.path, self._key = path, path.resolve()
-        if self._key in _held:
-            raise InUse("another run of this process")
+        key = self.path.resolve()
+        if key in _held:
+            raise self._in_use("another run of this process")
         # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
-        file = open(path, "a+")  # noqa: SIM115 - held until the run ends
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            self._take(file)
+            self._take(descriptor)
         except BaseException:
-            file.close()
+            os.close(descriptor)
             raise
-        self._file, _held[self._key] = file, file
-        self._released = threading.Event()
+        self._key, self.descriptor, _held[key] = key, descriptor, self
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
 
-    def _take(self, file: TextIO) -> None:
-        sure = True
+    def _take(self, descriptor: int) -> None:
+        sure = _flock(descriptor)
+        if sure is False or not self._is_there(descriptor):  # somebody may have made it anew
+            raise self._in_use(self._holder())
+        before = self._read()
+        alone = bool(sure)  # a machine's own flock says all about its own processes
+        if before:
+            host, process = _parse(before)
+            if host != socket.gethostname():
+                alone = False
+                if self._goes_on(before):
+                    raise self._in_use(self._holder())
+            elif not sure and is_alive(process):
+                raise self._in_use(self._holder())
+        host, since = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")
+        self._text = f"process {os.getpid()} on {host} since {since}\n{this_process()}\n"
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, self._text.encode(), 0)
+        os.fsync(descriptor)
+        if not alone:
+            time.sleep(BEAT / 5)  # another one may have come to the same conclusion at the same time
+            if self._read() != self._text:
+                raise self._in_use(self._holder())
+
+    def _is_there(self, descriptor: int) -> bool:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(_words(_read(file))) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            sure = False
-        holder = _read(file)
-        if holder and holder["host"] != socket.gethostname():
-            self._watch(file, holder)
-        elif holder and not sure and launch.is_alive(holder["process"]):
-            raise InUse(_words(holder))
-        try:
-            if os.fstat(file.fileno()).st_ino != self.path.stat().st_ino:  # made anew by another run
-                raise InUse("another process")
+            return os.fstat(descriptor).st_ino == self.path.stat().st_ino
         except FileNotFoundError:
-            raise InUse("another process") from None
-        own = {"host": socket.gethostname(), "process": launch.this_process()}
-        file.truncate(0)
-        file.write(json.dumps({**own, "since": time.strftime("%Y-%m-%d %H:%M:%S")}))
-        file.flush()
-        if not sure:  # of several that found it free, the last one has it
-            time.sleep(BEAT / 4)
-            if {**(last := _read(file)), **own} != last:
-                raise InUse(_words(last))
+            return False
 
-    def _watch(self, file: TextIO, holder: dict[str, str]) -> None:
-        """Wait until a holder on another machine would have given two signs of life, and leave when it gives one."""
-        wait = _PATIENCE * BEAT
-        print(
-            f"{self.path.parent} was held by {_words(holder)}; watching for {wait:.0f} s whether it lives",
-            file=sys.stderr,
-        )
-        seen, end = self._touched(), time.monotonic() + wait
-        while time.monotonic() < end:
-            time.sleep(BEAT / 8)
-            if self._touched() != seen and _read(file):
-                raise InUse(_words(_read(file)))
+    def _goes_on(self, before: str) -> bool:
+        """Watch whether the holder touches its lock."""
+        seconds = WATCHED * BEAT
+        self.say(f"{self.folder} was last used by {_first_line(before)}: watching {seconds:.0f} s whether it still is")
+        first, end = self._mark(), time.monotonic() + seconds
+        while self._mark() == first:
+            if time.monotonic() > end:
+                return False
+            time.sleep(BEAT / 10)
+        return bool(self._read())  # empty: the holder has just given it back
 
-    def _touched(self) -> int:
-        with open(self.path) as file:  # opened anew: network file systems ask the server then
-            return os.fstat(file.fileno()).st_mtime_ns
+    def _mark(self) -> tuple[int, str]:
+        # Opened anew each time: a network disk may else answer from what it remembers.
+        with self.path.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+
+    def _read(self) -> str:
+        return self._mark()[1]
+
+    def _holder(self) -> str:
+        try:
+            return _first_line(self._read()) or "another process"
+        except FileNotFoundError:
+            return "another process"
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT):
             try:
+                if self._read() != self._text:
+                    return self._lost.set()
                 os.utime(self.path)
-            except OSError:  # the disk may come back
+            except OSError:  # of a disk that is away for a while
                 continue
 
+    def check(self) -> None:
+        """Refuse to go on where another run has taken the folder, because this one stood still for so long."""
+        if self._lost.is_set():
+            raise UserError(
+                f"{self.folder} was taken over by {self._holder()}, as this run showed no sign of life for "
+                f"{WATCHED * BEAT:.0f} s: it ends here"
+            )
+
     def release(self) -> None:
-        """Give the lock back; the file stays, and is empty."""
+        """Give the folder back."""
+        if self.descriptor is None:
+            return
         self._released.set()
-        file = _held.pop(self._key)
-        file.truncate(0)
-        file.close()
+        _held.pop(self._key)
+        if not self._lost.is_set():
+            os.ftruncate(self.descriptor, 0)
+        os.close(self.descriptor)
+        self.descriptor = None
+
+    def _in_use(self, holder: str) -> UserError:
+        return UserError(f"{self.folder} is in use by {holder}: wait for it, stop it, or give another --run.dir")
 
 
-def _read(file: TextIO) -> dict[str, str]:
-    """Read who holds a lock; nothing where nobody does, or where the text is not whole."""
-    file.seek(0)
+def _flock(descriptor: int) -> bool | None:
+    """Lock a file: True where that worked, False where another has it, None where the disk does not know."""
     try:
-        holder = json.loads(file.read())
-        return holder if isinstance(holder, dict) and {"host", "process", "since"} <= set(holder) else {}
-    except ValueError:
-        return {}
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+        return None
+    return True
 
 
-def _words(holder: dict[str, str]) -> str:
-    if not holder:
-        return "another process"
-    return f"process {holder['process'].split()[0]} on {holder['host']} since {holder['since']}"
+def _parse(text: str) -> tuple[str, str]:
+    """Read the host and the process of a holder; nothing where the text is not whole."""
+    found = _TEXT.fullmatch(text)
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].strip()

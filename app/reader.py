@@ -1,80 +1,108 @@
-"""Reading a checkpoint's state without trusting it: nothing in its files names a class or function that is then run."""
+"""Reading checkpoints of torch.distributed.checkpoint without running what they hold.
+
+Their list of tensors, `.metadata`, is a pickle, which torch 2.13 loads as it is: whoever can write into a run folder
+could run code in the next run.
+"""
 
 import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import metadata as stored
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from app.errors import UserError
 
-# What torch 2.13 writes into a checkpoint's list of tensors, when there is nothing but tensors to list.
-_KNOWN = {
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("torch", "Size"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-} | {
-    ("torch.distributed.checkpoint.metadata", name)
-    for name in (
-        "_MEM_FORMAT_ENCODING",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-    )
+# All that `FileSystemWriter` names when it writes tensors.
+_KINDS = [
+    stored.Metadata,
+    stored.MetadataIndex,
+    stored.StorageMeta,
+    stored.TensorStorageMetadata,
+    stored.TensorProperties,
+    stored.ChunkStorageMetadata,
+    stored._MEM_FORMAT_ENCODING,
+    _StorageInfo,
+]
+_KNOWN = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS} | {
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): {"torch.strided": torch.strided}.__getitem__,
 }
 
 
-class StateReader(FileSystemReader):
-    """Read what `Accelerator.save_state` wrote. The files' list is a pickle, which torch's own reader would trust."""
+class StateReader(dcp.FileSystemReader):
+    """Read tensors, and nothing else, from a checkpoint's state folder."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read the list of the tensors that there are.
+    def read_metadata(self, *args: Any, **kwargs: Any) -> stored.Metadata:
+        """Read which tensors there are.
 
         Raises:
-            UserError: it is damaged, or lists anything but tensors in files beside it.
+            UserError: the file names code, holds anything but tensors, or is no such list.
         """
         path = Path(self._get_metadata_path(kwargs.get("rank")))
+        was = {kind: dict(vars(kind)) for kind in _KINDS}
         try:
             with path.open("rb") as file:
-                metadata = _Unpickler(file).load()
-            _check(metadata)
-        except FileNotFoundError:
+                found = _Unpickler(file).load()
+        except OSError:
             raise
-        except Exception as error:  # a pickle can be wrong in any way
-            raise UserError(
-                f"{path} is not a list of tensors that was written here ({error}), and was not loaded: move the "
-                "checkpoint's folder away to go on from an older one"
-            ) from None
-        metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+        except Exception as error:
+            raise _foreign(path, str(error)) from None
+        finally:
+            changed = _put_back(was)
+        if changed:
+            raise _foreign(path, f"it changes {', '.join(changed)}")
+        _check(path, found)
+        found.storage_meta = stored.StorageMeta(load_id=self.load_id)
+        return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the few types of a list of tensors."""
+    """Make tensors' descriptions; know no other class and no function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
-            return dtype
-        raise ValueError(f"it names {module}.{name}")
+            return _KNOWN[module, name]
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
+            return kind
+        if module.partition(".")[0] == "pathlib":  # where it was written; nobody asks
+            return lambda *parts: None
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _check(metadata: Any) -> None:
-    if not isinstance(metadata, Metadata):
-        raise ValueError(f"it holds a {type(metadata).__name__}")
-    for name, entry in metadata.state_dict_metadata.items():
-        # Bytes would be unpickled by torch when they are loaded.
-        if not isinstance(entry, TensorStorageMetadata):
-            raise ValueError(f"{name} is no tensor")
-    for place in metadata.storage_data.values():
-        if Path(place.relative_path).name != place.relative_path:
-            raise ValueError(f"it leads to {place.relative_path}")
+def _put_back(was: dict[type, dict]) -> list[str]:
+    """Undo what a pickle has set on classes, which needs no code; name those classes."""
+    changed = []
+    for kind, attributes in was.items():
+        now = dict(vars(kind))
+        wrong = [name for name in {**now, **attributes} if now.get(name) is not attributes.get(name)]
+        for name in wrong:
+            if name in attributes:
+                setattr(kind, name, attributes[name])
+            else:
+                delattr(kind, name)
+        changed += [kind.__name__] if wrong else []
+    return changed
+
+
+def _check(path: Path, found: Any) -> None:
+    entries = getattr(found, "state_dict_metadata", None)
+    places = getattr(found, "storage_data", None)
+    if type(found) is not stored.Metadata or type(entries) is not dict or type(places) is not dict:
+        raise _foreign(path, "it is no list of tensors")
+    for name, entry in entries.items():
+        # Entries of another kind are pickles again, and torch would load them.
+        if type(entry) is not stored.TensorStorageMetadata:
+            raise _foreign(path, f"{name} is no tensor")
+    for index, place in places.items():
+        if type(place) is not _StorageInfo or Path(str(place.relative_path)).name != place.relative_path:
+            raise _foreign(path, f"{index} lies outside the checkpoint")
+
+
+def _foreign(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path} is not what this program writes ({why}), and is not read. Where the checkpoint comes from somebody "
+        "else, trust none of it; otherwise remove its folder, and the run goes on from the one before"
+    )

@@ -60,9 +60,9 @@ class Saving:
             return None
         path, saved = found
         folder = self.records.folder.path
-        for note in ranks.from_main(lambda: self.records.folder.settle(saved["config"])):
+        for note in ranks.from_main(lambda: self.records.folder.settle(saved.get("config", {}))):
             self.records.progress.say(note)
-        self.records.folder.info.setdefault("trackers", saved["trackers"])
+        self.records.folder.info.setdefault("trackers", saved.get("trackers", {}))
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
         check_fits(saved, plan, folder)
         self._check_contents(folder, saved["data"], accept)
@@ -70,7 +70,7 @@ class Saving:
         return saved
 
     def _check_contents(self, folder: Path, saved: dict[str, Any], accept: bool) -> None:
-        changed = difference(saved["contents"], self._contents)
+        changed = difference(saved["contents"], self._contents) if "contents" in saved else ""
         if changed and not accept:
             raise UserError(
                 f"{folder} holds a run over other training data: {changed}. Give it the data that it had, accept these "

@@ -1,180 +1,212 @@
-"""app.lock: one run holds a folder, also on disks without flock, and on disks that several machines share.
-
-The holders are processes of their own. Another machine is one with another name whose flock is not seen here.
-"""
+"""app.lock: one run holds a folder, on disks without flock and on disks that machines share, told by real processes."""
 
 import errno
-import json
 import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
+import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from app import launch, lock
-from app.lock import InUse, Lock
-from launching import ROOT
+from app import lock
+from app.errors import UserError
+from app.lock import FolderLock
 
+# A fork starts at once, and has claimed nothing: locks are not inherited.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")
-BEAT = 0.3
+BEAT = 0.25
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
+    """Beat faster."""
     monkeypatch.setattr(lock, "BEAT", BEAT)
 
 
-def failing_with(number):
-    def flock(file, operation):
-        raise OSError(number, os.strerror(number))
+def unsupported(code: int):
+    def flock(descriptor, operation):
+        raise OSError(code, os.strerror(code))
 
     return flock
 
 
-def unseen(file, operation):
-    """Lock as a disk does whose locks are local to a machine."""
-
-
-def attempt(path, answer, host, flock, together=None):
-    lock._held.clear()  # what the fork remembers of its parent
-    socket.gethostname = lambda: host
-    lock.fcntl.flock = flock or lock.fcntl.flock
-    if together is not None:
-        own = launch.this_process()
-        lock.launch.this_process = lambda: together.wait(30) is None or own  # the last thing before it is written
-    try:
-        _held = Lock(path)
-        answer.send(os.getpid())
-    except InUse:
-        answer.send(None)
-    signal.pause()
+def on_another_host() -> None:
+    """Have another name, and locks that other machines do not see."""
+    lock.socket.gethostname = lambda: "elsewhere"
+    lock.fcntl.flock = lambda descriptor, operation: None
 
 
 @contextmanager
-def held(path, host="elsewhere", flock=unseen):
-    """Have a process hold a lock, and kill it in the end; gives the process."""
+def holding(folder: Path, prepare=lambda: None, body=lambda held: signal.pause()):
+    """Have another process take a folder and do something; give its process, killed in the end, and what it sends."""
     ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=attempt, args=(path, theirs, host, flock), daemon=True)
+
+    def hold() -> None:
+        prepare()
+        lock._held.clear()  # what the fork remembers of its parent
+        held = FolderLock(folder)
+        try:
+            held.take()
+        except UserError as error:
+            theirs.send(str(error))
+            return
+        theirs.send("in")
+        theirs.send(body(held))
+
+    process = FORK.Process(target=hold)
     process.start()
     try:
-        assert ours.poll(30) and ours.recv() == process.pid
-        yield process
+        yield process, ours
     finally:
         process.kill()
         process.join(30)
 
 
-def taken(path) -> float:
-    """Take a lock and give it back; returns the seconds that it took."""
-    start = time.monotonic()
-    Lock(path).release()
-    return time.monotonic() - start
+def receive(pipe):
+    assert pipe.poll(30)
+    return pipe.recv()
 
 
-def test_a_holder_on_another_machine_is_known_by_its_beat(tmp_path, capsys):
-    path = tmp_path / "lock"
-    with held(path) as process:
-        with pytest.raises(InUse, match=f"process {process.pid} on elsewhere since "):
-            Lock(path)
-        (line,) = capsys.readouterr().err.splitlines()
-        assert str(process.pid) in line and "elsewhere" in line and str(tmp_path) in line
-        time.sleep(3 * BEAT)
-        with pytest.raises(InUse):  # it still lives
-            Lock(path)
-    capsys.readouterr()
-    assert taken(path) > 2 * BEAT
-    assert "watching" in capsys.readouterr().err
+def refusal(folder: Path) -> tuple[str, list[str]]:
+    """Try to take a folder that is held; return the words of the refusal, and the lines before it."""
+    said = []
+    with pytest.raises(UserError) as error:
+        FolderLock(folder, said.append).take()
+    return str(error.value), said
 
 
-def test_what_was_given_back_elsewhere_is_taken_at_once(tmp_path, capsys):
-    path = tmp_path / "lock"
-    Lock(path).release()
-    assert path.read_text() == "" and taken(path) < BEAT and not capsys.readouterr().err
+def take(folder: Path) -> list[str]:
+    """Take a folder and give it back; return the lines before."""
+    said = []
+    held = FolderLock(folder, said.append)
+    held.take()
+    held.release()
+    return said
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_without_flock_the_process_is_asked_for(tmp_path, monkeypatch, capsys, number):
-    path = tmp_path / "lock"
-    with held(path, socket.gethostname(), failing_with(number)) as process:
-        monkeypatch.setattr(lock.fcntl, "flock", failing_with(number))
-        with pytest.raises(InUse, match=f"process {process.pid} on "):
-            Lock(path)
-    assert taken(path) < 2 * BEAT and not capsys.readouterr().err
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_flock(tmp_path, monkeypatch, code):
+    """A process of this host is asked for by its number and its start; nobody has to wait for it."""
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported(code))
+    with holding(tmp_path) as (process, pipe):
+        assert receive(pipe) == "in"
+        words, said = refusal(tmp_path)
+        assert f"in use by process {process.pid} on {os.uname().nodename} since" in words and said == []
+    assert take(tmp_path) == []  # it was killed
+    assert take(tmp_path) == []
 
 
-def test_a_number_that_another_process_has_now_is_not_the_holder(tmp_path, monkeypatch):
-    """Of this very process, begun at another time."""
-    monkeypatch.setattr(lock.fcntl, "flock", failing_with(errno.ENOLCK))
-    holder = {"host": socket.gethostname(), "process": f"{os.getpid()} 1.5", "since": "yesterday"}
-    (tmp_path / "lock").write_text(json.dumps(holder))
-    Lock(tmp_path / "lock").release()
-    (tmp_path / "lock").write_text(json.dumps({**holder, "process": launch.this_process()}))
-    with pytest.raises(InUse):
-        Lock(tmp_path / "lock")
+def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.ENOLCK))
+    was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} 978307200.0\n"
+    (tmp_path / "lock").write_text(was)
+    assert take(tmp_path) == []
 
 
-def test_without_flock_and_elsewhere_the_beat_decides(tmp_path, monkeypatch):
-    path = tmp_path / "lock"
-    with held(path, flock=failing_with(errno.ENOLCK)):
-        monkeypatch.setattr(lock.fcntl, "flock", failing_with(errno.ENOLCK))
-        with pytest.raises(InUse, match="elsewhere"):
-            Lock(path)
-    Lock(path).release()
-
-
-def test_other_faults_of_the_disk_are_not_taken_for_a_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.fcntl, "flock", failing_with(errno.EIO))
+def test_another_fault_of_the_disk_is_no_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
-        Lock(tmp_path / "lock")
+        FolderLock(tmp_path).take()
 
 
-def test_of_two_that_find_it_free_together_one_gets_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 4.0)
-    together, pairs = FORK.Barrier(2), [FORK.Pipe() for _ in range(2)]
-    answers, processes = [ours for ours, _ in pairs], []
-    for (_, theirs), host in zip(pairs, ("a", "b"), strict=True):
-        arguments = (tmp_path / "lock", theirs, host, failing_with(errno.ENOLCK), together)
-        processes.append(FORK.Process(target=attempt, args=arguments, daemon=True))
-        processes[-1].start()
-    try:
-        assert all(answer.poll(30) for answer in answers)
-        assert sum(answer.recv() is not None for answer in answers) == 1
-    finally:
-        for process in processes:
-            process.kill()
-            process.join(30)
+def test_a_holder_on_another_host_is_known_by_its_beat(tmp_path):
+    with holding(tmp_path, on_another_host) as (process, pipe):
+        assert receive(pipe) == "in"
+        words, (line,) = refusal(tmp_path)
+        assert f"in use by process {process.pid} on elsewhere since" in words
+        assert f"{tmp_path} was last used by process {process.pid} on elsewhere" in line and "watching" in line
+        process.kill()
+        process.join(30)
+        began = time.monotonic()
+        assert len(take(tmp_path)) == 1
+        assert 2 * BEAT < time.monotonic() - began < 5 * BEAT
+    assert take(tmp_path) == []  # given back: nobody has to be watched
 
 
-FORKING = """
-import os, sys, time
-from app import lock
-lock.BEAT = 0.1
-held = lock.Lock(__import__("pathlib").Path(sys.argv[1]))
-time.sleep(0.5)
-if not os.fork():
-    os.close(1), os.close(2)
-    time.sleep(60)
-print("end")
-"""
+def test_the_clock_of_another_host_does_not_matter(tmp_path):
+    with holding(tmp_path, on_another_host) as (process, pipe):
+        assert receive(pipe) == "in"
+        process.kill()
+        process.join(30)
+    for now in (0, 4e9):
+        os.utime(tmp_path / "lock", (now, now))
+        text = (tmp_path / "lock").read_text()
+        assert len(take(tmp_path)) == 1
+        (tmp_path / "lock").write_text(text)
 
 
-def test_the_beat_ends_with_its_process_and_does_not_go_on_in_forks(tmp_path):
-    """The program ends by itself, without giving the lock back; what it has forked lives on."""
-    path = tmp_path / "lock"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", FORKING, str(path)]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.communicate(timeout=60)[0] == "end\n" and process.returncode == 0
-        before = path.stat().st_mtime_ns
-        time.sleep(0.5)
-        assert path.stat().st_mtime_ns == before
-        assert taken(path) < BEAT
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
+@pytest.mark.parametrize("text", ["process 7 on here since", "\0\0\0", "anything\n"])
+def test_a_lock_that_cannot_be_read_is_watched(tmp_path, text):
+    (tmp_path / "lock").write_text(text)
+    assert len(take(tmp_path)) == 1
+
+
+def test_who_stood_still_and_lost_its_folder_ends(tmp_path):
+    """Stopped for longer than others wait, and woken up again."""
+
+    def wake(held):
+        time.sleep(BEAT)
+        for _ in range(40):
+            time.sleep(BEAT)
+            try:
+                held.check()
+            except UserError as error:
+                held.release()
+                return str(error)
+
+    with holding(tmp_path, on_another_host, wake) as (process, pipe):
+        assert receive(pipe) == "in"
+        os.kill(process.pid, signal.SIGSTOP)
+        ours = FolderLock(tmp_path, lambda line: None)
+        ours.take()
+        text = (tmp_path / "lock").read_text()
+        os.kill(process.pid, signal.SIGCONT)
+        words = receive(pipe)
+        assert f"taken over by process {os.getpid()} on {os.uname().nodename}" in words
+        assert (tmp_path / "lock").read_text() == text
+        ours.check()
+        ours.release()
+
+
+def test_of_several_that_come_at_once_one_gets_in(tmp_path):
+    """To the folder of a holder that died, without a flock between them."""
+    was = "process 1 on nowhere since 2001-01-01 00:00:00\n1 978307200.0\n"
+    for _ in range(2):
+        (tmp_path / "lock").write_text(was)
+        with holding(tmp_path, on_another_host) as (_, a), holding(tmp_path, on_another_host) as (_, b):
+            with holding(tmp_path, on_another_host) as (_, c):
+                assert sorted(receive(pipe) == "in" for pipe in (a, b, c)) == [False, False, True]
+
+
+def test_the_beat_keeps_no_process_alive_and_survives_no_fork(tmp_path):
+    """And it goes on in the parent."""
+
+    def fork(held):
+        child = FORK.Process(target=lambda: os._exit(threading.active_count()), daemon=True)
+        child.start()
+        child.join(30)
+        before = (tmp_path / "lock").stat().st_mtime_ns
+        time.sleep(3 * BEAT)
+        return child.exitcode, (tmp_path / "lock").stat().st_mtime_ns > before
+
+    with holding(tmp_path, body=fork) as (process, pipe):
+        assert receive(pipe) == "in"
+        assert receive(pipe) == (1, True)
+        process.join(10)
+        assert process.exitcode == 0
+
+
+def test_a_run_that_has_ended_beats_no_more(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "BEAT", 99)
+        take(tmp_path)
+        time.sleep(BEAT)
+        assert not [thread for thread in threading.enumerate() if thread.name == "lock"]
+    take(tmp_path)
+    before = (tmp_path / "lock").stat().st_mtime_ns
+    time.sleep(3 * BEAT)
+    assert (tmp_path / "lock").stat().st_mtime_ns == before and (tmp_path / "lock").read_text() == ""

@@ -1,106 +1,120 @@
-"""app.reader: nothing in a checkpoint is run, and no object in it is made but those of our own files."""
+"""app.reader: a checkpoint's list of tensors is read without running what somebody put into it."""
 
-import contextlib
+import io
+import json
 import os
 import pickle
-import pickletools
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from test_run import train
+from torch.distributed.checkpoint import metadata as stored
 
 from app import UserError
+from app.checkpoint import MANIFEST, _checksum
 from app.reader import StateReader
-from tiny import enter, saved, state_folder, train
 
 
-class Harm:
-    """Touches a file when it is unpickled."""
+class Payload:
+    """Make a folder when it is unpickled."""
 
-    def __init__(self, marker: Path):
-        self.marker = marker
+    def __init__(self, path: Path):
+        self.path = path
 
     def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
+        return os.mkdir, (str(self.path),)
 
 
-def as_the_list(state: Path, harm: Harm) -> None:
-    (state / ".metadata").write_bytes(pickle.dumps(harm))
+def plant(state: Path, name: str, data: bytes) -> Path:
+    """Replace a file of a checkpoint's state, in its manifest too."""
+    path, manifest = state / name, json.loads((state.parent / MANIFEST).read_text())
+    path.write_bytes(data)
+    manifest["files"][f"state/{name}"] = {"size": len(data), "xxh3": _checksum(path)}
+    (state.parent / MANIFEST).write_text(json.dumps(manifest))
+    return path
 
 
-def inside_the_list(state: Path, harm: Harm) -> None:
-    """The list is right, and has something beside it."""
-    metadata = StateReader(state).read_metadata()
-    metadata.planner_data = harm
-    (state / ".metadata").write_bytes(pickle.dumps(metadata))
-
-
-def below_a_known_module(state: Path, harm: Harm) -> None:
-    """torch.serialization has os, and a name may have dots."""
-    folder = str(harm.marker).encode()
-    code = b"\x80\x04\x8c\x05torch\x8c\x16serialization.os.mkdir\x93\x8c" + bytes([len(folder)]) + folder + b"\x85R."
-    assert {"STACK_GLOBAL", "REDUCE"} <= {operation.name for operation, _, _ in pickletools.genops(code)}
-    (state / ".metadata").write_bytes(code)
-
-
-def as_bytes_beside_tensors(state: Path, harm: Harm) -> None:
-    """torch saves what is no tensor as a pickle, and loads it so."""
-    tensors = {
-        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
-        for name, entry in StateReader(state).read_metadata().state_dict_metadata.items()
-    }
-    name = next(iter(tensors))
-    dcp.save({**tensors, name: harm}, checkpoint_id=state, no_dist=True)
-
-
-def outside_the_folder(state: Path, harm: Harm) -> None:
-    metadata = StateReader(state).read_metadata()
-    for place in metadata.storage_data.values():
-        place.relative_path = f"../state/{place.relative_path}"
-    (state / ".metadata").write_bytes(pickle.dumps(metadata))
-
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")
-PLANTED = [as_the_list, inside_the_list, below_a_known_module, as_bytes_beside_tensors, outside_the_folder]
+def with_payload(path: Path, where: str, trap: Path) -> bytes:
+    """Put code into a good list of tensors."""
+    metadata = StateReader(path).read_metadata()
+    if where == "instead":
+        return pickle.dumps(Payload(trap))
+    if where == "planner":
+        metadata.planner_data = {"models.0.weight": Payload(trap)}
+    if where == "entry":
+        metadata.state_dict_metadata["models.0.weight"] = Payload(trap)
+    return pickle.dumps(metadata)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    train(folder)
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, stop_at=4, keep=1, eval_every=100)
     return folder
 
 
-@pytest.mark.parametrize("plant", PLANTED)
-def test_what_is_planted_in_a_checkpoint_is_named_and_not_run(finished, tmp_path, plant):
-    """Its manifest fits, so that nothing but its contents speaks against it."""
-    run, marker = tmp_path / "run", tmp_path / "harm"
-    shutil.copytree(finished, run)
-    state = state_folder(run, 8)
-    plant(state, Harm(marker))
-    for file in state.iterdir():
-        enter(state.parent, f"state/{file.name}")
-    with pytest.raises(UserError) as refusal:
-        train(run)
-    assert str(state / ".metadata") in str(refusal.value)
-    assert not marker.exists() and saved(run) == [6, 8]
+@pytest.fixture
+def state(trained):
+    """Give the state folder of a run's checkpoint, and put it back in the end."""
+    (checkpoint,) = (trained / "checkpoints").iterdir()
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    yield checkpoint / "state"
+    for path, data in before.items():
+        path.write_bytes(data)
 
 
-def test_the_plants_would_do_harm(finished, tmp_path):
-    """torch's own reader runs them: a canary for the day when it no longer does."""
-    for plant in PLANTED[:4]:
-        state, marker = tmp_path / plant.__name__, tmp_path / f"{plant.__name__}-harm"
-        shutil.copytree(state_folder(finished, 8), state)
-        harm = Harm(marker)
-        plant(state, harm)
-        if plant is as_bytes_beside_tensors:
-            names = dcp.FileSystemReader(state).read_metadata().state_dict_metadata
-            held = next(name for name, entry in names.items() if not isinstance(entry, TensorStorageMetadata))
-            dcp.load({held: harm}, checkpoint_id=state, no_dist=True)
-        else:
-            with contextlib.suppress(AttributeError):
-                dcp.FileSystemReader(state).read_metadata()
-        assert marker.exists(), plant.__name__
+@pytest.mark.parametrize("where", ["instead", "planner", "entry"])
+def test_planted_code_is_refused_and_not_run(trained, state, tmp_path, where):
+    trap = tmp_path / "trap"
+    path = plant(state, ".metadata", with_payload(state, where, trap))
+    with pytest.raises(UserError, match=r"mkdir") as refusal:
+        train(trained)
+    assert str(path) in str(refusal.value) and not trap.exists()
+    pickle.loads(path.read_bytes())
+    assert trap.exists()  # the trap works
+
+
+def test_entries_that_are_no_tensors_are_refused(trained, state, tmp_path):
+    """torch saves anything but tensors as pickles of their own, and loads them with code and all."""
+    dcp.save({"models.0.weight": Payload(tmp_path / "trap")}, checkpoint_id=tmp_path / "other", no_dist=True)
+    plant(state, "__0_0.distcp", (tmp_path / "other" / "__0_0.distcp").read_bytes())
+    path = plant(state, ".metadata", (tmp_path / "other" / ".metadata").read_bytes())
+    with pytest.raises(UserError, match=f"{path}.*BytesStorageMetadata"):
+        train(trained)
+    with pytest.raises(dcp.CheckpointException, match="BytesStorageMetadata"):
+        dcp.load({"models.0.weight": None}, storage_reader=StateReader(state), no_dist=True)
+    assert not (tmp_path / "trap").exists()
+
+
+def test_classes_cannot_be_changed(state):
+    """A pickle may set attributes on what it names."""
+    was, stream = dict(vars(stored.StorageMeta)), io.BytesIO()
+    # The class, and for it the state (None, {"__eq__": another class}).
+    stream.write(b"\x80\x04ctorch.distributed.checkpoint.metadata\nStorageMeta\n")
+    stream.write(b"N}\x8c\x06__eq__ctorch.distributed.checkpoint.metadata\nMetadata\ns\x86b.")
+    (state / ".metadata").write_bytes(stream.getvalue())
+    with pytest.raises(UserError, match="it changes StorageMeta"):
+        StateReader(state).read_metadata()
+    assert dict(vars(stored.StorageMeta)) == was
+
+
+def test_other_contents_are_refused_with_the_file(state):
+    good = StateReader(state).read_metadata()
+    next(iter(good.storage_data.values())).relative_path = "../../../elsewhere"
+    contents = [b"", b"\0" * 99, b"{}", pickle.dumps({}), pickle.dumps(stored.Metadata({})), pickle.dumps(good)]
+    for content in contents:
+        (state / ".metadata").write_bytes(content)
+        with pytest.raises(UserError, match=r"state/\.metadata is not what this program writes"):
+            StateReader(state).read_metadata()
+
+
+def test_what_is_saved_is_read(state):
+    """Every type of tensor that torch saves."""
+    types = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64]
+    tensors = {str(kind): torch.ones(2, 3).to(kind) for kind in types}
+    dcp.save(tensors, checkpoint_id=state.parent / "types", no_dist=True)
+    read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(read, storage_reader=StateReader(state.parent / "types"), no_dist=True)
+    assert all(read[name].equal(tensors[name]) and read[name].dtype == tensors[name].dtype for name in tensors)
