@@ -48,6 +48,7 @@ class Accelerator(accelerate.Accelerator):
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
         if not on_cpu:
             launch.record_collectives()
+        launch.settle_network()
         ranks.join_anew(on_cpu)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:

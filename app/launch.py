@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import Any, NamedTuple
 
@@ -56,6 +57,25 @@ def record_collectives() -> None:
     """Have NCCL keep its last collectives and write them to a file when one of them takes too long."""
     for name, value in {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}.items():
         os.environ.setdefault(name, value)
+
+
+def settle_network() -> None:
+    """Have gloo reach other machines through the interface that leads to the main process.
+
+    It would take the one that this machine's name stands for, which is often the loopback.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == str(local_world_size()) or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    import psutil
+
+    main = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    family, kind, _, _, address = socket.getaddrinfo(*main, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # nothing is sent
+        own = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (each.address.partition("%")[0] for each in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def leave_with_launcher() -> None:

@@ -2,7 +2,9 @@
 
 import atexit
 import gc
+import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,17 +24,46 @@ _background: dist.ProcessGroup | None = None
 
 
 def join_anew(on_cpu: bool) -> None:
-    """Join the process group of a launcher that has started its ranks again; the first time, accelerate does it.
+    """Join the process group of ranks of which some were started again; the first time, accelerate does it.
 
-    torch 2.13's static rendezvous keeps its store, and in it the addresses of ranks that have died. Machines that
-    meet by another rendezvous, which makes a new store, may count their restarts differently.
+    Between machines, a rank that nobody started again may belong to a launcher that was.
     """
-    attempt, world = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), int(os.environ.get("WORLD_SIZE", "1"))
-    if attempt == "0" or dist.is_initialized() or launch.local_world_size() != world:
+    if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     found, rank, world = next(dist.rendezvous("env://"))
+    generation = _generation(found, rank, world)
+    if generation == 0:
+        return
     backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
-    dist.init_process_group(backend, store=dist.PrefixStore(f"restart-{attempt}", found), rank=rank, world_size=world)
+    own = dist.PrefixStore(f"samestep/generation/{generation}", found)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world)
+
+
+def _generation(found: dist.Store, rank: int, world: int) -> int:
+    """Find out how often the ranks of this run were started, and wait until all have been: the same on every rank.
+
+    torch 2.13's launchers keep one store for all of them, and in it the addresses of ranks that have died; and two
+    machines may count their restarts differently.
+    """
+    for generation in itertools.count():
+        key = f"samestep/started/{generation}"
+        if found.add(f"{key}/{rank}", 1) > 1:  # by one that has died
+            found.compare_set(key, "", "broken")
+            continue
+        if found.add(f"{key}/here", 1) == world:
+            found.compare_set(key, "", "whole")
+        began, said = time.monotonic(), False
+        while not found.check([key]):
+            waited, here = time.monotonic() - began, found.add(f"{key}/here", 0)
+            if waited > dist.default_pg_timeout.total_seconds():
+                raise RuntimeError(f"{here} of {world} processes have come in {waited:.0f} s")
+            if waited > 15 and not said and os.environ.get("LOCAL_RANK") == "0":
+                print(f"waiting for the other processes of this run: {here} of {world} are here", flush=True)
+                said = True
+            time.sleep(0.1)
+        if found.get(key) == b"whole":
+            return generation
+    raise AssertionError("not reached")
 
 
 def store() -> dist.Store:

@@ -60,15 +60,17 @@ class Watchdog:
                 if late and store is not None:
                     store.compare_set(key, "", f"noticed by rank {ranks.rank()} in step {self.step}")
                 if late or (store is not None and store.check([key])):
-                    self._end(store.get(key).decode() if store is not None else f"in step {self.step}")
+                    who = store.get(key).decode() if store is not None else f"in step {self.step}"
+                    self._end(f"no progress for {self.seconds:g} s (--run.timeout), {who}")
                     return
-        except RuntimeError:  # the store has gone with the launcher, which ends this process too
-            return
+        except RuntimeError:
+            # The store has gone with its launcher, on another machine: this one's would have ended this process.
+            if not self._closed.is_set():
+                self._end("the launcher of the first machine has gone")
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _end(self, who: str) -> None:
-        reason = f"no progress for {self.seconds:g} s (--run.timeout), {who}"
+    def _end(self, reason: str) -> None:
         print(f"{reason}; stacks of rank {ranks.rank()}, step {self.step}:\n{_stacks()}", file=sys.stderr, flush=True)
         if launch.in_notebook():
             return  # its user can interrupt the cell

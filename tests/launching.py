@@ -77,6 +77,40 @@ def launch_many(
     assert result.status == 0, result.output[-6000:]
 
 
+class Training:
+    """A launch that goes on while a test acts on it."""
+
+    def __init__(self, folder: Path, words: list, output: str = "output"):
+        self.folder, self.printed = folder, folder / output
+        self.file = open(self.printed, "w+")  # noqa: SIM115 - closed by `training`
+        self.process = subprocess.Popen(
+            [str(word) for word in words], cwd=ROOT, stdout=self.file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def reach(self, run, step, seconds=60):
+        """Wait until a run has made a step."""
+        self.wait_for(lambda: f'"step": {step},' in self.read(run, "metrics.jsonl"), seconds)
+
+    def wait_for(self, there, seconds=60):
+        end = time.monotonic() + seconds
+        while not there():
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.02)
+
+    def read(self, run, name):
+        path = self.folder / run / name
+        return path.read_text() if path.exists() else ""
+
+    def status(self, run):
+        return json.loads(self.read(run, "run.json") or "{}").get("status")
+
+    def rank(self, number):
+        return psutil.Process(int((self.folder / f"pid-{number}").read_text()))
+
+    def output(self):
+        return self.printed.read_text()
+
+
 def metrics(folder: Path) -> list[dict]:
     """Read a run's metrics.jsonl."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
