@@ -6,13 +6,19 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint setup
+.PHONY: train test lint torture setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
 test: $(READY)  ## every test, real launches included
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+torture: $(READY)  ## 200 kills of the text classifier, under three profiles in turn
+	$(BIN)/python -m app torture recipes/cls.py --kills 200 \
+		--profiles accelerate_configs/cpu.yaml accelerate_configs/ddp_cpu.yaml accelerate_configs/fsdp_cpu.yaml \
+		--scratch.width 32 --scratch.vocab 300 --scratch.layers 1 --data.max-length 64 \
+		--run.steps 60 --run.global-batch 16 --run.micro-batch 4
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ _KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}
 class Profile:
     """One profile, and how many processes it shall start."""
 
+    file: Path
     name: str
     processes: int
     settings: dict[str, Any]
@@ -139,7 +140,7 @@ def read(text: str) -> Profile:
     processes = count or settings.get("num_processes") or 1
     if not str(processes).isdigit() or int(processes) < 1:
         raise UserError(f"--profile {text}: {processes} processes: at least 1 must train")
-    return Profile(Path(name).stem + (f":{count}" if count else ""), int(processes), settings)
+    return Profile(Path(name), Path(name).stem + (f":{count}" if count else ""), int(processes), settings)
 
 
 def _unknown(profile: Profile) -> list[str]:

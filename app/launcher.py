@@ -1,0 +1,87 @@
+"""Start a recipe under `accelerate launch` from another program, and end all that it began."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+
+def words_of(profile: Path, processes: int, script: Path, *flags: str) -> list[str]:
+    """Make the command that starts a script under a profile, on a free port.
+
+    Args:
+        processes: 0 for as many as the profile says.
+    """
+    count = ["--num_processes", str(processes)] if processes else []
+    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(profile), *count]
+    return [*head, "--main_process_port", "0", str(script), *flags]
+
+
+class Stalled(Exception):
+    """Nothing moved for as long as was allowed."""
+
+
+def run(words: list[str], output: Path, moved: Callable[[], object], patience: float) -> int:
+    """Run a command to its end, its output in a file; whatever ends this call ends all that the command began.
+
+    Args:
+        moved: asked twice a second; what it returns changes when the command gets on.
+        patience: seconds that may pass without a change.
+
+    Returns:
+        The command's exit status.
+
+    Raises:
+        Stalled: patience is used up.
+    """
+    # The launcher would warn that it has chosen; every run shares the cores among its processes by itself.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    with output.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, start_new_session=True)
+    known: set[psutil.Process] = set()
+    # A signal must not leave the launch behind: it ends this program as an error does.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        seen, since = None, time.monotonic()
+        while True:
+            try:
+                return process.wait(0.5)
+            except subprocess.TimeoutExpired:
+                known.update(family(process.pid))
+                now = moved()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                raise Stalled
+    finally:
+        kill(known.union(family(process.pid)))
+        signal.signal(signal.SIGTERM, before)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """List a process and its descendants: torchrun gives each rank a session of its own."""
+    try:
+        parent = psutil.Process(pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
+    kill(family(pid))
+
+
+def kill(members: Iterable[psutil.Process]) -> None:
+    """Kill processes, and wait until they are gone."""
+    members = list(members)
+    for member in members:
+        with suppress(psutil.NoSuchProcess):  # nor is another killed that has its number by now
+            member.kill()
+    psutil.wait_procs(members, timeout=10)
