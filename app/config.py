@@ -64,6 +64,9 @@ class RunConfig:
     ranks show their stacks and end with status 1. 0: never."""
     exact: bool = False
     """Give every layout the same bits: order-free sums of gradients. Costs time and 8 bytes a parameter."""
+    audit: bool = False
+    """Write to audit.jsonl, after each step, what the step was fed and a fingerprint of every weight, as
+    `python -m app prove` compares them. Slow: it reads all weights."""
     workers: int = -1
     """Processes that load data, for each training process. -1: none on CPU, up to 4 beside a GPU."""
     threads: int = 0
@@ -123,6 +126,7 @@ HARMLESS = {
         "resume",
         "changed",
         "stop_at",
+        "audit",
     )
 } | {"run.workers", "run.threads", "run.timeout"}
 LENGTH = {"run.steps", "run.epochs"}
@@ -268,6 +272,8 @@ def finite(value: Any) -> Any:
     """Replace numbers that JSON does not have, NaN and infinities, by None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -147,6 +147,7 @@ class _Grid:
         """Return the number of the grid point nearest to each value."""
         present = gradient != 0 if self.counting else None
         found = (gradient.mul_(self.points) if in_place else gradient * self.points).round_()
+        found.add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
         if present is not None:
             self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
         return found

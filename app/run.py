@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from app import exact, layout, ranks, recipe, rehearsal
 from app.accelerator import Accelerator
+from app.audit import Audit
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.checkpoint import Checkpoints
 from app.config import OptimConfig, RunConfig, check, to_dict
@@ -207,6 +208,7 @@ class Run:
         ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
         self.records.start(plan, self.steps_done)
         self._plan, self._due = plan, Due(self.config, plan)
+        self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
         self.stopping.start()
         self.watchdog.start()
 
@@ -239,6 +241,8 @@ class Run:
         self._stepped, wrong = True, ""
         if clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip":
             wrong = self._log.add_norm(self.gradients.clip(optimizer, clip), index)
+        if self._audit:
+            self._audit.gradients(optimizer)
         if wrong:
             self.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
@@ -273,6 +277,8 @@ class Run:
             for trouble in self.gradients.troubles():
                 self.warn(trouble)
         self.records.write_pending(self.steps_done)
+        if self._audit:
+            self._audit.step(self.steps_done, self._log)
         self.records.progress.advance()
         self.saving.look()
         self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving)

@@ -58,20 +58,33 @@ def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
     """Give modules back what their get_extra_state gave."""
     for name, value in extras.items():
         _, index, path = name.split(".", 2)
-        plain = extract_model_from_parallel(models[int(index)], keep_fp32_wrapper=True, keep_torch_compile=False)
+        (plain,) = _plain([models[int(index)]])
         plain.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
 
 
 def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
     """Map each parameter to its name; one that is shared has its first name."""
     names: dict[nn.Parameter, str] = {}
-    for index, model in enumerate(models):
-        plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
-        for name, parameter in plain.named_parameters():
-            for wrapper in _WRAPPERS:
-                name = name.replace(wrapper, "")
-            names.setdefault(parameter, f"models.{index}.{name}")
+    for index, model in enumerate(_plain(models)):
+        for name, parameter in model.named_parameters():
+            names.setdefault(parameter, _in_plain_model(index, name))
     return names
+
+
+def buffer_names(models: list[nn.Module]) -> set[str]:
+    """Name the tensors that modules keep beside their parameters."""
+    named = [(i, name) for i, m in enumerate(_plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
+    return {_in_plain_model(index, name) for index, name in named}
+
+
+def _plain(models: list[nn.Module]) -> list[nn.Module]:
+    return [extract_model_from_parallel(m, keep_fp32_wrapper=True, keep_torch_compile=False) for m in models]
+
+
+def _in_plain_model(index: int, name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return f"models.{index}.{name}"
 
 
 def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:

@@ -3,12 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from app.launcher import kill_tree, words_of
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -44,26 +45,10 @@ def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = 
     return Result(process.returncode, output)
 
 
-def kill_tree(pid: int) -> None:
-    """Kill a process and its descendants: torchrun gives each rank a session of its own."""
-    try:
-        family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
-    except psutil.NoSuchProcess:
-        return
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=10)
-
-
 def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     """Run a script with its flags under `accelerate launch` and one of the project's profiles, or a file."""
-    count = ["--num_processes", processes] if processes > 1 else []
     file = profile if isinstance(profile, Path) else PROFILES / f"{profile}.yaml"
-    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", file]
-    return run([*head, *count, "--main_process_port", "0", *words], **options)
+    return run(words_of(file, processes if processes > 1 else 0, *words), **options)
 
 
 def launch_many(

@@ -1,13 +1,14 @@
 """app.exact, in one process: what it refuses, what it says, and what it leaves alone."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.exact import GRID
+from app.exact import GRID, _Grid
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -79,6 +80,12 @@ def test_gradients_that_do_not_fit_the_grid_are_said_once(tmp_path, capsys, fact
 def test_gradients_that_fit_are_not_mentioned(tmp_path, capsys):
     train(tmp_path / "run", nn.Linear(4, 1))
     assert "--run.exact" not in capsys.readouterr().err
+
+
+def test_a_gradient_of_zero_has_no_sign():
+    """Whether -0 survives a sum depends on how many parts it has, and so on the layout."""
+    grid = _Grid(SimpleNamespace(scaler=None, device="cpu"))
+    assert not grid.nearest(torch.tensor([-0.0, -(2.0 ** -(GRID + 2))])).signbit().any()
 
 
 def test_what_changes_bits_is_said(tmp_path, capsys):

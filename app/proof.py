@@ -1,0 +1,85 @@
+"""How two runs compare, in words: where they first differ, in what, and what that usually comes from."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+GRADIENT = (
+    "the same losses and another gradient: the weighting or the reduction. A gradient averaged on each rank instead of "
+    "weighed by its micro-batch's share; a backward pass outside run.backward; gradients changed by hand before "
+    "run.step; a model that batch.micros was not given"
+)
+# What is compared, in the order in which a step makes it: the first that differs is nearest to the cause.
+MEANS = {
+    "samples": "other samples make the step: load_data gives other rows, lengths or weights here. Look in it for the "
+    "rank, the number of processes, an unsorted listing of files, or random numbers without a seed",
+    "inputs": "the same samples come in as other numbers: augmentation, the data set or collate draws from a generator "
+    "of its own, or reads the rank. Take the generator that run.batches passes to `augment`",
+    "loss": "the forward pass differs on the same inputs: random numbers in the loop or the model that do not come "
+    "from the global generators of torch, numpy and random (those are seeded for each micro-batch); a loss divided by "
+    "a count that only this rank has; or state that passes from one micro-batch to the next",
+    "loss weights": "every micro-batch has the same loss, and their sum over the step differs: the recipe weighs them "
+    "otherwise here. Look at what run.batches gets as `weights`, and at what the loop changes in `micro`",
+    "gradient norm": GRADIENT,
+    "gradients": GRADIENT,
+    "learning rate": "the recipe sets the learning rate by something that knows processes or micro-batches, such as "
+    "a scheduler that is stepped once for each",
+    "weights": "the same gradient norm and learning rate, and other weights: an update that depends on the layout, "
+    "such as an optimizer that takes a tensor as a whole (Adafactor, Muon) and gets shards, or a change by hand",
+    "buffers": "a module keeps statistics of the samples that its process happens to hold (BatchNorm's running mean, "
+    "a codebook, a queue): the steps agree, and scores will not. GroupNorm and LayerNorm keep none, and SyncBatchNorm "
+    "on GPUs keeps those of all",
+}
+TENSORS = ("gradients", "weights", "buffers")  # of these, places are names of tensors
+START = (
+    "the runs begin with other weights: build_model draws from a generator of its own or reads the rank, or something "
+    "draws from the global ones on this layout only, before the model is built"
+)
+
+
+@dataclass
+class Difference:
+    """One thing in which a step of a run differs from the reference's.
+
+    Args:
+        places: the micro-batches or tensors that it is in, of tensors the one that differs most first.
+        deviation: relative; None where there is nothing to measure.
+    """
+
+    what: str
+    places: list[str] = field(default_factory=list)
+    reference: Any = None
+    here: Any = None
+    deviation: float | None = None
+    step: int = 0
+
+    @property
+    def means(self) -> str:
+        """Say what such a difference usually comes from, where it is the first one."""
+        return MEANS[self.what] if self.step or self.what == "buffers" else START
+
+    def __str__(self) -> str:
+        text = f"step {self.step}: {self.what}" if self.step else f"before the first step: {self.what}"
+        if self.reference is not None:
+            text += f" {self.here}, in the reference {self.reference}"
+        if self.deviation is not None and math.isfinite(self.deviation):
+            text += f" (relative {self.deviation:.1e})"
+        more = f" and {len(self.places) - 1} more" if len(self.places) > 1 else ""
+        return f"{text}, in {self.places[0]}{more}" if self.places else text
+
+
+@dataclass
+class Comparison:
+    """How a run compares with the reference.
+
+    Args:
+        steps: how many both have made.
+        first: the difference nearest to the cause, in the first step that has one.
+        tensor: the first difference that names tensors.
+        deviations: of every step in order, by quantity, relative.
+    """
+
+    steps: int
+    first: Difference | None = None
+    tensor: Difference | None = None
+    deviations: dict[str, list[float]] = field(default_factory=dict)

@@ -1,0 +1,73 @@
+"""Train a small model on numbers, with a fault of one's choice that only several ranks show, for `prove` to find."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from app import OptimConfig, Run, RunConfig, parse
+
+ROWS = torch.randn(29, 8, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass
+class Config:
+    """Ten samples a step in micro-batches of 4, 3 and 3: shares that an average over ranks gets wrong."""
+
+    fault: Literal[
+        "none", "start", "samples", "augmentation", "loss", "weights", "average", "rate", "update", "norm"
+    ] = "none"
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2))
+    run: RunConfig = field(default_factory=lambda: RunConfig(global_batch=10, micro_batch=4, steps=40, trackers=()))
+
+
+class Model(nn.Module):
+    """Two layers, a norm, and dropout."""
+
+    def __init__(self, norm: type[nn.Module]):
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(8, 16), norm(16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(self.norm(self.first(x)).relu(), 0.1, self.training)).squeeze(-1)
+
+
+def main(config: Config) -> dict[str, float]:
+    """Train, and return the last scores: there are none."""
+    with Run(config) as run:
+        fault, rank, ranks = config.fault, run.accelerator.data_rank, run.accelerator.data_ranks
+        own = np.random.default_rng(rank)
+        if fault == "start":
+            torch.rand(ranks - 1)
+        model, optimizer = run.prepare(Model(nn.BatchNorm1d if fault == "norm" else nn.LayerNorm), config.optim)
+
+        def augment(row, generator):
+            drawn = own if fault == "augmentation" and rank else generator
+            return row + 0.1 * torch.from_numpy(drawn.standard_normal(8)).float()
+
+        weights = np.ones(len(ROWS))
+        weights[::2] += (ranks - 1) * (fault == "weights")
+        rows = ROWS[: len(ROWS) - (ranks - 1) * (fault == "samples")]
+        for batch in run.batches(rows, torch.stack, weights=weights[: len(rows)], augment=augment):
+            working = sum(not turn.idle for turn in batch._step.turns)
+            for micro in batch.micros(model):
+                loss = (model(micro.inputs) - micro.inputs.sum(1)).square().mean()
+                if fault == "loss":
+                    loss = loss * (1 + 0.01 * rank)
+                if fault == "average":
+                    run._log.add("loss", loss, micro)
+                    run.gradients.backward(loss, (not micro.idle) / working / ranks)
+                else:
+                    run.backward(loss, micro)
+            if fault == "rate":
+                optimizer.param_groups[0]["lr"] /= ranks
+            run.step(optimizer)
+            with torch.no_grad():
+                next(model.parameters()).add_(1e-3 * (ranks - 1) * (fault == "update"))
+        return run.finish(model)
+
+
+if __name__ == "__main__":
+    main(parse(Config))

@@ -1,0 +1,196 @@
+"""The parts of `prove` that need no training: what it refuses, how a launch ends, and what makes a verdict."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app import UserError, profiles
+from app import trial as trials
+from app.commands import prove
+from app.compare import Trace
+from app.launcher import Stalled, run
+from app.trial import Trial, reason
+from app.verdict import Report
+from launching import PROFILES, ROOT
+
+CPU, DDP = str(PROFILES / "cpu.yaml"), str(PROFILES / "ddp_cpu.yaml")
+RECIPE = ROOT / "recipes" / "cls.py"
+# A child that leaves the process group, as torchrun's ranks do, and writes down its number.
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+open(sys.argv[1], "w").write(str(child.pid))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "changes, flags, words",
+    [
+        ({"recipe": Path("recipes/none.py")}, [], "recipes/none.py: there is no such file"),
+        ({"profiles": (CPU,)}, [], "give at least two"),
+        ({"profiles": (CPU, "none.yaml")}, [], "none.yaml: No such file"),
+        ({"profiles": (CPU, f"{DDP}:0")}, [], "at least 1 must train"),
+        ({"profiles": (CPU, str(PROFILES / "fsdp_2nodes.yaml"))}, [], "is for 2 machines; prove starts"),
+        ({"profiles": (CPU, str(RECIPE))}, [], "is not YAML"),
+        ({"profiles": (CPU, str(ROOT / "requirements.lock"))}, [], "has no distributed_type"),
+        ({"profiles": (CPU, "mpi.yaml")}, [], "distributed_type MULTI_CPU: starts one process: write MULTI_GPU"),
+        ({"steps": 0}, [], "--steps 0"),
+        ({}, ["--run.dir", "x"], "--run.dir: prove sets it; use --report"),
+        ({}, ["--run.stop_at=3"], "--run.stop-at: prove sets it; use --steps"),
+    ],
+)
+def test_what_cannot_be_asked(monkeypatch, tmp_path, changes, flags, words):
+    monkeypatch.chdir(tmp_path)
+    Path("mpi.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n")
+    monkeypatch.setattr(prove, "_train", None)  # what gets there is not refused
+    with pytest.raises(UserError, match=words):
+        prove.main(prove.Options(**{"recipe": RECIPE, "profiles": (CPU, DDP), **changes}), flags)
+
+
+def test_an_earlier_report_gives_way_and_nothing_else(tmp_path):
+    folder = prove._make_room(tmp_path / "report")
+    (folder / "01-cpu").mkdir()
+    assert [path.name for path in prove._make_room(folder).iterdir()] == ["report.json"]
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(UserError, match="it holds something else"):
+        prove._make_room(tmp_path / "runs")
+    assert (tmp_path / "runs" / "mine").exists()
+
+
+def gone(pid):
+    """Wait until a process is no more."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("end", ["stalled", "interrupted"])
+def test_all_that_a_launch_began_ends_with_it(tmp_path, end):
+    """Where nothing moves, and where Ctrl-C or an error ends this program; also what left the process group."""
+    note = tmp_path / "pid"
+
+    def moved():
+        if end == "interrupted" and note.exists() and note.read_text():
+            raise KeyboardInterrupt
+        return note.exists()
+
+    with pytest.raises(Stalled if end == "stalled" else KeyboardInterrupt):
+        run([sys.executable, "-c", PARENT, str(note)], tmp_path / "output", moved, patience=1)
+    assert gone(int(note.read_text()))
+
+
+def test_a_signal_ends_a_launch_too(tmp_path):
+    note = tmp_path / "pid"
+    words = [sys.executable, "-c", PARENT, str(note)]
+    program = "import pathlib, app.launcher\n"
+    program += f"app.launcher.run({words!r}, pathlib.Path({str(tmp_path / 'output')!r}), int, 60)"
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(10) == 143 and gone(int(note.read_text()))
+
+
+def test_a_launcher_that_dies_leaves_nothing_behind(tmp_path):
+    note = tmp_path / "pid"
+    dying = PARENT.replace("time.sleep(60)\n", "time.sleep(1.5)\nsys.exit(3)\n")
+    assert run([sys.executable, "-c", dying, str(note)], tmp_path / "output", lambda: None, 30) == 3
+    assert gone(int(note.read_text()))
+
+
+def test_a_launch_that_ends_gives_its_status_and_output(tmp_path):
+    words = [sys.executable, "-c", "print('said'); raise SystemExit(3)"]
+    assert run(words, tmp_path / "output", lambda: None, 30) == 3
+    assert (tmp_path / "output").read_text() == "said\n"
+
+
+@pytest.mark.parametrize(
+    "output, found",
+    [
+        (
+            "some\nerror: --run.x 3: no\n  more of it\nTraceback (most recent call last):\n",
+            "error: --run.x 3: no\n  more of it",
+        ),
+        (
+            "[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: one\nRuntimeError: two\n",
+            "ValueError: one",
+        ),
+        (
+            "| Unrecognized options: --x |\nTraceback (most recent call last):\nsubprocess.CalledProcessError: long\n",
+            "| Unrecognized options: --x |",
+        ),
+        ("", ""),
+    ],
+)
+def test_why_a_launch_failed_is_found_in_what_it_printed(output, found):
+    assert reason(output) == found
+
+
+def test_a_recipe_that_makes_fewer_steps_is_not_the_same(tmp_path, monkeypatch):
+    """Nor one that makes none, and ends well."""
+    monkeypatch.setattr(trials, "run", lambda words, output, *rest: output.write_text("done") * 0)
+    found = trials.train(RECIPE, [], profiles.read(CPU), 3, True, tmp_path / "run", 60)
+    assert found.ended == "ended after 0 of 3 steps" and not found.begun
+    assert Report("recipe.py", [], 3, True).add(found).verdict == "failed"
+
+
+WHERE = {"processes": 2, "data_ranks": 2, "wrapping": "DDP", "precision": "fp32", "device": "cpu", "threads": 1}
+WHERE |= {"kernels": "AVX2", "torch": "2", "transformers": "5"}
+LINE = {"ids": "a", "inputs": {}, "losses": {}, "weights": {}, "gradients": {}}
+BEGUN = Trace(set(), {0: {"weights": {}}, 1: LINE})
+
+
+def trial(profile=DDP, ended="", refused=False, trace=BEGUN, **where):
+    file = profiles.read(profile)
+    begun = {**WHERE, "processes": file.processes, "data_ranks": file.processes, **where} if trace.steps else {}
+    return Trial(file, Path("folder"), trace, 1.0, ended, refused, begun)
+
+
+ONE = trial(CPU, wrapping="")
+
+
+@pytest.mark.parametrize(
+    "other, verdict, status",
+    [
+        (trial(), "same", 0),
+        (trial(trace=Trace(set(), {0: {"weights": {}}, 1: {**LINE, "ids": "b"}})), "different", 1),
+        (trial(ended="rank 1 has drifted from rank 0: after step 2", refused=True), "different", 1),
+        (trial(ended="--run.exact: norm is a BatchNorm1d", refused=True, trace=Trace(set(), {})), "refused", 1),
+        (trial(ended="ValueError: shape"), "failed", 1),
+        (trial(ended="ValueError: shape", trace=Trace(set(), {})), "failed", 1),
+        (trial(ended="the loss of step 2 is nan", refused=True), "failed", 1),
+        (trial(ended="9 processes for 3 micro-batches", refused=True, trace=Trace(set(), {})), "not run", 2),
+    ],
+)
+def test_verdicts(other, verdict, status):
+    report = Report("recipe.py", [], 1, True)
+    for each in (ONE, other):
+        report.add(each)
+    assert [row.verdict for row in report.rows] == ["reference", verdict] and report.status == status
+    assert other.ended in report.text() and report.as_dict()["status"] == status
+    report.add(trial())
+    assert report.status == status and report.summary().startswith("same" if not status else "ddp_cpu: ")
+
+
+def test_what_the_user_should_know_of_a_comparison():
+    def notes(reference, other, exact=True):
+        report = Report("recipe.py", [], 1, exact)
+        report.add(reference)
+        return " ".join(report.add(other).notes)
+
+    other = Trace(set(), {0: {"weights": {}}, 1: {**LINE, "ids": "b"}})
+    assert notes(ONE, trial()) == ""
+    assert "1 of the 2 processes" in notes(ONE, trial(processes=1))
+    assert "the layout of the reference" in notes(trial(), trial())
+    assert "precision was fp32, is bf16" in notes(ONE, trial(trace=other, precision="bf16"))
+    assert "threads was 1, is 2" in notes(ONE, trial(trace=other, threads=2))
+    assert "threads" not in notes(ONE, trial(trace=other, threads=2), exact=False)
+    late = [Trace(set(), {0: {"weights": {}}, 101: {**LINE, "ids": ids}}) for ids in "ab"]
+    assert "law 3 speaks" in notes(trial(CPU, trace=late[0], wrapping=""), trial(trace=late[1]), exact=False)
