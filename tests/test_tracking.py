@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from app.tracking import MetricsFile, Trackers, _logged_in
@@ -286,6 +287,7 @@ def test_what_json_does_not_have_is_null(tmp_path):
 def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
     """Offline: one id, kept in run.json, one name, and steps that go on."""
     monkeypatch.setenv("WANDB_MODE", "offline")
+    PartialState(cpu=True)
     ids: dict = {}
     known: set = set()
     for resumed_from in (0, 2, 4):
