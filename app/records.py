@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from app import images
 from app.batches import BatchPlan
 from app.config import RunConfig
 from app.folder import RunFolder
@@ -22,6 +23,7 @@ class Records:
         self.file: MetricsFile | None = None
         self.trackers: Trackers | None = None
         self.pending: list[dict[str, Any]] = []
+        self.pending_images: images.Images = {}
         self.aside = 0.0
 
     def open(self, done: int, settings: RunConfig, config: dict, **fields: Any) -> None:
@@ -82,12 +84,18 @@ class Records:
         self.progress.show(done, losses, measured.get("lr"), rate, (plan.total - seen) / rate)
 
     def write_pending(self, done: int) -> None:
-        """Write the scores that a step's body logged, behind the step's own line."""
+        """Write the scores and pictures that a step's body logged, behind the step's own line."""
         for values in self.pending:
             self._write(done, values)
             words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
             self.progress.say("  ".join(words))
-        self.pending = []
+        if self.pending_images and self.speaks:
+            try:
+                images.write(self.folder.path / "images", done, self.pending_images)
+            except OSError as error:
+                self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
+            self.trackers.log_images(done, self.pending_images)
+        self.pending, self.pending_images = [], {}
 
     def _write(self, done: int, values: dict[str, Any]) -> None:
         if self.speaks:

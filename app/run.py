@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import exact, layout, ranks, recipe, rehearsal
+from app import exact, images, layout, ranks, recipe, rehearsal
 from app.accelerator import Accelerator
 from app.audit import Audit
 from app.batches import BatchPlan, EvaluationPlan, Turn
@@ -256,6 +256,14 @@ class Run:
         self.records.pending.append(values)
         self.scores |= values
         self._measured |= values
+
+    def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
+        """Log pictures with this step: into the folder's images/, and to the trackers that take some.
+
+        Args:
+            pictures: by name, each height x width (x 3), uint8; the main process's count.
+        """
+        self.records.pending_images |= images.check(pictures)
 
     def _settle(self) -> None:
         """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from app.config import finite, flatten
+from app.images import Images
 
 
 class MetricsFile:
@@ -98,9 +101,24 @@ class Trackers:
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Send numbers of one step to every tracker."""
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        self._each(lambda tracker: tracker.log(numbers, step=step))
+
+    def log_images(self, step: int, images: Images) -> None:
+        """Send pictures of one step to every tracker that takes some."""
+        # accelerate hands tensorboard what it gets, and that takes neither lists nor, untold, channels that come last.
+        stacked = {name: np.stack(arrays) for name, arrays in images.items()}
+
+        def send(tracker):
+            if hasattr(tracker, "log_images"):
+                options = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                tracker.log_images(stacked, step=step, **options)
+
+        self._each(send)
+
+    def _each(self, send: Callable[[Any], Any]) -> None:
         for name in list(self.trackers):
             try:
-                self.trackers[name].log(numbers, step=step)
+                send(self.trackers[name])
             except Exception as error:
                 self.warn(f"warning: tracker {name} failed and is left out from here: {type(error).__name__}: {error}")
                 del self.trackers[name]

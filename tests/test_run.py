@@ -267,3 +267,43 @@ def test_a_full_disk_costs_a_warning(tmp_path, capsys, monkeypatch):
         train(tmp_path)
     monkeypatch.setattr(RunFolder, "_write", write)
     train(tmp_path, epochs=1.0)  # and not refused as in use
+
+
+def test_pictures_belong_to_their_step(tmp_path):
+    """In the folder and in tensorboard; those of one name in one row."""
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    grey, colour = np.arange(12, dtype=np.uint8).reshape(3, 4), np.full((3, 4, 3), 7, np.uint8)
+    with Run(Config(RunConfig(dir=str(tmp_path), trackers=("tensorboard",), steps=2, global_batch=8))) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.log_images({"eval/pair": [grey, colour], "one": [grey + run.steps_done]})
+            run.step(optimizer)
+    found = sorted(str(path.relative_to(tmp_path / "images")) for path in (tmp_path / "images").rglob("*.png"))
+    assert found == [
+        *(f"eval/pair/step-0000000{step}-{index}.png" for step in (1, 2) for index in (0, 1)),
+        *(f"one/step-0000000{step}.png" for step in (1, 2)),
+    ]
+    picture = np.asarray(Image.open(tmp_path / "images" / "one" / "step-00000002.png"))
+    assert (picture == (grey + 2)[..., None]).all() and picture.shape == (3, 4, 3)
+    (file,) = (tmp_path / "tensorboard").glob("events*")
+    events = EventAccumulator(str(file)).Reload()
+    assert events.Tags()["images"] == ["eval/pair", "one"]
+    assert [event.step for event in events.Images("one")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("pictures", "words"),
+    [
+        ([np.zeros((3, 4))], "float64 and shape"),
+        ([np.zeros((3, 4, 2), np.uint8)], "shape"),
+        ([np.zeros((3, 4), np.uint8), np.zeros((4, 4), np.uint8)], "2 sizes"),
+        ([], "0 sizes"),
+    ],
+)
+def test_what_is_no_picture_is_refused(tmp_path, pictures, words):
+    with pytest.raises(UserError, match=words), Run(Config(RunConfig(dir=str(tmp_path)))) as run:
+        run.log_images({"x": pictures})
