@@ -19,13 +19,15 @@ class Measure:
 
     def __init__(self, size: int):
         self.state = torch.zeros(size, dtype=torch.float64)
+        self.total: list[float] = []
+        """The states of all ranks together, once scores have been computed."""
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
         raise NotImplementedError
 
-    def scores(self, state: list[float]) -> dict[str, float]:
-        """Make scores of what all ranks have added up; those that cannot be told are left out."""
+    def scores(self) -> dict[str, float]:
+        """Make scores of `total`; those that cannot be told are left out."""
         raise NotImplementedError
 
 
@@ -52,16 +54,16 @@ class Classification(Measure):
         pairs = target.flatten() * self.classes + predicted.argmax(1).flatten()
         self.state[:-2] += torch.bincount(pairs, minlength=self.classes**2)
 
-    def matrix(self, state: list[float]) -> Tensor:
-        """Return the confusion matrix: [target, predicted]."""
-        return torch.tensor(state[:-2], dtype=torch.float64).view(self.classes, self.classes)
+    def matrix(self) -> Tensor:
+        """Return the confusion matrix of all ranks: [target, predicted]."""
+        return torch.tensor(self.total[:-2], dtype=torch.float64).view(self.classes, self.classes)
 
-    def scores(self, state: list[float]) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """Return accuracy and f1, and top-N accuracy where asked for."""
-        matrix = self.matrix(state)
+        matrix = self.matrix()
         right, there = matrix.diag(), matrix.sum(0) + matrix.sum(1)
         found = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
-        return {**found, **({f"top{self.top}": _share(*state[-2:])} if self.top else {})}
+        return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
 
 
 class MultiLabel(Measure):
@@ -76,11 +78,11 @@ class MultiLabel(Measure):
         cells = [found & there, found & ~there, ~found & there, ~found & ~there]
         self.state += torch.cat([cell.sum(0) for cell in cells])
 
-    def scores(self, state: list[float]) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """Return accuracy and f1; a label that never occurs and is never found counts 0."""
-        hit, wrong, missed, rest = torch.tensor(state, dtype=torch.float64).view(4, -1)
+        hit, wrong, missed, rest = torch.tensor(self.total, dtype=torch.float64).view(4, -1)
         f1 = 2 * hit / (2 * hit + wrong + missed).clamp(min=1)
-        return {"accuracy": _share((hit + rest).sum(), sum(state)), "f1": f1.mean().item()}
+        return {"accuracy": _share((hit + rest).sum(), sum(self.total)), "f1": f1.mean().item()}
 
 
 class Regression(Measure):
@@ -97,9 +99,10 @@ class Regression(Measure):
         parts = [sums.order_free([term], BOUND, COUNT) for term in terms]
         self.state[1 : 1 + len(parts) * sums.PARTS] += torch.cat(parts)
 
-    def scores(self, state: list[float]) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """Return mse, and pearson."""
-        count, parts = state[0], [state[i : i + sums.PARTS] for i in range(1, len(state), sums.PARTS)]
+        count, *rest = self.total
+        parts = [rest[i : i + sums.PARTS] for i in range(0, len(rest), sums.PARTS)]
         error, x, y, xx, yy, xy = (sums.total(part) / count for part in parts)
         spread = (xx - x * x) * (yy - y * y)
         # Below it, a difference of sums is rounding: all amounts are the same, or there is one.

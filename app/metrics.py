@@ -78,10 +78,11 @@ class Scores:
         combined = torch.cat([self.sums, *(measure.state for measure in self.measures)])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
-        (samples, weight, *parts), *states = (part.tolist() for part in self._split(combined))
+        (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
         results = {}
-        for measure, state in zip(self.measures, states, strict=True):
-            results |= {prefix + name: score for name, score in measure.scores(state).items()}
+        for measure, total in zip(self.measures, totals, strict=True):
+            measure.total = total
+            results |= {prefix + name: score for name, score in measure.scores().items()}
         for name, metric in self.metrics.items():
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)

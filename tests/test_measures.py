@@ -56,6 +56,12 @@ MEASURES = {
 }
 
 
+def scores_of(make, state):
+    measure = make()
+    measure.total = state.tolist()
+    return measure.scores()
+
+
 def state_of(make, logits, target, sizes):
     measure = make()
     for piece in zip(logits.split(sizes), target.split(sizes), strict=True):
@@ -67,7 +73,7 @@ def state_of(make, logits, target, sizes):
 def test_scores_are_those_of_torchmetrics(kind):
     make, metrics = MEASURES[kind]
     logits, target = draw(kind)
-    found = make().scores(state_of(make, logits, target, [100, 103]).tolist())
+    found = scores_of(make, state_of(make, logits, target, [100, 103]))
     expected = {}
     for name, metric in metrics.items():
         predicted = logits.sigmoid() if kind == "labels" else logits
@@ -80,22 +86,21 @@ def test_bits_do_not_depend_on_how_samples_are_spread(kind):
     """Over pieces of other sizes, and over ranks whose states are added up in another order."""
     make, _ = MEASURES[kind]
     logits, target = draw(kind)
-    whole = make().scores(state_of(make, logits, target, [ROWS]).tolist())
+    whole = scores_of(make, state_of(make, logits, target, [ROWS]))
     ranks = [state_of(make, a, b, 10) for a, b in zip(logits.split(60), target.split(60), strict=True)]
     for states in (ranks, ranks[::-1]):
-        assert make().scores(sum(states[1:], states[0]).tolist()) == whole
+        assert scores_of(make, sum(states[1:], states[0])) == whole
 
 
 def test_the_confusion_matrix():
     logits, target = draw("classes")
     measure = Classification(7)
     measure.update(logits, target)
-    expected = MulticlassConfusionMatrix(7)(logits, target)
-    assert torch.equal(measure.matrix(measure.state.tolist()).long(), expected)
+    measure.total = measure.state.tolist()
+    assert torch.equal(measure.matrix().long(), MulticlassConfusionMatrix(7)(logits, target))
 
 
 @pytest.mark.parametrize("target", [torch.tensor([2.0]), torch.tensor([3.1, 3.1, 3.1])])
 def test_no_correlation_where_nothing_varies(target):
-    measure = Regression()
-    measure.update(target + torch.arange(len(target)), target)
-    assert measure.scores(measure.state.tolist()).keys() == {"mse"}
+    state = state_of(Regression, target + torch.arange(len(target)), target, len(target))
+    assert scores_of(Regression, state).keys() == {"mse"}
