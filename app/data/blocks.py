@@ -22,11 +22,11 @@ class Blocks:
     """Blocks of `size` tokens, each read from disk when asked for.
 
     A row is a dict of int64 arrays of `size` numbers: `input_ids`; `targets`, what follows each of them, or -100 where
-    that is not to be learnt; and, where documents are kept apart, `position_ids`, which restart at each document.
+    that is not supervised; and, where documents are kept apart, `position_ids`, which restart at each document.
     """
 
     def __init__(self, documents: Documents, size: int, start: int, apart: bool):
-        """Cut documents into blocks; one in which nothing is to be learnt is left out.
+        """Cut documents into blocks; one without a supervised token is left out.
 
         Args:
             start: the token in front of a document.
@@ -35,15 +35,15 @@ class Blocks:
         self.documents, self.size, self.start, self.apart = documents, size, start, apart
         counts = np.full(-(-len(documents) // size), size, np.int64)
         counts[-1] = len(documents) - size * (len(counts) - 1)
-        if not documents.learns_all:
-            counts = self._count_learnt()
+        if not documents.all_supervised:
+            counts = self._count_supervised()
         self._kept = None if counts.all() else np.flatnonzero(counts)
         self.weights = counts if self._kept is None else counts[self._kept]
-        """Tokens of each block that are to be learnt."""
+        """Supervised tokens of each block."""
 
     @property
     def tokens(self) -> int:
-        """Count the tokens that are to be learnt."""
+        """Count the supervised tokens."""
         return int(self.weights.sum())
 
     @cached_property
@@ -51,13 +51,13 @@ class Blocks:
         """Hash of all blocks."""
         return f"{self.documents.fingerprint}-{self.size}-{self.start}-{int(self.apart)}"
 
-    def _count_learnt(self) -> np.ndarray:
-        """Count the tokens of each block that are to be learnt, many blocks at a time."""
+    def _count_supervised(self) -> np.ndarray:
+        """Count the tokens of each block that are to be supervised, many blocks at a time."""
         end, stretch = len(self.documents), self.size * max(1, (1 << 22) // self.size)
         counts = []
         for low in range(0, end, stretch):
-            learnt = self.documents.learnt(low, min(low + stretch, end))
-            counts.append(np.add.reduceat(learnt.astype(np.int64), range(0, len(learnt), self.size)))
+            supervised = self.documents.supervised(low, min(low + stretch, end))
+            counts.append(np.add.reduceat(supervised.astype(np.int64), range(0, len(supervised), self.size)))
         return np.concatenate(counts)
 
     def _span(self, block: int) -> tuple[int, int]:
@@ -70,10 +70,10 @@ class Blocks:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} is not in [0, {len(self)})")
         low, high = self._span(index if self._kept is None else int(self._kept[index]))
-        tokens, count = self.documents.tokens(max(low - 1, 0), high), high - low
+        tokens, count = self.documents.tokens(max(low - 1, 0), high).astype(np.int64), high - low
         inputs, targets = np.full(self.size, self.start, np.int64), np.full(self.size, IGNORED, np.int64)
         inputs[count - len(tokens) + 1 : count] = tokens[:-1]
-        targets[:count] = np.where(self.documents.learnt(low, high), tokens[-count:], IGNORED)
+        targets[:count] = np.where(self.documents.supervised(low, high), tokens[-count:], IGNORED)
         row = {"input_ids": inputs, "targets": targets}
         if self.apart:
             begins = np.zeros(self.size, bool)
@@ -94,7 +94,7 @@ def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the tokens that are to be learnt, 0 where there are none.
+    """Return the mean cross-entropy over the tokens that are to be supervised, 0 where there are none.
 
     Args:
         logits: blocks x size x vocabulary.

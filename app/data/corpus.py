@@ -56,8 +56,8 @@ def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer) -> st
         f"{train.documents.bytes / train.tokens:.2f} bytes a token, vocabulary {len(tokenizer):,}",
         f"blocks of {train.size}, " + ("documents apart" if train.apart else "one stream"),
     ]
-    if not train.documents.learns_all:
-        parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are learnt")
+    if not train.documents.all_supervised:
+        parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
     return "; ".join(parts)
 
 

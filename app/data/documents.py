@@ -83,7 +83,7 @@ class Documents:
         lists = chunks("input_ids")
         self._ids = [chunk.values.to_numpy() for chunk in lists]
         self._offsets = [chunk.offsets.to_numpy() for chunk in lists]
-        self._learnt = [chunk.values.to_numpy() for chunk in chunks("learnt")]
+        self._supervised = [chunk.values.to_numpy() for chunk in chunks("supervised")]
         self._begins = chunks("begins")
         # The token at which each chunk starts, and behind them the number of tokens.
         self._starts = np.cumsum([0, *(len(ids) for ids in self._ids)])
@@ -93,13 +93,13 @@ class Documents:
         return int(self._starts[-1])
 
     @property
-    def learns_all(self) -> bool:
-        """Tell whether every token is to be learnt."""
-        return not self._learnt
+    def all_supervised(self) -> bool:
+        """Tell whether every token is supervised."""
+        return not self._supervised
 
     @property
     def bytes(self) -> int:
-        """Count the bytes of the text that is to be learnt."""
+        """Count the bytes of the supervised text."""
         return self.info["bytes"]
 
     @property
@@ -111,11 +111,11 @@ class Documents:
         """Return the tokens from place low to before place high."""
         return self._gather(self._ids, low, high)
 
-    def learnt(self, low: int, high: int) -> np.ndarray:
-        """Tell which tokens from place low to before place high are to be learnt."""
-        if self.learns_all:
+    def supervised(self, low: int, high: int) -> np.ndarray:
+        """Tell which tokens from place low to before place high are supervised."""
+        if self.all_supervised:
             return np.ones(high - low, bool)
-        return self._gather(self._learnt, low, high).astype(bool)
+        return self._gather(self._supervised, low, high).astype(bool)
 
     def begins(self, low: int, high: int) -> np.ndarray:
         """Tell at which tokens from place low to before place high a document begins."""
@@ -144,7 +144,7 @@ class Documents:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all tokens and of what is learnt, the same wherever and whenever they were tokenized."""
+        """Hash of all tokens and of what is supervised, the same wherever and whenever they were tokenized."""
         file = (cache_folder() / self.info["files"][0]).with_suffix(".hash")
         try:
             return remember(file, self._digest)
@@ -152,13 +152,15 @@ class Documents:
             return self._digest()
 
     def _digest(self) -> str:
-        hasher = xxhash.xxh3_128()
+        # One for each kind, so that where chunks end makes no difference.
+        tokens, begins, supervised = (xxhash.xxh3_64() for _ in range(3))
         for chunk, ids in enumerate(self._ids):
-            hasher.update(np.ascontiguousarray(ids.astype(np.int32)))
-            hasher.update(np.packbits(self.begins(int(self._starts[chunk]), int(self._starts[chunk + 1]))))
-            if self._learnt:
-                hasher.update(np.ascontiguousarray(self._learnt[chunk]))
-        return hasher.hexdigest()
+            tokens.update(ids.astype(np.int32))
+            start = int(self._starts[chunk])
+            begins.update(np.flatnonzero(self.begins(start, start + len(ids))) + start)
+            if self._supervised:
+                supervised.update(np.ascontiguousarray(self._supervised[chunk]))
+        return "".join(hasher.hexdigest() for hasher in (tokens, begins, supervised))
 
     def __reduce__(self):
         return Documents, (self.info,)
@@ -188,7 +190,7 @@ def tokenize(table, config: CorpusData, tokenizer) -> Documents:
             file.unlink()
         info = remember(file, lambda: _tokenize(table, config, tokenizer, key))
     if not info["tokens"]:
-        raise UserError(f"{name_of(table)} has no text that could be learnt: all of it is empty")
+        raise UserError(f"{name_of(table)} has no text that could be supervised: all of it is empty")
     return Documents(info)
 
 
@@ -199,7 +201,7 @@ def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
     columns = columns_of(config)
     pieces = ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
     small = max(len(tokenizer), *tokenizer.all_special_ids, 0) < 2**16
-    learnt = {"learnt": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
+    supervised = {"supervised": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
     begins = {"begins": datasets.Value("bool")} if pieces else {}
     ids = datasets.Value("uint16" if small else "int32")
     processes = min(table.data.nbytes // BYTES_PER_PROCESS, os.cpu_count() or 1)
@@ -210,7 +212,7 @@ def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
         batch_size=ROWS_AT_ONCE,
         remove_columns=[*columns, *pieces],
         features=datasets.Features(
-            {"input_ids": datasets.List(ids), **learnt, **begins, "bytes": datasets.Value("int64")}
+            {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
         ),
         cache_file_name=str(cache_folder() / f"documents-{key}.arrow"),
         load_from_cache_file=True,
@@ -230,7 +232,7 @@ def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
 
 
 def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, name: str) -> dict:
-    """Turn a batch of rows into the ids of their tokens, which are learnt, and the bytes of text behind those."""
+    """Turn a batch of rows into the ids of their tokens, which are supervised, and the bytes of text behind those."""
     segments = [_segments(rows, i, indices[i], config, tokenizer, name) for i in range(len(indices))]
     texts = [text for row in segments for text, _ in row]
     encoded = iter(tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
@@ -240,25 +242,25 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, n
     masks = []
     for row, last in zip(segments, ends, strict=True):
         ids, mask = [], []
-        for _, learnt in row:
+        for _, supervised in row:
             part = next(encoded)
             ids += part
-            mask += [int(learnt)] * len(part)
+            mask += [int(supervised)] * len(part)
         if config.messages and ids and ids[0] == begin:  # packing puts one in front of every document
             ids, mask = ids[1:], mask[1:]
         if last and ids:
             ids.append(end)
             mask.append(1)
         found["input_ids"].append(ids)
-        found["bytes"].append(sum(len(text.encode("utf-8", "surrogatepass")) for text, learnt in row if learnt))
+        found["bytes"].append(sum(len(text.encode("utf-8", "surrogatepass")) for text, supervised in row if supervised))
         masks.append(mask)
     if config.prompt or config.messages:
-        found["learnt"] = masks
+        found["supervised"] = masks
     return found
 
 
 def _segments(rows: dict, index: int, row: int, config: CorpusData, tokenizer, name: str) -> Segments:
-    """Cut a row's text into stretches that are learnt or not."""
+    """Cut a row's text into stretches that are supervised or not."""
     if config.messages:
         return conversation(rows[config.messages][index], tokenizer, f"row {row} (counted from 0) of {name}")
     if config.prompt:
