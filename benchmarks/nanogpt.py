@@ -35,7 +35,7 @@ FLAGS = (
     "--scratch.layers 4 --scratch.heads 4 --scratch.width 128 --run.global-batch 12 --run.micro-batch 12 "
     "--run.steps 2000 --optim.lr 1e-3 --optim.schedule cosine --optim.min-lr 0.1 --optim.warmup 100 "
     "--optim.betas 0.9 0.99 --optim.weight-decay 0.1 --optim.clip 1.0"
-).split()
+)
 
 
 class Layer(nn.Module):
@@ -119,7 +119,9 @@ def our_config(folder: Path, seed: int) -> lm.Config:
     """Return the recipe's config from its flags."""
     files = ["--data.path", str(folder / "train.txt"), "--data.eval-path", str(folder / "val.txt")]
     others = ["--run.dir", str(folder / f"run-{seed}"), "--run.seed", str(seed), "--run.trackers"]
-    return parse(lm.Config, [*FLAGS, *files, *others, "--run.save-every", "100000", "--run.eval-every", "100000"])
+    return parse(
+        lm.Config, [*FLAGS.split(), *files, *others, "--run.save-every", "100000", "--run.eval-every", "100000"]
+    )
 
 
 def our_steps(config: lm.Config) -> Iterator[None]:

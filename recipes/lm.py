@@ -18,7 +18,7 @@ from app.speed import Cost
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
-    """print(pipeline("text-generation", "{model}")("def main(", max_new_tokens=60))'"""
+    """print(pipeline("text-generation", "{model}")("some text", max_new_tokens=60))'"""
 )
 
 
@@ -31,7 +31,7 @@ class Config:
     scratch: DecoderScratch = field(default_factory=DecoderScratch)
     lora: Lora = field(default_factory=Lora)
     data: CorpusData = field(default_factory=CorpusData)
-    gradient_checkpointing: bool = False
+    activation_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, about a third more work."""
     sample: str = "def "
     """What the text begins with that is written at each evaluation."""
@@ -69,8 +69,8 @@ def build_model(config: Config, tokenizer):
     else:
         model = decoder(config.scratch, tokenizer, config.data.block)
     model = add_adapters(model, config.lora)
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.activation_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
