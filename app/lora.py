@@ -1,5 +1,6 @@
 """Low-rank adapters, by peft: small matrices beside frozen ones (Hu et al. 2021)."""
 
+import warnings
 from dataclasses import dataclass
 
 from app.errors import UserError
@@ -43,6 +44,8 @@ def add_adapters(model, lora: Lora):
         target_modules=list(lora.targets) or "all-linear",
     )
     try:
-        return peft.get_peft_model(model, settings)
+        with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that is about to go
+            warnings.simplefilter("ignore", FutureWarning)
+            return peft.get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None
