@@ -166,6 +166,7 @@ class EvaluationPlan:
     samples: int
     micro_batch: int
     lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     def steps(self, ranks: int) -> int:
         """Count the turns of each of `ranks` data ranks."""
@@ -188,7 +189,8 @@ class EvaluationPlan:
         else:
             start, end = (even_start(self.samples, self._micros, piece) for piece in (index, index + 1))
         own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
-        turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else float(len(own)), idle)
+        weight = float(len(own) if self.weights is None else self.weights[own].sum())
+        turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else weight, idle)
         return Step(step, [turn], 1, turn.weight)
 
 

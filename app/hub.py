@@ -22,8 +22,12 @@ AFTER_PADDING = {
 AFTER_PADDING |= {"longformer", "luke", "mpnet", "ibert", "esm", "layoutlmv3", "lilt", "markuplm"}
 
 
-def load_tokenizer(name: str, max_length: int):
-    """Load the tokenizer of the model that --model names, fit for texts of max_length tokens; or say why not."""
+def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length"):
+    """Load the tokenizer of the model that --model names, fit for texts of max_length tokens; or say why not.
+
+    Args:
+        flag: the one that max_length comes from, for errors.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     with loading(name):
@@ -31,10 +35,9 @@ def load_tokenizer(name: str, max_length: int):
     longest = longest_input(config)
     if longest is not None and max_length > longest:
         raise UserError(
-            f"--data.max-length {max_length} is more than the {longest} positions that --model {name} has: use a "
-            "smaller one"
+            f"{flag} {max_length} is more than the {longest} positions that --model {name} has: use a smaller one"
         )
-    return check_tokenizer(tokenizer, max_length)
+    return check_tokenizer(tokenizer, max_length, flag)
 
 
 def load_model(kind, name: str, **settings):

@@ -15,6 +15,7 @@ import xxhash
 from app import launcher
 from app.errors import UserError
 from app.profiles import Profile
+from app.speed import SPEEDS
 
 MOMENTS = ("writing", "renaming", "deleting")
 
@@ -156,7 +157,8 @@ def outcome(folder: Path) -> dict:
     """Read what a finished run must have in common with the untouched one."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
-        line.pop("samples_per_second", None)
+        for name in SPEEDS:
+            line.pop(name, None)
     weights = {
         str(file.relative_to(folder)): xxhash.xxh3_128_hexdigest(file.read_bytes())
         for file in sorted((folder / "model").rglob("*.safetensors"))

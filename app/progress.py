@@ -5,6 +5,9 @@ import time
 
 from tqdm.auto import tqdm
 
+# Speeds that are shown: under what name, and how.
+_SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}
+
 
 class Progress:
     """Show how far a run is."""
@@ -37,17 +40,15 @@ class Progress:
         if self.bar is not None:
             self.bar.update()
 
-    def show(self, step: int, losses: dict[str, float], lr: float | None, rate: float, seconds_left: float) -> None:
-        """Show the numbers of a logged step.
-
-        Args:
-            rate: samples per second.
-        """
+    def show(
+        self, step: int, losses: dict[str, float], lr: float | None, speeds: dict[str, float], seconds_left: float
+    ) -> None:
+        """Show the numbers of a logged step."""
         if not self.speaks:
             return
         parts = {name: f"{loss:.4g}" for name, loss in losses.items()}
         parts |= {"lr": f"{lr:.2e}"} if lr is not None else {}
-        parts["samples/s"] = f"{rate:.0f}"
+        parts |= {short: f"{speeds[name]:{form}}" for name, (short, form) in _SPEEDS.items() if name in speeds}
         if self.bar is not None:
             self.bar.set_postfix(parts, refresh=False)
             return

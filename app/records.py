@@ -11,6 +11,7 @@ from app.batches import BatchPlan
 from app.config import RunConfig
 from app.folder import RunFolder
 from app.progress import Progress, duration
+from app.speed import Cost
 from app.tracking import MetricsFile, Trackers
 
 
@@ -58,9 +59,14 @@ class Records:
         """Note in run.json why the run has failed."""
         self.note(status="failed", error=why)
 
-    def start(self, plan: BatchPlan, done: int) -> None:
-        """Begin to count and to time after step `done`."""
-        self.plan = plan
+    def start(self, plan: BatchPlan, done: int, cost: Cost | None = None, peak: float | None = None) -> None:
+        """Begin to count and to time after step `done`.
+
+        Args:
+            cost: of a sample.
+            peak: operations a second of all devices at most.
+        """
+        self.plan, self.cost, self.peak = plan, cost, peak
         self.progress.start(done, plan.steps)
         self.began = self.clock = time.perf_counter()
         self.first = self.clock_step = done
@@ -79,9 +85,9 @@ class Records:
         seen = plan.seen(done)
         rate = (seen - plan.seen(self.clock_step)) / max(now - self.clock - self.aside, 1e-9)
         self.clock, self.clock_step, self.aside = now, done, 0.0
-        values = {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, "samples_per_second": rate}
-        self._write(done, values)
-        self.progress.show(done, losses, measured.get("lr"), rate, (plan.total - seen) / rate)
+        speeds = {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
+        self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
+        self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / rate)
 
     def write_pending(self, done: int) -> None:
         """Write the scores and pictures that a step's body logged, behind the step's own line."""

@@ -30,6 +30,7 @@ from app.optim import check as check_optim
 from app.records import Records
 from app.saving import Saving
 from app.seeding import seed_all
+from app.speed import Cost, peak_flops
 from app.steplog import StepLog, numbered
 from app.stopping import Stopping
 from app.watchdog import Watchdog
@@ -160,6 +161,7 @@ class Run:
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
+        cost: Cost | None = None,
     ) -> Iterator[Batch]:
         """Go through the steps that are left, resuming first. What a step's body logs belongs to that step.
 
@@ -169,13 +171,14 @@ class Run:
             lengths: of all samples, where known: less padding, and micro-batches that cost alike.
             weights: of all samples in the loss, where they are not all 1.
             augment: changes one row with a random generator of its own.
+            cost: of a sample, where tokens per second and MFU are to be logged.
         """
         if self._plan is not None:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if rehearsal.on:
             raise rehearsal.Reached(self, plan)
-        self._begin(plan, data)
+        self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
@@ -191,7 +194,7 @@ class Run:
             if self._leaving:
                 break
 
-    def _begin(self, plan: BatchPlan, data: Sequence) -> None:
+    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> None:
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         self._drift = None if ranks.alone() else Drift(self.accelerator._models, order)
         self.say(layout.header(plan, self.accelerator))
@@ -209,7 +212,8 @@ class Run:
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about["versions"] = layout.versions()
         ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
-        self.records.start(plan, self.steps_done)
+        peak = peak_flops(here["device"], here["precision"])
+        self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
         self._plan, self._due = plan, Due(self.config, plan)
         self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
         self.stopping.start()
@@ -299,15 +303,21 @@ class Run:
         self.saving.save(self.steps_done, self._plan, self.scores, self._measured)
 
     def evaluation(
-        self, model: nn.Module, data: Sequence, collate: Callable[[list], Any], lengths: np.ndarray | None = None
+        self,
+        model: nn.Module,
+        data: Sequence,
+        collate: Callable[[list], Any],
+        lengths: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
     ) -> Iterator[Turn]:
         """Go through a data set once, every sample on one rank, with the model in evaluation mode and no gradients.
 
-        Every rank makes the same number of passes; one that has nothing left gets a real row with weight 0.
+        Every rank makes the same number of passes; one that has nothing left gets a real row with weight 0. Arguments
+        are those of `batches`.
         """
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
-        plan = EvaluationPlan(len(data), self.config.micro_batch, lengths)
+        plan = EvaluationPlan(len(data), self.config.micro_batch, lengths, weights)
         turns = range(plan.steps(self.accelerator.data_ranks))
         with self.records.time_aside(), evaluating(model):
             for step in load(plan, turns, data, collate, *self._place):

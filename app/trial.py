@@ -13,6 +13,7 @@ from app.compare import Trace, read
 from app.launcher import Stalled, run, words_of
 from app.profiles import Profile
 from app.progress import Progress
+from app.speed import SPEEDS
 
 OUTPUT = "output.txt"
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?!subprocess|torch.distributed.elastic)[\w.]*(?:Error|Exception)(?:: .*)?)$")
@@ -133,4 +134,5 @@ class _Watch:
             self.progress.advance()
             rate, per_step = line["samples_per_second"], line["samples"] / line["step"]
             left = (self.steps - line["step"]) * per_step / rate
-            self.progress.show(line["step"], {"loss": line.get("loss") or 0.0}, line.get("lr"), rate, left)
+            speeds = {name: line[name] for name in SPEEDS if name in line}
+            self.progress.show(line["step"], {"loss": line.get("loss") or 0.0}, line.get("lr"), speeds, left)

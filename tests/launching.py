@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from app.checkpoint import STATE
 from app.launcher import kill_tree, words_of
 from app.reader import StateReader
+from app.speed import SPEEDS
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -117,7 +118,7 @@ def metrics(folder: Path) -> list[dict]:
 
 def steps(folder: Path) -> list[dict]:
     """Read the lines of a run's steps, without what depends on the clock, and without evaluations."""
-    return [{k: v for k, v in line.items() if k != "samples_per_second"} for line in metrics(folder) if "ids" in line]
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in metrics(folder) if "ids" in line]
 
 
 def scores(folder: Path) -> list[dict]:

@@ -6,13 +6,13 @@ import sys
 import sysconfig
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.data.cache import fingerprint, using_cache
 from app.errors import UserError
 
-# Part of the cache's key: raise it when the rows of builtin:stdlib change.
+# Part of the cache's key: raise it when the rows of builtin:stdlib or builtin:stdlib-files change.
 STDLIB_VERSION = 1
 STDLIB_PACKAGES = 12
 STDLIB_LINES = 3
@@ -25,23 +25,33 @@ def stdlib():
     The same Python gives the same rows in the same order on every machine. Parsing takes about 2 s, once: the rows
     stay in the cache of datasets until Python, its library or STDLIB_VERSION changes.
     """
+    return _from_stdlib("stdlib", stdlib_rows, "label")
+
+
+def stdlib_sources():
+    """Load the sources of Python's standard library, whole: `text`, and `file`, the path below its root."""
+    return _from_stdlib("stdlib-files", source_rows, "file")
+
+
+def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, str]]], beside: str):
+    """Make the table of a generator over the library's folder; beside the text it has one more column."""
     import datasets
 
     root = Path(sysconfig.get_path("stdlib"))
     files = stdlib_files(root)
     if not files:
-        raise UserError(f"--data.path builtin:stdlib: {root} has no packages of Python sources; name other data")
+        raise UserError(f"--data.path builtin:{name}: {root} has no packages of Python sources; name other data")
     listing = [(file, (root / file).stat().st_size) for file in files]
     with using_cache():
         return datasets.Dataset.from_generator(
-            stdlib_rows,
-            features=datasets.Features({"text": datasets.Value("string"), "label": datasets.Value("string")}),
+            rows,
+            features=datasets.Features({"text": datasets.Value("string"), beside: datasets.Value("string")}),
             gen_kwargs={"root": str(root)},
-            fingerprint=fingerprint("stdlib", STDLIB_VERSION, sys.version, listing),
+            fingerprint=fingerprint(name, STDLIB_VERSION, sys.version, listing),
         )
 
 
-BUILTINS = {"stdlib": stdlib}
+BUILTINS = {"stdlib": stdlib, "stdlib-files": stdlib_sources}
 
 
 def stdlib_files(root: Path) -> list[str]:
@@ -66,6 +76,20 @@ def stdlib_rows(root: str) -> Iterator[dict[str, str]]:
     for text, label in labels.items():
         if label in largest:
             yield {"text": text, "label": label}
+
+
+def source_rows(root: str) -> Iterator[dict[str, str]]:
+    """Yield the sources in the order of their paths, no text twice; one that is in no known encoding is left out."""
+    seen = set()
+    for file in stdlib_files(Path(root)):
+        try:
+            with tokenize.open(Path(root) / file) as stream:
+                text = stream.read()
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        if text and text not in seen:
+            seen.add(text)
+            yield {"text": text, "file": file}
 
 
 def functions_of(path: Path) -> Iterator[str]:

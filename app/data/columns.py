@@ -37,22 +37,24 @@ def _header_hint(table) -> str:
     return "(if these are values, the file has no header line: name its columns with --data.columns)"
 
 
-def check_texts(table, name: str) -> None:
-    """Raise a UserError when a column does not hold texts, or when one is missing."""
+def check_texts(table, name: str, flag: str = "text") -> None:
+    """Raise a UserError when the column that --data.FLAG names does not hold texts, or when one is missing."""
     import pyarrow.types as types
 
     kind = table.data.schema.field(name).type
     # Integers are texts too: a csv file does not tell which it means.
     if not (is_text(kind) or types.is_integer(kind)):
         raise UserError(
-            f"--data.text {name} of {name_of(table)} holds {kind}, which is no text; "
+            f"--data.{flag} {name} of {name_of(table)} holds {kind}, which is no text; "
             f"{', '.join(table.column_names)} are there"
         )
     if table.data.column(name).null_count:  # of the whole table, which this may be a selection of
         column = table.select_columns([name]).with_format("arrow")[:].column(name)
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            raise UserError(f"--data.text {name}: {row_name(table, row)} has no text; leave such rows out of the data")
+            raise UserError(
+                f"--data.{flag} {name}: {row_name(table, row)} has no text; leave such rows out of the data"
+            )
 
 
 def row_name(table, row: int) -> str:

@@ -8,6 +8,9 @@ from typing import Literal
 class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
+    # What a document is in txt files; a flag where texts are read for their own sake.
+    txt = "file"
+
     path: tuple[str, ...] = ("builtin:stdlib",)
     """builtin:NAME, a data set id of the Hub, a folder laid out like one, or csv, tsv, json, jsonl or parquet files (a
     .gz behind the name is fine, and so are patterns such as 'part-*.csv'). Quotes in tsv count as in csv where all of
@@ -40,3 +43,29 @@ class TextData(TableData):
     """What the labels are for, as transformers calls it. auto: what the label's type says."""
     max_length: int = 128
     """Longest text in tokens; what is longer is cut there, and counted."""
+
+
+@dataclass
+class CorpusData(TableData):
+    """Texts to model: where they come from, what of them is learnt, and how they become blocks of tokens."""
+
+    path: tuple[str, ...] = ("builtin:stdlib-files",)
+    """builtin:NAME, a data set id of the Hub, a folder laid out like one, or txt, csv, tsv, json, jsonl or parquet
+    files (a .gz behind the name is fine, and so are patterns such as 'part-*.txt'). Of txt files the end is held
+    out for evaluation, of all others rows here and there."""
+    text: str = "text"
+    """Column of the text."""
+    prompt: str = ""
+    """Column of what is given; with --data.completion. It is read, and not learnt."""
+    completion: str = ""
+    """Column of what is to be learnt after the prompt."""
+    messages: str = ""
+    """Column of conversations, lists of messages with role and content, written out by the tokenizer's chat template.
+    What the assistant says is learnt."""
+    txt: Literal["file", "blank-lines", "line"] = "file"
+    """What a document is in txt files: all of a file, what stands between blank lines, or a line."""
+    packing: Literal["documents", "concat"] = "documents"
+    """How documents share a block. documents: attention does not cross from one to the next, and positions restart.
+    concat: one stream, in which each ends with the end-of-text token."""
+    block: int = 256
+    """Tokens of a block, which is one sample: what the model sees at once."""

@@ -9,8 +9,8 @@ from app.data.reading import near
 from app.errors import UserError
 
 # Extension to the reader of datasets.
-READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-FORMATS = "csv, tsv, json, jsonl and parquet files are read, the first four with .gz behind the name too"
+READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+FORMATS = "csv, tsv, json, jsonl, txt and parquet files are read, all but the last with .gz behind the name too"
 
 
 def is_file_name(path: str) -> bool:

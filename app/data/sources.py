@@ -16,7 +16,8 @@ from app.data.csvs import csv_options, with_numbers
 from app.data.files import READERS, check_one_format, extension, file_builder, find_files, is_file_name
 from app.data.json_objects import by_column
 from app.data.reading import explained, near
-from app.data.splits import hold_out, own_eval_split, parts_of, refuse_overlap
+from app.data.splits import hold_out, hold_out_end, own_eval_split, parts_of, refuse_overlap
+from app.data.txts import table_of
 from app.errors import UserError
 
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
@@ -43,6 +44,8 @@ class Source:
     sizes: dict[str, int]
     """Rows of each split."""
     read: Callable[[str], "datasets.Dataset"]  # noqa: F821
+    is_stream: bool = False
+    """Rows are pieces of texts, in order: what is held out is their end."""
 
     def __getitem__(self, split: str):
         """Read a split or a slice of one, such as train[:10%], whose name is known to be good."""
@@ -60,7 +63,7 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
         needed: see `hold_out`.
     """
     with using_cache():
-        source = open_source("--data.path", config.path, config.name, config.columns)
+        source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
         trained = parts_of(config.split, source.sizes, "--data.split", source.path)
         train = source[config.split]
         if config.eval_path:
@@ -74,6 +77,8 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
             return Tables(train, source[config.eval_split])
         if split := own_eval_split(source.sizes, trained):
             return Tables(train, source[split])
+        if source.is_stream:
+            return Tables(*hold_out_end(train, config.holdout), held_out=True)
         return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True)
 
 
@@ -82,11 +87,14 @@ def _open_other(config: TableData) -> Source:
     path = os.path.expanduser(config.eval_path)
     file = is_file_name(path)
     columns = config.columns if file and extension(path) in (".csv", ".tsv") else ()
-    return open_source("--data.eval-path", [path], "" if file or path.startswith("builtin:") else config.name, columns)
+    name = "" if file or path.startswith("builtin:") else config.name
+    return open_source("--data.eval-path", [path], name, columns, config.txt)
 
 
-def open_source(flag: str, paths: Sequence[str], name: str = "", columns: Sequence[str] = ()) -> Source:
-    """Find out what the paths that a flag gives are, and open it."""
+def open_source(
+    flag: str, paths: Sequence[str], name: str = "", columns: Sequence[str] = (), txt: str = "file"
+) -> Source:
+    """Find out what the paths that a flag gives are, and open it; txt says what a document is in txt files."""
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
@@ -95,13 +103,13 @@ def open_source(flag: str, paths: Sequence[str], name: str = "", columns: Sequen
     if name and (files or builtin):
         raise UserError(f"--data.name {name} names a configuration, and {path} has none: leave out the flag")
     if files:
-        return _open_files(flag, paths, columns)
+        return _open_files(flag, paths, columns, txt)
     if columns:
         raise UserError(f"--data.columns names columns of csv and tsv files; {path} is none: name the files themselves")
     if builtin:
         return _open_builtin(flag, path)
     if os.path.isdir(path):
-        return _open_folder(flag, path, name)
+        return _open_folder(flag, path, name, txt)
     if HUB_ID.fullmatch(path):
         import datasets
 
@@ -122,7 +130,7 @@ def _open_builtin(flag: str, path: str) -> Source:
     return Source(flag, path, {"train": len(table)}, read)
 
 
-def _open_files(flag: str, paths: Sequence[str], columns: Sequence[str]) -> Source:
+def _open_files(flag: str, paths: Sequence[str], columns: Sequence[str], txt: str) -> Source:
     files = find_files(paths, flag)
     shown = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
     splits, folder, reader = {"train": files}, cache_of(files), READERS[extension(files[0])]
@@ -130,22 +138,26 @@ def _open_files(flag: str, paths: Sequence[str], columns: Sequence[str]) -> Sour
         return _open_csv(flag, shown, splits, columns, folder)
     if columns:
         raise UserError(f"--data.columns names columns of csv and tsv files; {files[0]} has names of its own")
+    if reader == "text":
+        return _open_texts(flag, shown, splits, folder, txt)
     if reader == "json":
         splits = by_column(splits, folder, f"{flag} {shown}")
     return _open_builder(flag, shown, lambda: file_builder(splits, folder), folder)
 
 
-def _open_folder(flag: str, path: str, name: str) -> Source:
+def _open_folder(flag: str, path: str, name: str, txt: str) -> Source:
     """Open a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
     import datasets
 
     folder = cache_of([path])
     with explained(flag, path):
         builder = datasets.load_dataset_builder(path, name or None, cache_dir=str(folder))
-    if builder.name not in ("csv", "json") or _card_says_how(builder):
+    if builder.name not in ("csv", "json", "text") or _card_says_how(builder):
         return _open_builder(flag, path, lambda: builder, folder)
     # The same file reads the same, inside a folder or by itself.
     files = {str(split): list(names) for split, names in builder.config.data_files.items()}
+    if builder.name == "text":
+        return _open_texts(flag, path, files, folder, txt)
     every = [file for names in files.values() for file in names]
     if builder.name == "csv" and all(extension(file) in READERS for file in every):
         check_one_format(every, f"{flag} {path}")
@@ -163,6 +175,22 @@ def _card_says_how(builder) -> bool:
     if builder.name == "csv":
         plain["sep"] = "\t" if extension(files[0]) == ".tsv" else ","
     return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
+
+
+def _open_texts(flag: str, path: str, files: dict[str, list[str]], folder: Path, txt: str) -> Source:
+    with explained(flag, path):
+        tables = {split: table for split, names in files.items() if len(table := table_of(names, txt, folder))}
+    if not tables:
+        raise UserError(f"{flag} {path} is empty: it has no text")
+
+    def read(split: str):
+        import datasets
+
+        parts = parts_of(split, sizes, flag, path)
+        return datasets.concatenate_datasets([tables[name].select(range(start, end)) for name, start, end in parts])
+
+    sizes = {split: len(table) for split, table in tables.items()}
+    return Source(flag, path, sizes, read, is_stream=True)
 
 
 def _open_csv(flag: str, path: str, files: dict[str, list[str]], columns: Sequence[str], folder: Path) -> Source:

@@ -59,6 +59,27 @@ def refuse_overlap(
                 )
 
 
+def hold_out_end(table, fraction: float):
+    """Split off the end of a table, a fraction and at least a row: of texts that go on from row to row."""
+    _check_fraction(table, fraction)
+    cut = len(table) - min(max(1, round(len(table) * fraction)), len(table) - 1)
+
+    def part(rows: range, kind: str):
+        return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, "hold_out_end", kind, cut))
+
+    return part(range(cut), "train"), part(range(cut, len(table)), "evaluation")
+
+
+def _check_fraction(table, fraction: float) -> None:
+    if not 0 < fraction < 1:
+        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
+    if len(table) < 2:
+        raise UserError(
+            f"{name_of(table)} has {len(table)} rows, which cannot be split into training and evaluation: give more "
+            "data or --data.eval-path"
+        )
+
+
 def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None):
     """Split off a random fraction of a table, at least a row; both parts keep the table's order.
 
@@ -68,14 +89,8 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
         needed: takes the table and a mask of the rows to hold out, and marks those of them that training cannot do
             without; they stay there.
     """
+    _check_fraction(table, fraction)
     rows = len(table)
-    if not 0 < fraction < 1:
-        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
-    if rows < 2:
-        raise UserError(
-            f"{name_of(table)} has {rows} rows, which cannot be split into training and evaluation: give more data or "
-            "--data.eval-path"
-        )
     count = min(max(1, round(rows * fraction)), rows - 1)
     out = np.zeros(rows, bool)
     out[permute(np.arange(count), rows, seed, HOLDOUT_EPOCH)] = True

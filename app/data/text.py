@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ __all__ = [
     "TokenTable",
     "check_tokenizer",
     "describe",
+    "identity",
     "load_labelled",
     "load_tables",
     "own_tokenizer",
@@ -30,6 +32,7 @@ __all__ = [
     "read_texts",
     "tokenize",
     "train_tokenizer",
+    "trained_once",
 ]
 
 # Part of the cache's key: raise it when the stored columns change.
@@ -69,7 +72,7 @@ def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: 
     # Type ids are stored where they say something: of pairs for BERT, of all texts for XLNet.
     probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
     has_types = any(probe.get("token_type_ids", []))
-    key = fingerprint(FORMAT, table._fingerprint, *_identity(tokenizer), has_types, max_length, *columns)
+    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
     path = cache_folder() / f"tokens-{key}.arrow"
     with using_cache():
         if not path.exists():
@@ -92,15 +95,20 @@ def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: 
 
 def own_tokenizer(table, columns: Sequence[str], vocab_size: int, max_length: int):
     """Train a tokenizer on the texts of a table, or find the one that another process or run trained on them."""
+    key = (table._fingerprint, vocab_size, max_length, *columns)
+    return trained_once(key, lambda: train_tokenizer(read_texts(table, columns), vocab_size, max_length))
+
+
+def trained_once(key: Sequence[object], train: Callable[[], Any]):
+    """Return the tokenizer that train() makes, or the one that another process or run made; key says of what."""
     import tokenizers
     from transformers import AutoTokenizer
 
-    key = fingerprint(FORMAT, table._fingerprint, vocab_size, max_length, tokenizers.__version__, *columns)
-    folder = cache_folder() / f"tokenizer-{key}"
+    folder = cache_folder() / f"tokenizer-{fingerprint(FORMAT, tokenizers.__version__, *key)}"
     if not folder.exists():
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
         with using_cache():
-            train_tokenizer(read_texts(table, columns), vocab_size, max_length).save_pretrained(draft)
+            train().save_pretrained(draft)
             try:
                 draft.rename(folder)
             except OSError:  # another process was first, with the same tokenizer
@@ -118,7 +126,7 @@ def read_texts(table, columns: Sequence[str]) -> Iterator[str]:
             yield from map(str, batch.column(name).to_pylist())
 
 
-def _identity(tokenizer) -> list[str]:
+def identity(tokenizer) -> list[str]:
     """Return all that decides how a tokenizer cuts a text to ids."""
     import tokenizers
     import transformers

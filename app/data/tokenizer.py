@@ -1,4 +1,4 @@
-"""Tokenizers: trained from scratch on the training texts, or pretrained ones made fit for a classifier."""
+"""Tokenizers: trained from scratch on the training texts, made of bytes, or pretrained ones made fit for the task."""
 
 from collections.abc import Iterable
 
@@ -11,6 +11,8 @@ SPECIALS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+# In front of a document, and behind it.
+LM_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
 # Words with the space before them, numbers by three digits, and runs of punctuation. Underscores belong to words, so
 # that identifiers of source code become few tokens; spaces beyond one, and line ends, carry little and are dropped.
 WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
@@ -22,32 +24,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
     The same texts in the same order give the same tokenizer. It marks single texts as `[CLS] text [SEP]` and pairs as
     `[CLS] first [SEP] second [SEP]` with token types 0 and 1, and is loaded by AutoTokenizer once saved.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Regex, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocab_size < (smallest := len(alphabet) + len(SPECIALS)):
-        raise UserError(
-            f"--scratch.vocab {vocab_size} is too small: the vocabulary holds 256 bytes and 5 marks, so "
-            f"{smallest} or more"
-        )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), "removed", invert=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=list(SPECIALS.values()),
-        # Sorted: a set of strings has another order in every process.
-        initial_alphabet=sorted(alphabet),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    words = [
+        pre_tokenizers.Split(Regex(WORDS), "removed", invert=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer = _train_bpe(texts, vocab_size, list(SPECIALS.values()), pre_tokenizers.Sequence(words))
     marks = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", marks)
     return PreTrainedTokenizerFast(
@@ -58,7 +42,70 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
     )
 
 
-def check_tokenizer(tokenizer, max_length: int):
+def train_lm_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
+    """Train a tokenizer for a language model: byte-level BPE that gives every text back, cut to words as GPT-2 cuts.
+
+    The same texts in the same order give the same tokenizer.
+    """
+    from tokenizers import pre_tokenizers
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    return _for_lm(_train_bpe(texts, vocab_size, LM_SPECIALS, words), max_length)
+
+
+def byte_tokenizer(max_length: int):
+    """Make the tokenizer that needs no training: token i is the byte i, for every i below 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    tokenizer = Tokenizer(models.BPE(vocab={sign: byte for byte, sign in bytes_to_unicode().items()}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(LM_SPECIALS)
+    return _for_lm(tokenizer, max_length)
+
+
+def _for_lm(tokenizer, max_length: int):
+    from transformers import PreTrainedTokenizerFast
+
+    begin, end = LM_SPECIALS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        bos_token=begin,
+        eos_token=end,
+        pad_token=end,
+        padding_side="left",
+    )
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], words):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < (smallest := len(alphabet) + len(specials)):
+        raise UserError(
+            f"--scratch.vocab {vocab_size} is too small: the vocabulary holds 256 bytes and {len(specials)} marks, so "
+            f"{smallest} or more"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=specials,
+        # Sorted: a set of strings has another order in every process.
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer, max_length: int, flag: str = "--data.max-length"):
     """Make a pretrained tokenizer fit to pad batches of texts of max_length tokens, or raise a UserError.
 
     One without a padding token, such as GPT-2's, pads with its end-of-text token: the attention mask hides it. The
@@ -81,7 +128,7 @@ def check_tokenizer(tokenizer, max_length: int):
     # A tokenizer that knows no limit says 1e30.
     if max_length > tokenizer.model_max_length:
         raise UserError(
-            f"--data.max-length {max_length} is more than the {tokenizer.model_max_length} tokens that --model {name} "
+            f"{flag} {max_length} is more than the {tokenizer.model_max_length} tokens that --model {name} "
             "takes: use a smaller one"
         )
     # Saved with the model, so that a pipeline cuts texts where training and evaluation did.

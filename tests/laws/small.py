@@ -26,4 +26,13 @@ SMALL = {
             *("--data.path", rows(101), "--data.eval-path", rows(7)),
         ]
     ),
+    # Labels as prompts, so that blocks weigh differently.
+    "lm": Small(
+        lambda rows: [
+            *("--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 2, "--scratch.kv-heads", 1),
+            *("--scratch.tokenizer", "byte", "--scratch.dropout", 0.1, "--data.block", 64, "--sample-length", 4),
+            *("--data.prompt", "label", "--data.completion", "text", "--data.path", rows(31)),
+            *("--data.eval-path", rows(7)),
+        ]
+    ),
 }

@@ -1,0 +1,84 @@
+"""Measure the peak memory of each process that trains recipes/lm.py with copies (DDP) and with shards (FSDP2).
+
+    python benchmarks/memory.py [--width 768] [--layers 12]
+
+Each layout trains a few steps of a Llama in two processes on the CPU; what is shown is the largest resident set of a
+process up to there, before anything is saved. One that has only built and placed the model is shown for comparison.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+FLAGS = (
+    "--scratch.tokenizer byte --data.block 128 --run.global-batch 2 --run.micro-batch 1 --run.steps 4 "
+    "--run.save-every 1000 --run.trackers"
+)
+
+
+def train(words: list[str]) -> None:
+    """Train in one of the processes, and print its peak in MB on a line of its own."""
+    from app import Run, parse
+    from app.data.corpus import collate
+    from recipes import lm
+
+    config = parse(lm.Config, words)
+    with Run(config) as run:
+        blocks, _, tokenizer, _ = lm.load_data(config)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
+        parameters = sum(p.numel() for p in model.parameters())
+        for batch in run.batches(blocks, collate, weights=blocks.weights):
+            for micro in batch.micros(model):
+                run.backward(lm.loss_of(model, micro.inputs), micro)
+            run.step(optimizer)
+            if run.steps_done == 3:
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                found = {"before": before / 1024, "peak": peak / 1024, "parameters": parameters}
+                print(f"\n{json.dumps(found)}", flush=True)
+
+
+def launch(profile: str, words: list[str]) -> list[dict]:
+    """Train under a profile, and return what each process printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+        command += [str(ROOT / "accelerate_configs" / f"{profile}.yaml"), __file__, "child", *words]
+        done = subprocess.run(
+            [*command, "--run.dir", folder + "/run"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"before"')]
+    if done.returncode or not found:
+        sys.exit(done.stdout + done.stderr)
+    return found
+
+
+def main() -> None:
+    """Print a line for each layout."""
+    if sys.argv[1:2] == ["child"]:
+        return train(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--layers", type=int, default=12)
+    options = parser.parse_args()
+    shape = f"--scratch.width {options.width} --scratch.layers {options.layers} --scratch.heads 12"
+    for profile in ("ddp_cpu", "fsdp_cpu"):
+        found = launch(profile, [*FLAGS.split(), *shape.split()])
+        peak, before = (max(process[name] for process in found) for name in ("peak", "before"))
+        count = found[0]["parameters"]
+        print(f"{profile:<9} {count:,} parameters, {len(found)} processes: {peak:,.0f} MB each at most", end="")
+        print(f", {before:,.0f} MB before there was a model", flush=True)
+
+
+if __name__ == "__main__":
+    main()
