@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +51,8 @@ class Scores:
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
         for metric in self.metrics.values():
             metric.dist_sync_fn = _gather
+        self.arrays: dict[str, np.ndarray] = {}
+        """What `compute` has found of metrics that give more than a number, such as a confusion matrix."""
         # Samples, weight of the losses, and the weighted losses in the parts of an order-free sum.
         self.sums = torch.zeros(2 + sums.PARTS, dtype=torch.float64, device=device)
 
@@ -69,12 +72,19 @@ class Scores:
             self.sums[2:] += sums.order_free([loss.detach().double() * weight], bound=2.0**40, count=2**32)
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
-        """Combine all ranks and return plain numbers. Every rank takes part, with or without samples of its own."""
+        """Combine all ranks and return plain numbers; what is more than a number goes to `arrays`.
+
+        Every rank takes part, with or without samples of its own.
+        """
         results = {}
         for name, metric in self.metrics.items():
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)
-            results[prefix + name] = float(metric.compute())
+            value = torch.as_tensor(metric.compute())
+            if value.numel() == 1:
+                results[prefix + name] = float(value)
+            else:
+                self.arrays[name] = value.cpu().numpy()
         combined = self.sums.clone()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
