@@ -53,6 +53,7 @@ class Accelerator(accelerate.Accelerator):
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
+            self._wrap_policy = plugin.auto_wrap_policy
             self.state.fsdp_plugin = plugin
             if self.distributed_type == DistributedType.MULTI_CPU:
                 # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
@@ -111,6 +112,8 @@ class Accelerator(accelerate.Accelerator):
                     fsdp.check_optimizer(optimizer)
                 for model in (arg for arg in args if isinstance(arg, nn.Module)):
                     stack.enter_context(fsdp.embeddings_known(model))
+                    # accelerate puts the layers of the model before this one in its place.
+                    self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
                     fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                     if self.native_amp:
                         model.forward = self._in_mixed_precision(model.forward)

@@ -108,11 +108,11 @@ class Discriminator(_Model):
         self.post_init()
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return a logit for each image: above 0 for real."""
+        """Return a logit for each image, [samples, 1]: above 0 for real."""
         hidden = pixel_values
         for layer in self.layers:
             hidden = layer(hidden)
-        return self.head(hidden.flatten(1)).squeeze(1)
+        return self.head(hidden.flatten(1))
 
 
 DCGANConfig.register_for_auto_class()
