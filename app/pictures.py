@@ -48,18 +48,18 @@ def sheet(images: np.ndarray, columns: int = 0, gap: int = 1, magnify: int = 1) 
     """Lay images out in rows.
 
     Args:
-        images: uint8 [images, height, width, channels].
+        images: uint8 [images, height, width, channels], of 1 or 3 channels.
         columns: how many stand in a row; 0: as many as make a square.
         magnify: pixels of the picture for each of an image.
 
     Returns:
-        A picture, uint8 [height, width, channels].
+        A picture, uint8 [height, width, 3].
     """
     images = images.repeat(magnify, axis=1).repeat(magnify, axis=2)
-    count, height, width, channels = images.shape
+    count, height, width, _ = images.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows = -(-count // columns)
-    picture = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 128, np.uint8)
+    picture = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 128, np.uint8)
     for index, image in enumerate(images):
         top, left = index // columns * (height + gap), index % columns * (width + gap)
         picture[top : top + height, left : left + width] = image

@@ -15,7 +15,7 @@ class TableData:
     name: str = ""
     """Configuration of a data set that has several, such as sst2 of nyu-mll/glue."""
     split: str = "train"
-    """Split to train on; a slice such as train[:1000] or train[:10%] is one too, except of builtin data."""
+    """Split to train on; a slice such as train[:1000] or train[:10%] is one too."""
     eval_split: str = ""
     """Split to evaluate on, or a slice of one. Default: validation or test where there is one that is not trained on,
     else --data.holdout."""
