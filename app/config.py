@@ -67,6 +67,9 @@ class RunConfig:
     audit: bool = False
     """Write to audit.jsonl, after each step, what the step was fed and a fingerprint of every weight, as
     `python -m app prove` compares them. Slow: it reads all weights."""
+    sync_bn: bool = False
+    """Turn BatchNorm into SyncBatchNorm, on GPUs: statistics are of the micro-batches that all processes compute at a
+    time, instead of each one's own."""
     workers: int = -1
     """Processes that load data, for each training process. -1: none on CPU, up to 4 beside a GPU."""
     threads: int = 0

@@ -47,6 +47,21 @@ class Gradients:
         finally:
             self.accelerator.sync_gradients = True
 
+    @contextmanager
+    def frozen(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Let gradients flow through models whose own weights get none, and which synchronise none."""
+        held = [p for model in models for p in model.parameters() if p.requires_grad]
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self.accelerator.no_sync(model))
+            for parameter in held:
+                parameter.requires_grad_(False)
+            try:
+                yield
+            finally:
+                for parameter in held:
+                    parameter.requires_grad_(True)
+
     def backward(self, loss: Tensor, share: float) -> None:
         """Add the gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
         # DDP and FSDP take the mean over data ranks; the global batch needs the sum.
@@ -92,13 +107,18 @@ class Batch:
     def __init__(self, gradients: Gradients, step: Step):
         self._gradients, self._step, self._loops = gradients, step, 0
 
-    def micros(self, *models: nn.Module) -> Iterator[Turn]:
+    def micros(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> Iterator[Turn]:
         """Go through this rank's micro-batches, each with its own randomness; gradients synchronise on the last.
 
         A second loop over the same batch has randomness of its own.
+
+        Args:
+            models: those that get gradients.
+            frozen: those that gradients only flow through, such as the discriminator where the generator learns.
         """
         for position, turn in enumerate(self._step.turns):
             seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
-            with self._gradients.turn(models, last=position == len(self._step.turns) - 1):
+            last = position == len(self._step.turns) - 1
+            with self._gradients.frozen(frozen), self._gradients.turn(models, last):
                 yield turn
         self._loops += 1

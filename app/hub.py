@@ -1,5 +1,6 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,63 @@ def load_model(kind, name: str, **settings):
         return kind.from_pretrained(name, **settings)
 
 
+def load_processor(name: str, size: int = 0):
+    """Load the image processor of the model that --model names, the kind that needs no torchvision; or say why not.
+
+    Args:
+        size: height and width that it brings images to; 0: its own.
+    """
+    from transformers import AutoConfig, AutoImageProcessor
+
+    check_timm(name)
+    with loading(name):
+        config = AutoConfig.from_pretrained(name)
+        check_timm(name, config.model_type)
+        if config.model_type == "timm_wrapper":
+            processor = _timm_processor(config)
+        else:
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+    if size:
+        processor.size = type(processor.size)(height=size, width=size)
+        processor.do_center_crop = False
+    return processor
+
+
+def _timm_processor(config):
+    """Make the image processor that a model of timm was trained for; timm's own needs torchvision."""
+    from transformers import ViTImageProcessorPil
+
+    about = config.pretrained_cfg or {}
+    _, height, width = about.get("input_size", (3, 224, 224))
+    known = {k: about[name] for k, name in (("image_mean", "mean"), ("image_std", "std")) if name in about}
+    return ViTImageProcessorPil(size={"height": height, "width": width}, **known)
+
+
+def check_timm(name: str, kind: str = "") -> None:
+    """Refuse a model of timm where timm is not installed."""
+    if (name.startswith("timm/") or kind == "timm_wrapper") and not importlib.util.find_spec("timm"):
+        raise UserError(f"--model {name} is one of timm's, and timm is not installed: pip install timm")
+
+
+def check_images(model, flags: str, inputs: dict) -> None:
+    """Refuse images that a model does not take.
+
+    Args:
+        flags: that name the model, or the size of the images.
+        inputs: a micro-batch.
+    """
+    import torch
+
+    training, pixels = model.training, inputs["pixel_values"]
+    try:
+        with torch.no_grad():
+            model.eval()(pixel_values=pixels)
+    except (ValueError, RuntimeError) as error:
+        shape = " x ".join(map(str, pixels.shape[1:]))
+        raise UserError(f"{flags}: the model does not take images of {shape}: {error}") from error
+    model.train(training)
+
+
 def longest_input(config) -> int | None:
     """Return how many tokens a model has positions for; None where it needs no table of them, as with rotary ones."""
     config = config.get_text_config()
@@ -80,9 +138,9 @@ def loading(name: str) -> Iterator[None]:
                 raise
             reason = " ".join(str(error).split())
             raise UserError(
-                f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer and "
-                f"all, or a Hub id; without network, fetch it elsewhere (`hf download {name} --local-dir FOLDER`) and "
-                "give the folder"
+                f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer or "
+                "image processor included, or a Hub id; without network, fetch it elsewhere (`hf download "
+                f"{name} --local-dir FOLDER`) and give the folder"
             ) from error
 
 

@@ -141,6 +141,8 @@ class Run:
                 learning rate is yours.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
+        if self.config.sync_bn:
+            model = layout.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
             if not self.accelerator.is_fsdp2:  # which moves a shard at a time
@@ -148,7 +150,7 @@ class Run:
             optim = build_optimizer(model, settings)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
-        for note in layout.depends_on_layout(model, self.accelerator):
+        for note in layout.depends_on_layout(model, self.accelerator, self.config):
             self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)

@@ -155,8 +155,11 @@ def test_unknown_builtin_data_and_splits_name_those_there_are():
         load("builtin:sdtlib")
     with refused("--data.eval-split test", "there are train"):
         load("builtin:stdlib", eval_split="test")
-    with refused("--data.split train[:5]", "no slices"):
-        load("builtin:stdlib", split="train[:5]")
+    train, evaluation = load("builtin:stdlib", split="train[:5]", eval_split="train[5:8]+train[10:11]")
+    assert [len(train), len(evaluation)] == [5, 4] and train._fingerprint != evaluation._fingerprint
+    assert evaluation["text"] == [
+        load("builtin:stdlib", split=f"train[:{row + 1}]")[0]["text"][row] for row in (5, 6, 7, 10)
+    ]
 
 
 @pytest.mark.parametrize("inside", [False, True])

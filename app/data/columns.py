@@ -32,6 +32,8 @@ def check_columns(table, columns: Sequence[str], flag: str) -> None:
 
 def _header_hint(table) -> str:
     (name, *others) = table.column_names
+    if "Image" in {type(feature).__name__ for feature in table.features.values()}:
+        return "(in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
     if not others and (found := [mark for mark in (";", "\t", "|") if mark in name]):
         return f"(in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
     return "(if these are values, the file has no header line: name its columns with --data.columns)"

@@ -18,7 +18,7 @@ class TableData:
     name: str = ""
     """Configuration of a data set that has several, such as sst2 of nyu-mll/glue."""
     split: str = "train"
-    """Split to train on; a slice such as train[:1000] or train[:10%] is one too, except of builtin data."""
+    """Split to train on; a slice such as train[:1000] or train[:10%] is one too."""
     eval_split: str = ""
     """Split to evaluate on, or a slice of one. Default: validation or test where there is one that is not trained on,
     else --data.holdout."""
@@ -69,3 +69,44 @@ class CorpusData(TableData):
     concat: one stream, in which each ends with the end-of-text token."""
     block: int = 256
     """Tokens of a block, which is one sample: what the model sees at once."""
+
+
+@dataclass
+class ImageData(TableData):
+    """Images: where they come from, and what they are brought to."""
+
+    path: tuple[str, ...] = ("builtin:digits",)
+    """builtin:digits, a folder of images with a subfolder for each class (or one for each split, with those inside), a
+    data set id of the Hub, a folder laid out like one, or parquet files."""
+    image: str = "image"
+    """Column of the image: the bytes of a file, or its path."""
+    size: int = 0
+    """Height and width that images are brought to. 0: what the pretrained model takes; from scratch, the longer side of
+    the first image, but at least 32 and at most 224."""
+    cache_gb: float = 16.0
+    """Decoded images are kept on disk, and mapped into memory, up to so many GB; more of them are decoded anew each
+    time."""
+
+
+@dataclass
+class ClassData(ImageData):
+    """Images and their classes."""
+
+    label: str = "label"
+    """Column of the class: integers or strings."""
+
+
+@dataclass
+class Augment:
+    """Random changes of training images, the same for a sample in an epoch on any layout."""
+
+    flip: float = 0.0
+    """Probability of mirroring left and right. Photographs want 0.5, digits nothing."""
+    shift: float = 0.1
+    """Largest shift to each side, as a fraction of the size; what comes into view is black."""
+    zoom: float = 0.1
+    """Largest change of scale: 0.1 is from 0.9 to 1.1."""
+    rotate: float = 10.0
+    """Largest rotation to each side, in degrees."""
+    erase: float = 0.0
+    """Probability of blanking a rectangle, with sides of a quarter to a half of the image's."""

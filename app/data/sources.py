@@ -123,9 +123,11 @@ def _open_builtin(flag: str, path: str) -> Source:
     table = load()
 
     def read(split: str):
-        if split != "train":
-            raise UserError(f"--data.split {split}: {path} has the split train alone, and no slices of it")
-        return table
+        ranges = [(start, end) for _, start, end in parts_of(split, {"train": len(table)}, flag, path)]
+        if ranges == [(0, len(table))]:
+            return table
+        rows = np.concatenate([np.arange(*ends) for ends in ranges])
+        return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, *ranges))
 
     return Source(flag, path, {"train": len(table)}, read)
 

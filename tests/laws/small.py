@@ -35,4 +35,14 @@ SMALL = {
             *("--data.eval-path", rows(7)),
         ]
     ),
+    "img": Small(
+        lambda rows: [
+            *("--scratch.layers", 1, "--scratch.width", 8, "--augment.flip", 0.5, "--augment.erase", 0.5),
+            *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
+        ]
+    ),
+    "gan": Small(
+        lambda rows: ["--width", 8, "--data.split", "train[:41]", "--data.eval-split", "train[41:58]", "--samples", 17],
+        syncs=2,
+    ),
 }

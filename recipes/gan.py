@@ -1,0 +1,160 @@
+r"""Train a generative adversarial network, a small DCGAN: two models and two optimizers in one visible loop.
+
+accelerate launch recipes/gan.py
+accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/gan.py --run.dir runs/gan-ddp
+accelerate launch recipes/gan.py --data.path faces/ --data.size 64 --color true --width 64
+"""
+
+from dataclasses import dataclass, field
+
+from app import OptimConfig, Run, RunConfig, UserError, parse
+from app.data.config import ImageData
+
+USE_IT = (
+    "python -c 'import torch; from transformers import AutoModel; "
+    """model = AutoModel.from_pretrained("{model}", trust_remote_code=True); """
+    "print(model(torch.randn(16, model.config.latent)).shape)'"
+)
+SHOWN = 64
+
+
+def adam() -> OptimConfig:
+    """Return what DCGAN was published with, apart from the rate's fall to 0 at the end."""
+    return OptimConfig(name="Adam", lr=5e-4, betas=(0.5, 0.999), weight_decay=0.0, clip=0.0)
+
+
+@dataclass
+class Config:
+    """Train a generative adversarial network."""
+
+    width: int = 32
+    """Channels at full resolution, a multiple of 8; each halving of the resolution has twice as many."""
+    latent: int = 64
+    """Length of the noise that an image is made of."""
+    color: bool = False
+    """Make color images; false: grey ones."""
+    samples: int = 2000
+    """Images that an evaluation makes."""
+    data: ImageData = field(default_factory=lambda: ImageData(size=16))
+    optim: OptimConfig = field(default_factory=adam)
+    """Of the generator."""
+    optim_d: OptimConfig = field(default_factory=adam)
+    """Of the discriminator."""
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=60, eval_every=250, best="-eval/frechet"))
+
+
+def load_data(config: Config):
+    """Return the images to train on, and those held out."""
+    from app.data import images
+    from app.data.sources import load_tables
+
+    size, tables = config.data.size, load_tables(config.data)
+    if size < 8 or size & (size - 1):
+        raise UserError(f"--data.size {size}: must be a power of two, 8 or more")
+    mode = "RGB" if config.color else "L"
+    columns = [images.ImageColumn(table, config.data.image, mode) for table in (tables.train, tables.evaluation)]
+    processor = images.own_processor(columns[0], size)
+    return [images.load_images(column, processor, config.data.cache_gb) for column in columns]
+
+
+def build_models(config: Config):
+    """Return a generator and a discriminator."""
+    from app.dcgan import DCGANConfig, Discriminator, Generator
+
+    if config.width < 8 or config.width % 8:
+        raise UserError(f"--width {config.width}: must be a multiple of 8")
+    channels = 3 if config.color else 1
+    shape = DCGANConfig(size=config.data.size, channels=channels, width=config.width, latent=config.latent)
+    return Generator(shape), Discriminator(shape)
+
+
+class Latents:
+    """The noise of the images that evaluations make, always the same."""
+
+    def __init__(self, count: int, length: int):
+        self.count, self.length = count, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, sample: int):
+        import torch
+
+        from app.seeding import sample_generator
+
+        return torch.from_numpy(sample_generator(0, 0, sample).standard_normal(self.length).astype("float32"))
+
+
+def score_of(real):
+    """Return a metric that compares images with real ones, of which it takes up to 10,000."""
+    import torch
+
+    from app.frechet import PixelFrechet
+
+    return PixelFrechet(torch.from_numpy(pixels) for pixels in real.some(10_000))
+
+
+def describe(real, held_out) -> str:
+    """Say in a line what the data are, and how near to them real images are that are not among them."""
+    import torch
+
+    score = score_of(real)
+    for pixels in held_out.some(10_000):
+        score.update(torch.from_numpy(pixels))
+    return f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
+        f"{float(score.compute()):.4f} (eval/frechet; 0 is the same)"
+    )
+
+
+def evaluate(run: Run, generator, latents, real) -> dict[str, float]:
+    """Compare what the generator makes with real images, and show some of it."""
+    import torch
+
+    from app.pictures import sheet
+
+    scores, shown = run.scores_of(frechet=score_of(real)), []
+    for micro in run.evaluation(generator, latents, torch.stack):
+        made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
+        scores.update(micro.weight, made)
+        shown += list(made.cpu()) if len(shown) < SHOWN else []
+    pixels = torch.stack(shown[:SHOWN]).permute(0, 2, 3, 1).numpy()
+    run.log_images({"eval/samples": [sheet(pixels, magnify=2)]})
+    return scores.compute()
+
+
+def main(config: Config) -> dict[str, float]:
+    """Train, and return the last scores."""
+    import torch
+    from torch.nn.functional import softplus
+
+    from app.data.augment import ImageCollate
+
+    with Run(config) as run:
+        with run.main_process_first():
+            real, held_out = load_data(config)
+        generator, discriminator = build_models(config)
+        latents, channels = Latents(config.samples, config.latent), generator.config.channels
+        run.say(describe(real, held_out))
+        generator, optimizer = run.prepare(generator, config.optim)
+        discriminator, optimizer_d = run.prepare(discriminator, config.optim_d)
+        collate = ImageCollate([0.5] * channels, [0.5] * channels, 1 / 255)
+        for batch in run.batches(real, collate):
+            for micro in batch.micros(discriminator):
+                images = micro.inputs["pixel_values"]
+                with torch.no_grad():
+                    made = generator(torch.randn(len(images), config.latent, device=images.device))
+                true, false = discriminator(torch.cat([images, made])).chunk(2)
+                run.backward((softplus(-true) + softplus(false)).mean(), micro, "loss/discriminator")
+            run.step(optimizer_d)
+            for micro in batch.micros(generator, frozen=[discriminator]):
+                images = micro.inputs["pixel_values"]
+                made = generator(torch.randn(len(images), config.latent, device=images.device))
+                run.backward(softplus(-discriminator(made)).mean(), micro, "loss/generator")
+            run.step(optimizer)
+            if run.due(config.run.eval_every):
+                run.log(evaluate(run, generator, latents, real))
+        return run.finish(generator, use=USE_IT)
+
+
+if __name__ == "__main__":
+    main(parse(Config))

@@ -1,0 +1,144 @@
+r"""Train an image classifier: from scratch on data that needs no download, or from a pretrained model on your own.
+
+    accelerate launch recipes/img.py
+    accelerate launch --config_file accelerate_configs/fsdp_cpu.yaml recipes/img.py --run.dir runs/fsdp
+    accelerate launch recipes/img.py --model microsoft/resnet-18 --optim.lr 1e-4 \
+        --data.path photos/ --augment.flip 0.5
+"""
+
+from dataclasses import dataclass, field
+
+from app import OptimConfig, Run, RunConfig, parse
+from app.data.config import Augment, ClassData
+from app.hub import check_images, load_model, load_processor
+from app.scratch import VisionScratch, check_vision
+
+USE_IT = (
+    "python -c 'from transformers import pipeline; "
+    """print(pipeline("image-classification", "{model}")("some.png"))'"""
+)
+
+
+@dataclass
+class Config:
+    """Train an image classifier."""
+
+    model: str = ""
+    """Pretrained model: a Hub id (timm/NAME for one of timm's, where timm is installed) or a folder. Nothing: from
+    scratch, in the shape of --scratch."""
+    smoothing: float = 0.1
+    """Label smoothing: the share of each label that is spread over all classes."""
+    scratch: VisionScratch = field(default_factory=VisionScratch)
+    data: ClassData = field(default_factory=ClassData)
+    augment: Augment = field(default_factory=Augment)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=3e-3, warmup=0.1, weight_decay=0.05))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=12, micro_batch=32, best="eval/accuracy"))
+
+
+def load_data(config: Config):
+    """Return training and evaluation images, the classes, the image processor, and a line on what they are."""
+    from app.data import images
+
+    tables, labels = images.load_labelled(config.data)
+    columns = [images.ImageColumn(table, config.data.image) for table in (tables.train, tables.evaluation)]
+    if config.model:
+        processor = load_processor(config.model, config.data.size)
+    else:
+        processor = images.own_processor(columns[0], config.data.size)
+    limit, values = config.data.cache_gb, (labels.train_values, labels.eval_values)
+    train_rows, eval_rows = map(images.load_images, columns, [processor] * 2, [limit] * 2, values)
+    if not config.model:
+        processor.image_mean, processor.image_std = train_rows.statistics(processor.rescale_factor)
+    return train_rows, eval_rows, labels, processor, images.describe(tables, labels, train_rows, eval_rows)
+
+
+def build_model(config: Config, labels, rows, collate):
+    """Return a transformers model with a head for these classes, which takes these images."""
+    from transformers import AutoModelForImageClassification
+
+    head = {
+        "id2label": dict(enumerate(labels.names)),
+        "label2id": {name: index for index, name in enumerate(labels.names)},
+    }
+    size = rows.shape[-1]
+    if config.model:
+        model = load_model(AutoModelForImageClassification, config.model, ignore_mismatched_sizes=True, **head)
+    else:
+        check_vision(config.scratch, size)
+        model = AutoModelForImageClassification.from_config(vision_config(config.scratch, size, **head))
+    check_images(model, f"--model {config.model}" if config.model else f"--data.size {size}", collate([rows[0]]))
+    return model
+
+
+def vision_config(shape: VisionScratch, size: int, **head):
+    """Return the config of a model for images of this size."""
+    from transformers import BitConfig, ResNetConfig, ViTConfig
+
+    if shape.kind == "vit":
+        return ViTConfig(
+            image_size=size,
+            patch_size=size // shape.patches,
+            hidden_size=shape.width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            intermediate_size=4 * shape.width,
+            hidden_dropout_prob=shape.dropout,
+            attention_probs_dropout_prob=shape.dropout,
+            **head,
+        )
+    stages = {
+        "embedding_size": shape.width,
+        "hidden_sizes": [shape.width, 2 * shape.width, 4 * shape.width],
+        "depths": [shape.layers] * 3,
+    }
+    if shape.norm == "batch":
+        return ResNetConfig(**stages, layer_type="basic", **head)
+    # Big Transfer: a ResNet with GroupNorm and standardised weights, which transformers' ResNet cannot be loaded as.
+    return BitConfig(**stages, num_groups=8, **head)
+
+
+def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
+    """Score the model on every evaluation image once, and draw which classes it takes for which."""
+    from torch.nn.functional import cross_entropy
+
+    from app.measures import Classification
+    from app.pictures import MOST_CLASSES, confusion
+
+    classes = len(labels.names)
+    counts = Classification(classes, top=5 if classes > 5 else 0)
+    scores = run.scores_of(counts)
+    for micro in run.evaluation(model, rows, collate):
+        logits, truth = model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs["labels"]
+        scores.update(micro.weight, logits, truth, loss=cross_entropy(logits, truth))
+    found = scores.compute()
+    if classes <= MOST_CLASSES:
+        run.log_images({"eval/confusion": [confusion(counts.matrix().numpy(), labels.names)]})
+    return found
+
+
+def main(config: Config) -> dict[str, float]:
+    """Train, and return the last scores."""
+    from torch.nn.functional import cross_entropy
+
+    from app.data.augment import Draw, ImageCollate
+
+    with Run(config) as run:
+        augment = Draw(config.augment)
+        with run.main_process_first():
+            train_rows, eval_rows, labels, processor, about = load_data(config)
+        run.say(about)
+        collate = ImageCollate.of(processor)
+        model, optimizer = run.prepare(build_model(config, labels, train_rows, collate), config.optim)
+        for batch in run.batches(train_rows, collate, augment=augment):
+            for micro in batch.micros(model):
+                logits = model(pixel_values=micro.inputs["pixel_values"]).logits
+                loss = cross_entropy(logits, micro.inputs["labels"], label_smoothing=config.smoothing)
+                run.backward(loss, micro)
+            run.step(optimizer)
+            if run.due(config.run.eval_every):
+                run.log(evaluate(run, model, eval_rows, collate, labels))
+        return run.finish(model, processor, use=USE_IT)
+
+
+if __name__ == "__main__":
+    main(parse(Config))
