@@ -1,7 +1,7 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +46,26 @@ def load_model(kind, name: str, **settings):
     """
     with loading(name):
         return kind.from_pretrained(name, **settings)
+
+
+def image_channels(name: str) -> int:
+    """Return the channels of the images that the model that --model names takes."""
+    from transformers import AutoConfig
+
+    with loading(name):
+        return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
+
+
+def load_segmenter(name: str, labels: Sequence[str]):
+    """Load the semantic segmentation model that --model names, with a head for these classes."""
+    from transformers import AutoModelForSemanticSegmentation
+
+    head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
+    # Some have a second head with a loss of its own, which is theirs to compute; DDP wants a gradient for the rest.
+    if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
+        auxiliary.requires_grad_(False)
+    return model
 
 
 def longest_input(config) -> int | None:

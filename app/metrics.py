@@ -45,7 +45,8 @@ class Scores:
         """Collect metrics by the name under which they are logged.
 
         Args:
-            metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
+            metrics: objects of torchmetrics, or any with `update`, `compute` and `to`. One that computes a dict gives
+                several scores, under their own names.
         """
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
         for metric in self.metrics.values():
@@ -74,7 +75,9 @@ class Scores:
         for name, metric in self.metrics.items():
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)
-            results[prefix + name] = float(metric.compute())
+            value = metric.compute()
+            values = value if isinstance(value, dict) else {name: value}
+            results |= {prefix + key: float(number) for key, number in values.items()}
         combined = self.sums.clone()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)

@@ -59,6 +59,16 @@ def refuse_overlap(
                 )
 
 
+def drawn(rows: int, fraction: float, seed: int = 0) -> np.ndarray:
+    """Draw the rows to hold out, of two or more, as a mask; at least one, and not all."""
+    if not 0 < fraction < 1:
+        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
+    count = min(max(1, round(rows * fraction)), rows - 1)
+    out = np.zeros(rows, bool)
+    out[permute(np.arange(count), rows, seed, HOLDOUT_EPOCH)] = True
+    return out
+
+
 def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None):
     """Split off a random fraction of a table, at least a row; both parts keep the table's order.
 
@@ -69,16 +79,13 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
             without; they stay there.
     """
     rows = len(table)
-    if not 0 < fraction < 1:
-        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
     if rows < 2:
         raise UserError(
             f"{name_of(table)} has {rows} rows, which cannot be split into training and evaluation: give more data or "
             "--data.eval-path"
         )
-    count = min(max(1, round(rows * fraction)), rows - 1)
-    out = np.zeros(rows, bool)
-    out[permute(np.arange(count), rows, seed, HOLDOUT_EPOCH)] = True
+    out = drawn(rows, fraction, seed)
+    count = int(np.count_nonzero(out))
     stay = np.zeros(rows, bool) if needed is None else needed(table, out)
     out &= ~stay
     if not out.any():

@@ -1,0 +1,55 @@
+"""How well predicted classes cover the true ones: Dice and IoU, from counts of voxels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+# Each image's Dice is rounded to a multiple of this, so that their sum does not depend on its order.
+GRID = 2.0**-40
+
+
+class Overlap(Metric):
+    """Dice and IoU of each class, and their means over the classes.
+
+    `dice` is the mean over images, of those that have the class in their truth, as MONAI's DiceMetric and the medical
+    literature have it; `iou` is over all voxels of all images together, as the mIoU of scene segmentation. All states
+    are whole numbers: scores have the same bits whatever the number of ranks.
+    """
+
+    full_state_update = False
+
+    def __init__(self, names: Sequence[str]):
+        """Score classes of these names."""
+        super().__init__()
+        self.names = list(names)
+        # By class: images that have it, the sum of their Dice in steps of GRID, and voxels of intersection and union.
+        self.add_state("counts", torch.zeros(4, len(self.names), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, predicted: Tensor, truth: Tensor) -> None:
+        """Add images.
+
+        Args:
+            predicted, truth: classes, [images, *sides] or [images, 1, *sides].
+        """
+        for own, real in zip(predicted.long().flatten(1), truth.long().flatten(1), strict=True):
+            classes = len(self.names)
+            both = torch.bincount(own[own == real], minlength=classes)
+            sizes = torch.bincount(own, minlength=classes) + torch.bincount(real, minlength=classes)
+            present = torch.bincount(real, minlength=classes) > 0
+            dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round().long() * present
+            self.counts += torch.stack([present.long(), dice, both, sizes - both])
+
+    def compute(self) -> dict[str, float]:
+        """Return `dice` and `iou`, and both for each class that is there, such as `dice_boundary`."""
+        images, dice, both, union = self.counts.double().unbind()
+        scores = {"dice": (dice * GRID / images), "iou": both / union}
+        means = {name: values[images > 0].mean() for name, values in scores.items()}
+        each = {
+            f"{name}_{which}": value
+            for name, values in scores.items()
+            for which, value, there in zip(self.names, values, images > 0, strict=True)
+            if there
+        }
+        return {name: float(value) for name, value in {**means, **each}.items()}
