@@ -184,6 +184,8 @@ class Run:
             self.gradients.watch(self._due.measures(self.steps_done))
             self._log = StepLog(self.accelerator, step, self.config.nonfinite == "skip")
             yield Batch(self.gradients, step)
+            if not self._stepped:
+                raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
             self._settle()
             if self._leaving:
                 break

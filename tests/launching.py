@@ -1,15 +1,21 @@
-"""Start real launches, within a time limit that ends every process they began."""
+"""Start real launches, within a time limit that ends every process they began; read what runs have left."""
 
 import json
 import os
 import subprocess
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
+from app.checkpoint import STATE
 from app.launcher import kill_tree, words_of
+from app.reader import StateReader
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -51,14 +57,22 @@ def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     return run(words_of(file, processes if processes > 1 else 0, *words), **options)
 
 
-def launch_many(
-    profile: str | Path, processes: int, recipe: Path, commands: list[list], folder: Path, **options
-) -> None:
+def launch_many(profile: str | Path, processes: int, recipe: Path, commands: list[list], folder: Path, **options):
     """Run a recipe several times, with other flags each, in one launch; all must succeed."""
+    launch_all(profile, processes, [(recipe, flags, None) for flags in commands], folder, **options)
+
+
+def launch_all(profile: str | Path, processes: int, commands: list[tuple], folder: Path, **options) -> None:
+    """Run recipes one after the other in one launch; all must succeed.
+
+    Args:
+        commands: for each time the recipe's file, its flags, and a file for what a silent step costs, or None.
+        folder: for the list of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{Path(profile).stem}-{processes}-{time.monotonic_ns()}.json"
-    file.write_text(json.dumps([[str(word) for word in command] for command in commands]))
-    result = launch(profile, processes, ROOT / "tests" / "laws" / "many.py", recipe, file, **options)
+    file.write_text(json.dumps([(str(r), [str(word) for word in flags], c and str(c)) for r, flags, c in commands]))
+    result = launch(profile, processes, ROOT / "tests" / "laws" / "many.py", file, **options)
     assert result.status == 0, result.output[-6000:]
 
 
@@ -109,3 +123,26 @@ def steps(folder: Path) -> list[dict]:
 def scores(folder: Path) -> list[dict]:
     """Read the lines of a run's evaluations."""
     return [line for line in metrics(folder) if "ids" not in line]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Read the bytes of a run's finished weights."""
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model/model.safetensors").items()}
+
+
+def saved_state(folder: Path, step: int) -> dict[str, bytes]:
+    """Read the bytes of all tensors, of models and optimizers, in a run's checkpoint."""
+    path = folder / "checkpoints" / f"step-{step:08d}" / STATE
+    reader = StateReader(path)
+    entries = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns that one process loads alone
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def furthest(a: list[dict], b: list[dict], key: str = "loss") -> float:
+    """Find the largest relative difference between two runs' columns."""
+    assert len(a) == len(b) > 0
+    return max(abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b, strict=True))

@@ -196,6 +196,14 @@ def test_a_loop_that_is_left_early_counts_what_was_done(tmp_path, before, steps)
     assert not (tmp_path / "model").exists()
 
 
+def test_a_forgotten_update_is_refused(tmp_path):
+    with pytest.raises(UserError, match="step 1 went by"), Run(Config(RunConfig(dir=str(tmp_path)))) as run:
+        model, _ = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+
+
 def test_a_second_loop_over_all_batches_is_refused(tmp_path):
     with pytest.raises(UserError, match="was called before"):
         with open_run(tmp_path) as run:

@@ -4,10 +4,13 @@ counting.py FILE: the counts of a silent step and of a step that logs, written b
 """
 
 import json
+import os
 import sys
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -46,28 +49,43 @@ class Model(nn.Module):
         return self.out(x).squeeze(-1).clone() * self.scale
 
 
-def main(path: str, clip: float) -> None:
-    """Profile steps 4 (silent) and 6 (logged)."""
-    data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
-    counts, profiler, reads = {}, None, count_reads()
-    with Run(Config()) as run:
-        model, optimizer = run.prepare(Model(), OptimConfig(clip=clip))
-        for batch in run.batches(data, torch.stack):
+@contextmanager
+def counting(path: Path):
+    """Have the run inside count what steps 4 and 6 do, and write it on the main process."""
+    counts, original = {}, Run.batches
+
+    def batches(run: Run, *args, **kwargs):
+        steps, profiler = original(run, *args, **kwargs), None
+        while True:
+            batch = next(steps, None)
             # The body of a step, and what the Run does behind it until the next one begins.
             if profiler is not None:
                 profiler.__exit__(None, None, None)
                 counts[run.steps_done - 1] = tally(profiler, reads)
                 profiler = None
+            if batch is None:
+                return
             if run.steps_done in (4, 6):
                 profiler = profile(activities=[ProfilerActivity.CPU])
                 profiler.__enter__()
                 reads.clear()
+            yield batch
+
+    with count_reads() as reads, patch.object(Run, "batches", batches):
+        yield
+    if int(os.environ.get("RANK", "0")) == 0:
+        path.write_text(json.dumps({"silent": counts[4], "logged": counts[6]}))
+
+
+def main(clip: float) -> None:
+    """Train with counting."""
+    data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
+    with Run(Config()) as run:
+        model, optimizer = run.prepare(Model(), OptimConfig(clip=clip))
+        for batch in run.batches(data, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
             run.step(optimizer)
-        if run.accelerator.is_main_process:
-            with open(path, "w") as file:
-                json.dump({"silent": counts[4], "logged": counts[6]}, file)
 
 
 def tally(profiler, reads: Counter) -> dict:
@@ -77,7 +95,8 @@ def tally(profiler, reads: Counter) -> dict:
     return {**found, "reads": dict(reads)}
 
 
-def count_reads() -> Counter:
+@contextmanager
+def count_reads():
     """Count every way in which code of `app` makes the host wait for a number."""
     reads = Counter()
 
@@ -90,13 +109,15 @@ def count_reads() -> Counter:
                 reads[f"app/{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
             return original(tensor, *args, **kwargs)
 
-        setattr(torch.Tensor, method, read)
+        return patch.object(torch.Tensor, method, read)
 
-    for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
-        counted(method)
-    return reads
+    with ExitStack() as stack:
+        for method in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+            stack.enter_context(counted(method))
+        yield reads
 
 
 if __name__ == "__main__":
     report_user_errors()
-    main(sys.argv[1], float(sys.argv[2]))
+    with counting(Path(sys.argv[1])):
+        main(float(sys.argv[2]))

@@ -1,6 +1,7 @@
-"""Run a recipe several times in one process: a launch costs seconds.
+"""Run recipes several times in one process: a launch costs seconds.
 
-many.py RECIPE FILE, where FILE holds a JSON list with the flags of each time.
+many.py FILE, where FILE holds a JSON list with, for each time, a recipe's file, its flags, and where to write what a
+silent step costs (nothing: do not count).
 """
 
 import importlib.util
@@ -20,7 +21,19 @@ def load(path: str):
     return module
 
 
+def main(commands: list) -> None:
+    """Run each recipe with its flags."""
+    for path, flags, counted in commands:
+        recipe = load(path)
+        if counted:
+            from laws.counting import counting
+
+            with counting(Path(counted)):
+                recipe.main(parse(recipe.Config, flags))
+        else:
+            recipe.main(parse(recipe.Config, flags))
+
+
 if __name__ == "__main__":
-    recipe = load(sys.argv[1])
-    for flags in json.loads(Path(sys.argv[2]).read_text()):
-        recipe.main(parse(recipe.Config, flags))
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -6,16 +6,12 @@ Each layout is launched once or twice and runs many cases; the tests read the ru
 import functools
 import json
 import shutil
-import warnings
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from app.checkpoint import RECORD, STATE
-from app.reader import StateReader
-from launching import ROOT, launch_many, scores, steps
+from app.checkpoint import RECORD
+from launching import ROOT, furthest, launch_many, saved_state, scores, steps, weights
 from tiny import enter
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -123,31 +119,6 @@ def pretend_later(folder):
     record = json.loads((new / RECORD).read_text())
     (new / RECORD).write_text(json.dumps({**record, "step": STOP}))
     enter(new, RECORD)
-
-
-def weights(folder):
-    """Read the bytes of the finished weights."""
-    return {
-        name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model" / "model.safetensors").items()
-    }
-
-
-def saved_state(folder, step):
-    """Read the bytes of all tensors, of model and optimizer, in a run's checkpoint."""
-    path = folder / "checkpoints" / f"step-{step:08d}" / STATE
-    reader = StateReader(path)
-    entries = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that one process loads alone
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def furthest(a, b, key="loss"):
-    """Find the largest relative difference between two runs' columns."""
-    assert len(a) == len(b) > 0
-    return max(abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,29 @@
+"""Each recipe made small enough to be tested: a recipe without an entry here fails its laws."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Small:
+    """How to make a recipe small.
+
+    Args:
+        flags: of the recipe, from a function that writes a jsonl file with so many labelled texts. At least 21 samples
+            to train on, so that an epoch ends inside a step, and any number to evaluate on.
+        syncs: gradient synchronisations of a step, one for each optimizer.
+    """
+
+    flags: Callable[[Callable[[int], Path]], list]
+    syncs: int = 1
+
+
+SMALL = {
+    "cls": Small(
+        lambda rows: [
+            *("--scratch.layers", 1, "--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64),
+            *("--data.path", rows(101), "--data.eval-path", rows(7)),
+        ]
+    ),
+}

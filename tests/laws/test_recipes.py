@@ -1,0 +1,167 @@
+"""The laws, for every recipe in recipes/, on one process, DDP x2 and FSDP2 x2.
+
+All recipes go through one launch of each layout, and through a second one that goes on with what the others began.
+`test_layouts.py` looks at more layouts, with one recipe.
+"""
+
+import functools
+import json
+import shutil
+
+import pytest
+
+from launching import ROOT, furthest, launch_all, saved_state, scores, steps
+from laws.mistakes import MISTAKES, plant
+from laws.small import SMALL
+
+RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
+LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
+OTHERS = ("ddp2", "fsdp2")
+STEPS, STOP = 6, 3
+# Three micro-batches of 3 or 4 rows: two ranks have two turns each, the last of which is idle.
+COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
+COMMON += ["--run.eval-every", STOP, "--run.save-every", 1, "--run.keep", 99]
+WHOLE = ["--run.steps", STEPS]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, rows):
+    """Give a function from a layout to the folder with all recipes' runs on it, which it makes when first asked."""
+    root = tmp_path_factory.mktemp("recipes")
+    mistaken = {}
+    for recipe, path in RECIPES.items():
+        for name in MISTAKES:
+            mistaken[recipe, name] = root / f"{recipe}-{name.replace(' ', '-')}.py"
+            mistaken[recipe, name].write_text(plant(name, path.read_text()))
+
+    def command(layout, recipe, name, *more, file=None):
+        flags = [*SMALL[recipe].flags(rows), *COMMON, *more, "--run.dir", root / layout / recipe / name]
+        return file or RECIPES[recipe], flags, None
+
+    def counted(layout, recipe):
+        file, flags, _ = command(layout, recipe, "counted", "--run.steps", 8, "--run.log-every", 6)
+        flags += ["--run.eval-every", 8, "--run.save-every", 8, "--run.check-every", 8]
+        return file, flags, root / layout / f"{recipe}-counts.json"
+
+    @functools.cache
+    def runs(layout):
+        commands = []
+        for recipe in SMALL:
+            (root / layout).mkdir(exist_ok=True)
+            commands += [
+                command(layout, recipe, "whole", *WHOLE),
+                command(layout, recipe, "stopped", *WHOLE, "--run.stop-at", STOP),
+                command(layout, recipe, "stopped", *WHOLE),
+                command(layout, recipe, "left", *WHOLE, "--run.stop-at", STOP),
+                command(layout, recipe, "exact", *WHOLE, "--run.exact", "true"),
+                counted(layout, recipe),
+            ]
+            if layout == "ddp2":
+                for name in ("weight", "second backward"):
+                    commands.append(command(layout, recipe, name, "--run.steps", 2, file=mistaken[recipe, name]))
+            if layout == "one":
+                file = mistaken[recipe, "zero_grad"]
+                commands.append(command(layout, recipe, "zero_grad", *WHOLE, file=file))
+                for more in (["--run.stop-at", STOP], []):
+                    commands.append(command(layout, recipe, "zero_grad-stopped", *WHOLE, *more, file=file))
+        launch_all(*LAYOUTS[layout], commands, root, timeout=500)
+        return root / layout
+
+    @functools.cache
+    def resumed(layout):
+        """Go on, on one layout, with copies of the runs that the others left."""
+        commands = []
+        for recipe in SMALL:
+            for source in (name for name in LAYOUTS if name != layout):
+                shutil.copytree(runs(source) / recipe / "left", root / layout / recipe / f"from-{source}")
+                commands.append(command(layout, recipe, f"from-{source}", *WHOLE))
+        launch_all(*LAYOUTS[layout], commands, root, timeout=300)
+        return root / layout
+
+    runs.resumed = resumed
+    return runs
+
+
+def far(a, b):
+    """Find the largest relative difference of two runs' losses, whatever the recipe calls them."""
+    names = [name for name in a[0] if name.split("/")[0] == "loss"]
+    assert names
+    return max(furthest(a, b, name) for name in names)
+
+
+def test_every_recipe_is_here():
+    missing = RECIPES.keys() - SMALL.keys()
+    assert not missing, f"add {', '.join(sorted(missing))} to tests/laws/small.py: flags that make the recipe small"
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_same_samples_and_loss(runs, recipe, layout):
+    """Laws 1 to 3: the ledger to the bit, the loss to 1e-5."""
+    reference, other = steps(runs("one") / recipe / "whole"), steps(runs(layout) / recipe / "whole")
+    assert len({line["ids"] for line in reference}) == STEPS
+    assert [line["ids"] for line in other] == [line["ids"] for line in reference]
+    assert [line["lr"] for line in other] == [line["lr"] for line in reference]
+    assert far(reference, other) < 1e-5
+    assert furthest(reference, other, "grad_norm") < 1e-3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_stopped_and_resumed_is_bitwise_equal(runs, recipe, layout):
+    """Laws 3 and 4, one layout: losses, scores, weights and the optimizers' state."""
+    folder = runs(layout) / recipe
+    assert steps(folder / "stopped") == steps(folder / "whole")
+    assert scores(folder / "stopped") == scores(folder / "whole")
+    assert saved_state(folder / "stopped", STEPS) == saved_state(folder / "whole", STEPS)
+    assert saved_state(folder / "whole", STOP) != saved_state(folder / "whole", STEPS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_resume_from_any_layout(runs, recipe, layout):
+    """Law 4: begun on each of the others."""
+    never_stopped = steps(runs(layout) / recipe / "whole")
+    for source in (name for name in LAYOUTS if name != layout):
+        resumed = steps(runs.resumed(layout) / recipe / f"from-{source}")
+        assert [line["ids"] for line in resumed] == [line["ids"] for line in never_stopped]
+        assert far(never_stopped, resumed) < 1e-5
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize("recipe", SMALL)
+def test_exact_mode_gives_the_same_bits(runs, recipe, layout):
+    """Losses, gradient norms, weights, the optimizers' state; and law 5, scores of the same weights."""
+    reference, other = runs("one") / recipe / "exact", runs(layout) / recipe / "exact"
+    assert steps(other) == steps(reference)
+    assert scores(other) == scores(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_what_a_silent_step_costs(runs, recipe):
+    """Law 6: one synchronisation for each optimizer, no other collective, no number read but the gradient's norm."""
+    expected = {"c10d::allreduce_": SMALL[recipe].syncs, "reads": {"app/steplog.py:add_norm": SMALL[recipe].syncs}}
+    counts = {layout: json.loads((runs(layout) / f"{recipe}-counts.json").read_text()) for layout in LAYOUTS}
+    assert counts["ddp2"]["silent"] == expected
+    assert counts["one"]["silent"] == {"reads": expected["reads"]}
+    assert counts["fsdp2"]["silent"]["reads"] == expected["reads"]
+    logged = counts["ddp2"]["logged"]
+    assert logged["c10d::allreduce_"] == expected["c10d::allreduce_"] + 1
+    assert sum(logged["reads"].values()) > SMALL[recipe].syncs
+
+
+@pytest.mark.parametrize("mistake", ["weight", "second backward"])
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_mistake_in_the_loop_is_seen_between_layouts(runs, recipe, mistake):
+    """Planted into the recipe's text: its gradient is another one than that of the recipe on one process."""
+    healthy, mistaken = steps(runs("one") / recipe / "whole")[:2], steps(runs("ddp2") / recipe / mistake)
+    assert furthest(healthy, mistaken, "grad_norm") > 1e-3
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_forgotten_zero_grad_is_seen_after_a_stop(runs, recipe):
+    """Planted into the recipe's text: what a stopped run has lost makes it another run."""
+    folder = runs("one") / recipe
+    assert steps(folder / "zero_grad") != steps(folder / "whole")
+    assert steps(folder / "zero_grad-stopped") != steps(folder / "zero_grad")
