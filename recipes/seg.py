@@ -54,7 +54,7 @@ def load_data(config: Config):
 
 def build_model(config: Config, patches, names):
     """Return a model whose logits have a channel for each class, and what is saved beside it."""
-    from app.losses import channels_of
+    from app.segmentation.losses import channels_of
 
     channels = channels_of(config.loss, len(names))
     if config.model:
@@ -95,10 +95,10 @@ def predict(model, images):
 def evaluate(run: Run, model, cases, loss_of, window, config: Config) -> dict[str, float]:
     """Score the model on every whole image once, and show the first few."""
     from app.data.cases import stack
-    from app.losses import classes_of
-    from app.overlap import Overlap
-    from app.panels import panel
-    from app.windows import sliding_window
+    from app.segmentation.losses import classes_of
+    from app.segmentation.overlap import Overlap
+    from app.segmentation.panels import panel
+    from app.segmentation.windows import sliding_window
 
     scores, shown = run.scores_of(overlap=Overlap(cases.names)), {}
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
@@ -116,7 +116,7 @@ def evaluate(run: Run, model, cases, loss_of, window, config: Config) -> dict[st
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
     from app.data.cases import stack
-    from app.losses import channels_of, dice_loss
+    from app.segmentation.losses import channels_of, dice_loss
 
     with Run(config) as run:
         with run.main_process_first():

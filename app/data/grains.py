@@ -5,7 +5,7 @@ places, under noise. Only whole numbers, and arithmetic that IEEE 754 rounds ali
 volume has the same bits on every machine.
 """
 
-from collections.abc import Iterator
+import functools
 
 import numpy as np
 
@@ -20,10 +20,10 @@ UNIT = 16  # positions are counted in sixteenths of a voxel
 HALF_WALL = 1.5  # voxels
 
 
-def grains(dims: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield names, images and masks (1: boundary), both uint8 [*sides]."""
-    for index in range(SIZES[dims][0]):
-        yield f"grains-{index:02}", *grain(index, dims)
+@functools.cache
+def grains(dims: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """List names, images and masks (1: boundary), both uint8 [*sides]; made in seconds, once in a process."""
+    return [(f"grains-{index:02}", *grain(index, dims)) for index in range(SIZES[dims][0])]
 
 
 def grain(index: int, dims: int) -> tuple[np.ndarray, np.ndarray]:

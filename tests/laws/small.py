@@ -26,4 +26,10 @@ SMALL = {
             *("--data.path", rows(101), "--data.eval-path", rows(7)),
         ]
     ),
+    "seg": Small(
+        lambda rows: [
+            *("--data.patch", 32, "--data.patches-per-image", 1, "--data.holdout", 0.05),
+            *("--scratch.channels", 4, 8),
+        ]
+    ),
 }
