@@ -1,5 +1,6 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,12 @@ def load_model(kind, name: str, **settings):
     """
     with loading(name):
         return kind.from_pretrained(name, **settings)
+
+
+def check_installed(package: str) -> None:
+    """Refuse to go on without a package that not everyone needs."""
+    if not importlib.util.find_spec(package):
+        raise UserError(f"{package} is not installed: pip install {package}")
 
 
 def image_channels(name: str) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import OptimConfig, Run, RunConfig, UserError, parse
 from app.data.config import VolumeData
 from app.export import Card
-from app.hub import image_channels, load_segmenter
+from app.hub import check_installed, image_channels, load_segmenter
 from app.scratch import UNetScratch, check_unet
 
 USE_IT = (
@@ -34,9 +34,6 @@ class Config:
     of --scratch."""
     loss: Literal["ce-dice", "bce-dice"] = "ce-dice"
     """Dice loss of each patch, plus cross-entropy over the classes or binary cross-entropy of each class."""
-    overlap: float = 0.25
-    """Evaluation slides a window of the patches' size over whole images: the share of its sides by which it overlaps
-    the next one."""
     scratch: UNetScratch = field(default_factory=UNetScratch)
     data: VolumeData = field(default_factory=VolumeData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=5e-3, schedule="cosine", warmup=0.05))
@@ -49,6 +46,8 @@ def load_data(config: Config):
     """Return patches to train on, whole images to evaluate on, and a line on what they are."""
     from app.data import volumes
 
+    if config.model and config.data.dims != 2:
+        raise UserError(f"--model {config.model} takes images of two dimensions: use --data.dims 2, or leave it out")
     return volumes.load(config.data, image_channels(config.model) if config.model else 0)
 
 
@@ -62,7 +61,7 @@ def build_model(config: Config, patches, names):
         return load_segmenter(config.model, labels), []
     from monai.networks.nets import UNet
 
-    check_unet(config.scratch, patches.patch)
+    check_unet(config.scratch, patches.cases.window)
     shape = config.scratch
     norm = {"instance": "INSTANCE", "batch": "BATCH", "group": ("GROUP", {"num_groups": 8})}[shape.norm]
     arguments = {
@@ -78,7 +77,7 @@ def build_model(config: Config, patches, names):
     network = UNet(**arguments)
     # What FSDP shards one by one. Whole units it would give another order of adding the gradients that meet at a skip.
     network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]
-    return network, [Card(arguments=arguments, window=patches.patch, classes=names)]
+    return network, [Card(arguments=arguments, window=patches.cases.window, classes=names)]
 
 
 def predict(model, images):
@@ -92,7 +91,7 @@ def predict(model, images):
     return logits
 
 
-def evaluate(run: Run, model, cases, loss_of, window, config: Config) -> dict[str, float]:
+def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     """Score the model on every whole image once, and show the first few."""
     from app.data.cases import stack
     from app.segmentation.losses import classes_of
@@ -103,7 +102,7 @@ def evaluate(run: Run, model, cases, loss_of, window, config: Config) -> dict[st
     scores, shown = run.scores_of(overlap=Overlap(cases.names)), {}
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
         images, truth = micro.inputs["image"], micro.inputs["mask"]
-        logits = sliding_window(partial(predict, model), images, window, config.run.micro_batch, config.overlap)
+        logits = sliding_window(partial(predict, model), images, cases.window, run.config.micro_batch, cases.overlap)
         predicted = classes_of(logits)
         scores.update(micro.weight, predicted, truth, loss=loss_of(logits, truth))
         if len(shown) < PICTURES:
@@ -119,6 +118,7 @@ def main(config: Config) -> dict[str, float]:
     from app.segmentation.losses import channels_of, dice_loss
 
     with Run(config) as run:
+        check_installed("monai")
         with run.main_process_first():
             patches, cases, about = load_data(config)
         run.say(about)
@@ -131,7 +131,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, cases, loss_of, patches.patch, config))
+                run.log(evaluate(run, model, cases, loss_of))
         return run.finish(model, *parts, use="" if config.model else USE_IT)
 
 

@@ -163,7 +163,7 @@ def trained(tmp_path_factory):
     ]
     common += ["--run.global-batch", 6, "--run.micro-batch", 2]
     small = ["--scratch.channels", 8, 16, "--run.exact", "true", "--scratch.norm", "group", "--loss", "bce-dice"]
-    volume = ["--data.path", "builtin:grains", "--data.dims", 3, "--data.patch", 8, 16, 16, "--overlap", 0]
+    volume = ["--data.path", "builtin:grains", "--data.dims", 3, "--data.patch", 8, 16, 16, "--data.overlap", 0]
     for profile, processes in (("cpu", 1), ("fsdp_cpu", 2)):
         commands = [[*common, *small, "--run.dir", root / profile / "sizes"]]
         commands.append([*common, "--model", root / "segformer", "--run.dir", root / profile / "segformer"])

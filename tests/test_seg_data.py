@@ -178,6 +178,8 @@ def test_flags_that_do_not_fit(write):
     folder = write()
     refused("--data.patch 8 8 8", "--data.dims 2", path=folder, patch=(8, 8, 8))
     refused("--data.dims 2", path=folder, dims=3)
+    refused("--data.overlap 1", path=folder, overlap=1)
+    refused("--data.patches-per-image 0", path=folder, patches_per_image=0)
     refused("--data.holdout 1.5", path=folder, holdout=1.5)
     refused("builtin:grains", path="builtin:grain")
 

@@ -31,14 +31,25 @@ class Cases(Sequence):
     """Whole images: {"image": float32 [channels, *sides], each channel of mean 0 and deviation 1; "mask": int64 [1,
     *sides], classes from 0 on}."""
 
-    def __init__(self, cases: list[Case], values: np.ndarray, names: Sequence[str], channels: int):
+    def __init__(
+        self,
+        cases: list[Case],
+        values: np.ndarray,
+        names: Sequence[str],
+        channels: int,
+        window: tuple[int, ...],
+        overlap: float,
+    ):
         """Collect cases.
 
         Args:
             values: those in the masks, in order: class 0 and so on.
             channels: that images are given with; those of one channel have it repeated.
+            window: sides of what a model sees at a time.
+            overlap: share of them by which it overlaps the next.
         """
         self.cases, self.values, self.names, self.channels = cases, values, list(names), channels
+        self.window, self.overlap = window, overlap
         self.fingerprint = fingerprint(*values, *(case.about["digest"] for case in cases), len(cases))
 
     def __len__(self) -> int:
@@ -59,8 +70,8 @@ class Cases(Sequence):
 class Patches(Sequence):
     """Samples that are patches: sample i is patch i % `each` of image i // `each`. `cut` makes it."""
 
-    def __init__(self, cases: Cases, patch: tuple[int, ...], each: int, augment: Sequence[str]):
-        self.cases, self.patch, self.each, self.augment = cases, patch, each, frozenset(augment)
+    def __init__(self, cases: Cases, each: int, augment: Sequence[str]):
+        self.cases, self.patch, self.each, self.augment = cases, cases.window, each, frozenset(augment)
         self.fingerprint = cases.fingerprint
 
     def __len__(self) -> int:

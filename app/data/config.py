@@ -64,6 +64,9 @@ class VolumeData:
     """Sides of the patches that the model sees, in voxels: one number for all, or one for each dimension."""
     patches_per_image: int = 4
     """Patches cut from each image in an epoch, each elsewhere: a sample is a patch."""
+    overlap: float = 0.25
+    """Evaluation slides a window of the patches' size over whole images: the share of its sides by which it overlaps
+    the next one."""
     augment: tuple[Literal["flip", "rotate", "intensity"], ...] = ("flip", "rotate", "intensity")
     """What else changes a patch: mirroring, turns by 90 degrees in planes whose sides are equal, brightness and
     contrast. Nothing after the flag: nothing."""

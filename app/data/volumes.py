@@ -34,7 +34,7 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
     names = config.names or names or tuple(map(str, values))
     _check(train, evaluation, values, config, channels)
     channels = channels or len(train[0].image)
-    sets = [Cases(cases, values, names, channels) for cases in (train, evaluation)]
+    sets = [Cases(cases, values, names, channels, patch, config.overlap) for cases in (train, evaluation)]
     said = ", ".join(
         f"{value} {name}" if name != str(value) else name for value, name in zip(values, names, strict=True)
     )
@@ -43,7 +43,7 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
         f"{len(train)} training images, {len(evaluation)} held out; patches of {sides}, {config.patches_per_image} an "
         f"image; {len(values)} classes (value in the masks): {said}"
     )
-    return Patches(sets[0], patch, config.patches_per_image, config.augment), sets[1], about
+    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], about
 
 
 def _patch(config: VolumeData) -> tuple[int, ...]:
@@ -55,6 +55,8 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
         raise UserError(f"--data.patch {given}: sides are 1 voxel or more")
     if config.patches_per_image < 1:
         raise UserError(f"--data.patches-per-image {config.patches_per_image}: must be at least 1")
+    if not 0 <= config.overlap < 1:
+        raise UserError(f"--data.overlap {config.overlap}: must be at least 0 and below 1")
     return config.patch if len(config.patch) == config.dims else config.patch * config.dims
 
 

@@ -85,10 +85,9 @@ def main() -> None:
     asked = options()
     torch.set_num_threads(asked.threads)
     set_determinism(asked.seed)
-    train = DataLoader(
-        dataset(asked.train, augmentation(asked)), asked.batch // asked.patches_per_image, shuffle=True, drop_last=True
-    )
-    held_out = DataLoader(dataset(asked.held_out, []), 1)
+    images = asked.batch // asked.patches_per_image
+    train = DataLoader(dataset(asked.train, augmentation(asked)), batch_size=images, shuffle=True, drop_last=True)
+    held_out = DataLoader(dataset(asked.held_out, []), batch_size=1)
     levels = len(asked.channels)
     model = UNet(2, 1, 2, asked.channels, (2,) * (levels - 1), num_res_units=1)
     loss_of = DiceCELoss(to_onehot_y=True, softmax=True)
