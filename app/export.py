@@ -1,5 +1,6 @@
 """The finished model, in the form that others load."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,18 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from app.accelerator import Accelerator
+
+
+class Card:
+    """What a network's class, which knows no `from_pretrained`, must be told to be built again: network.json."""
+
+    def __init__(self, **fields: Any):
+        """Take the fields of network.json."""
+        self.fields = fields
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write network.json into a folder."""
+        (folder / "network.json").write_text(json.dumps(self.fields, indent=2) + "\n")
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any) -> None:

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,6 +107,32 @@ def check_images(model, flags: str, inputs: dict) -> None:
         shape = " x ".join(map(str, pixels.shape[1:]))
         raise UserError(f"{flags}: the model does not take images of {shape}: {error}") from error
     model.train(training)
+
+
+def check_installed(package: str) -> None:
+    """Refuse to go on without a package that not everyone needs."""
+    if not importlib.util.find_spec(package):
+        raise UserError(f"{package} is not installed: pip install {package}")
+
+
+def image_channels(name: str) -> int:
+    """Return the channels of the images that the model that --model names takes."""
+    from transformers import AutoConfig
+
+    with loading(name):
+        return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
+
+
+def load_segmenter(name: str, labels: Sequence[str]):
+    """Load the semantic segmentation model that --model names, with a head for these classes."""
+    from transformers import AutoModelForSemanticSegmentation
+
+    head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
+    # Some have a second head with a loss of its own, which is theirs to compute; DDP wants a gradient for the rest.
+    if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
+        auxiliary.requires_grad_(False)
+    return model
 
 
 def longest_input(config) -> int | None:

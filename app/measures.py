@@ -30,6 +30,11 @@ class Measure:
         """Make scores of `total`; those that cannot be told are left out."""
         raise NotImplementedError
 
+    def alone(self) -> dict[str, float]:
+        """Make scores of what this process has added up, without the others."""
+        self.total = self.state.tolist()
+        return self.scores()
+
 
 class Classification(Measure):
     """Accuracy, and F1 as the mean over the classes that occur; of logits [rows, classes] and class numbers [rows].

@@ -117,8 +117,9 @@ class Records:
         lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
         lines["go on"] = f"the same command with a larger {longer}; another --run.dir starts another run"
         self.progress.say(f"finished: {done} steps, {now}")
+        width = max(map(len, lines))
         for name, value in lines.items():
-            self.progress.say(f"  {name:<15} {value}")
+            self.progress.say(f"  {name:<{width}}   {value}")
 
     def stopped(self, done: int, saved: list[int], asked: bool) -> None:
         """Say how to go on with a run that has steps left.

@@ -311,15 +311,19 @@ class Run:
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
+        micro_batch: int = 0,
     ) -> Iterator[Turn]:
         """Go through a data set once, every sample on one rank, with the model in evaluation mode and no gradients.
 
         Every rank makes the same number of passes; one that has nothing left gets a real row with weight 0. Arguments
         are those of `batches`.
+
+        Args:
+            micro_batch: samples of one pass; 0: --run.micro-batch. 1 for samples of several sizes.
         """
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
-        plan = EvaluationPlan(len(data), self.config.micro_batch, lengths, weights)
+        plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights)
         turns = range(plan.steps(self.accelerator.data_ranks))
         with self.records.time_aside(), evaluating(model):
             for step in load(plan, turns, data, collate, *self._place):

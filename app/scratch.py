@@ -145,3 +145,42 @@ def check_shape(size: Scratch) -> None:
             f"--scratch.kv-heads {kv_heads} does not divide --scratch.heads {size.heads}: give one that does"
         )
     _check_dropout(size.dropout)
+
+
+@dataclass
+class UNetScratch:
+    """The shape of a U-Net that is trained from scratch."""
+
+    channels: tuple[int, ...] = (16, 32, 64)
+    """Channels of each level, from the top; each level has half the resolution of the one above."""
+    units: int = 1
+    """Convolutions of each residual unit; 0: one plain convolution a level."""
+    norm: Literal["instance", "group", "batch"] = "instance"
+    """instance and group are the same on any layout. batch: BatchNorm, whose statistics are of one process's
+    micro-batches, or with --run.sync-bn of those that all processes compute at a time."""
+    dropout: float = 0.0
+    """Dropout behind each convolution."""
+
+
+def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
+    """Refuse numbers that no U-Net for patches of these sides can have."""
+    given = " ".join(map(str, shape.channels))
+    if len(shape.channels) < 2 or min(shape.channels) < 1:
+        raise UserError(f"--scratch.channels {given}: give two levels or more, each of at least one channel")
+    if shape.norm == "group" and (odd := [channels for channels in shape.channels if channels % 8]):
+        raise UserError(f"--scratch.channels {odd[0]}: must be a multiple of 8 for --scratch.norm group")
+    if shape.units < 0:
+        raise UserError(f"--scratch.units {shape.units}: must be at least 0")
+    _check_dropout(shape.dropout)
+    halvings = len(shape.channels) - 1
+    factor = 2**halvings
+    if odd := [side for side in patch if side % factor]:
+        raise UserError(
+            f"--data.patch {odd[0]}: {halvings + 1} levels (--scratch.channels) halve it {halvings} times, so it must "
+            f"be a multiple of {factor}"
+        )
+    if shape.norm == "instance" and all(side == factor for side in patch):
+        raise UserError(
+            f"--data.patch {patch[0]}: the lowest level would have a single voxel, which --scratch.norm instance makes "
+            "0: use larger patches or fewer --scratch.channels"
+        )

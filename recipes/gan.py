@@ -86,7 +86,7 @@ class Latents:
 
 
 def score_of(real):
-    """Return a metric that compares images with real ones, of which it takes up to 10,000."""
+    """Return a measure that compares images with real ones, of which it takes up to 10,000."""
     import torch
 
     from app.frechet import PixelFrechet
@@ -102,7 +102,7 @@ def describe(real, held_out) -> str:
     for pixels in held_out.some(10_000):
         score.update(torch.from_numpy(pixels))
     return f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
-        f"{float(score.compute()):.4f} (eval/frechet; 0 is the same)"
+        f"{score.alone()['frechet']:.4f} (eval/frechet; 0 is the same)"
     )
 
 
@@ -112,7 +112,7 @@ def evaluate(run: Run, generator, latents, real) -> dict[str, float]:
 
     from app.pictures import sheet
 
-    scores, shown = run.scores_of(frechet=score_of(real)), []
+    scores, shown = run.scores_of(score_of(real)), []
     for micro in run.evaluation(generator, latents, torch.stack):
         made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
         scores.update(micro.weight, made)

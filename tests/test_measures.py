@@ -58,8 +58,8 @@ MEASURES = {
 
 def scores_of(make, state):
     measure = make()
-    measure.total = state.tolist()
-    return measure.scores()
+    measure.state = state
+    return measure.alone()
 
 
 def state_of(make, logits, target, sizes):
@@ -96,7 +96,7 @@ def test_the_confusion_matrix():
     logits, target = draw("classes")
     measure = Classification(7)
     measure.update(logits, target)
-    measure.total = measure.state.tolist()
+    measure.alone()
     assert torch.equal(measure.matrix().long(), MulticlassConfusionMatrix(7)(logits, target))
 
 

@@ -110,3 +110,35 @@ class Augment:
     """Largest rotation to each side, in degrees."""
     erase: float = 0.0
     """Probability of blanking a rectangle, with sides of a quarter to a half of the image's."""
+
+
+@dataclass
+class VolumeData:
+    """Images with masks, in two or three dimensions: where they lie, and the patches that are cut from them."""
+
+    path: str = "builtin:grains"
+    """builtin:grains; a folder with the folders image and label (or images and masks, imagesTr and labelsTr); or a
+    folder of images, or one image, whose masks --data.masks names. PNG, TIFF (one of several pages is a volume) and
+    NIfTI are read. A mask has its image's name, whatever the extension. Folders train and val inside are two splits."""
+    masks: str = ""
+    """Folder of the masks, or one mask, where they do not lie beside the images."""
+    eval_path: str = ""
+    """Images to evaluate on: anything that --data.path takes."""
+    eval_masks: str = ""
+    """Their masks, where they do not lie beside them."""
+    holdout: float = 0.2
+    """Fraction of the images that is held out for evaluation where no others are given."""
+    dims: Literal[2, 3] = 2
+    """2: images, and volumes slice by slice (pages of a TIFF, the last axis of a NIfTI file). 3: volumes."""
+    patch: tuple[int, ...] = (64,)
+    """Sides of the patches that the model sees, in voxels: one number for all, or one for each dimension."""
+    patches_per_image: int = 4
+    """Patches cut from each image in an epoch, each elsewhere: a sample is a patch."""
+    overlap: float = 0.25
+    """Evaluation slides a window of the patches' size over whole images: the share of its sides by which it overlaps
+    the next one."""
+    augment: tuple[Literal["flip", "rotate", "intensity"], ...] = ("flip", "rotate", "intensity")
+    """What else changes a patch: mirroring, turns by 90 degrees in planes whose sides are equal, brightness and
+    contrast. Nothing after the flag: nothing."""
+    names: tuple[str, ...] = ()
+    """Names of the classes, in the order of their values in the masks. Default: the values."""

@@ -61,8 +61,8 @@ def refuse_overlap(
 
 def hold_out_end(table, fraction: float):
     """Split off the end of a table, a fraction and at least a row: of texts that go on from row to row."""
-    _check_fraction(table, fraction)
-    cut = len(table) - min(max(1, round(len(table) * fraction)), len(table) - 1)
+    _check_rows(table)
+    cut = len(table) - count_of(len(table), fraction)
 
     def part(rows: range, kind: str):
         return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, "hold_out_end", kind, cut))
@@ -70,14 +70,26 @@ def hold_out_end(table, fraction: float):
     return part(range(cut), "train"), part(range(cut, len(table)), "evaluation")
 
 
-def _check_fraction(table, fraction: float) -> None:
-    if not 0 < fraction < 1:
-        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
+def _check_rows(table) -> None:
     if len(table) < 2:
         raise UserError(
             f"{name_of(table)} has {len(table)} rows, which cannot be split into training and evaluation: give more "
             "data or --data.eval-path"
         )
+
+
+def count_of(rows: int, fraction: float) -> int:
+    """Count the rows to hold out, of two or more: at least one, and not all."""
+    if not 0 < fraction < 1:
+        raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
+    return min(max(1, round(rows * fraction)), rows - 1)
+
+
+def drawn(rows: int, fraction: float, seed: int = 0) -> np.ndarray:
+    """Draw the rows to hold out, of two or more, as a mask."""
+    out = np.zeros(rows, bool)
+    out[permute(np.arange(count_of(rows, fraction)), rows, seed, HOLDOUT_EPOCH)] = True
+    return out
 
 
 def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None):
@@ -89,11 +101,10 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
         needed: takes the table and a mask of the rows to hold out, and marks those of them that training cannot do
             without; they stay there.
     """
-    _check_fraction(table, fraction)
+    _check_rows(table)
     rows = len(table)
-    count = min(max(1, round(rows * fraction)), rows - 1)
-    out = np.zeros(rows, bool)
-    out[permute(np.arange(count), rows, seed, HOLDOUT_EPOCH)] = True
+    out = drawn(rows, fraction, seed)
+    count = int(np.count_nonzero(out))
     stay = np.zeros(rows, bool) if needed is None else needed(table, out)
     out &= ~stay
     if not out.any():

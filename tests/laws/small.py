@@ -45,4 +45,10 @@ SMALL = {
         lambda rows: ["--width", 8, "--data.split", "train[:41]", "--data.eval-split", "train[41:58]", "--samples", 17],
         syncs=2,
     ),
+    "seg": Small(
+        lambda rows: [
+            *("--data.patch", 32, "--data.patches-per-image", 1, "--data.holdout", 0.05),
+            *("--scratch.channels", 4, 8),
+        ]
+    ),
 }

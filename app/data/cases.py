@@ -1,0 +1,113 @@
+"""Images with masks, in memory or memory-mapped: patches of them to train on, whole ones to score."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.data.cache import fingerprint
+
+
+class Case:
+    """An image [channels, *sides] and its mask [*sides], both as stored."""
+
+    def __init__(self, name: str, image: np.ndarray, mask: np.ndarray, about: dict[str, Any]):
+        """Describe a case; `about` has what `volumes.measure` says."""
+        self.name, self.image, self.mask, self.about = name, image, mask, about
+        shape = (-1,) + (1,) * mask.ndim
+        self.mean, self.deviation = (np.float32(about[key]).reshape(shape) for key in ("mean", "deviation"))
+
+    def slices(self) -> list["Case"]:
+        """Cut a volume into images."""
+        axis, digits = self.about["axis"], len(str(self.mask.shape[self.about["axis"] - 1]))
+        pages = range(self.image.shape[axis])
+        images, masks = np.moveaxis(self.image, axis, 0), np.moveaxis(self.mask, axis - 1, 0)
+        return [Case(f"{self.name}-{page:0{digits}}", images[page], masks[page], self.about) for page in pages]
+
+
+class Cases(Sequence):
+    """Whole images: {"image": float32 [channels, *sides], each channel of mean 0 and deviation 1; "mask": int64 [1,
+    *sides], classes from 0 on}."""
+
+    def __init__(
+        self,
+        cases: list[Case],
+        values: np.ndarray,
+        names: Sequence[str],
+        channels: int,
+        window: tuple[int, ...],
+        overlap: float,
+    ):
+        """Collect cases.
+
+        Args:
+            values: those in the masks, in order: class 0 and so on.
+            channels: that images are given with; those of one channel have it repeated.
+            window: sides of what a model sees at a time.
+            overlap: share of them by which it overlaps the next.
+        """
+        self.cases, self.values, self.names, self.channels = cases, values, list(names), channels
+        self.window, self.overlap = window, overlap
+        self.fingerprint = fingerprint(*values, *(case.about["digest"] for case in cases), len(cases))
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.read(self.cases[index])
+
+    def read(self, case: Case, window: tuple[slice, ...] = ()) -> dict[str, np.ndarray]:
+        """Read a case, or a window of it."""
+        image = (case.image[(slice(None), *window)].astype(np.float32) - case.mean) / case.deviation
+        mask = np.searchsorted(self.values, case.mask[window])
+        if len(image) != self.channels:
+            image = np.repeat(image, self.channels, axis=0)
+        return {"image": image, "mask": mask[None]}
+
+
+class Patches(Sequence):
+    """Samples that are patches: sample i is patch i % `each` of image i // `each`. `cut` makes it."""
+
+    def __init__(self, cases: Cases, each: int, augment: Sequence[str]):
+        self.cases, self.patch, self.each, self.augment = cases, cases.window, each, frozenset(augment)
+        self.fingerprint = cases.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.cases) * self.each
+
+    def __getitem__(self, index: int) -> Case:
+        return self.cases.cases[index // self.each]
+
+    def cut(self, case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """Cut a patch out of an image, and change it. Images that are smaller are mirrored at their edges."""
+        starts = [
+            int(generator.integers(max(side - own, 0) + 1))
+            for side, own in zip(case.mask.shape, self.patch, strict=True)
+        ]
+        row = self.cases.read(case, tuple(slice(s, s + own) for s, own in zip(starts, self.patch, strict=True)))
+        lacking = [(0, own - side) for side, own in zip(row["mask"].shape[1:], self.patch, strict=True)]
+        if any(after for _, after in lacking):
+            row = {name: np.pad(array, [(0, 0), *lacking], mode="symmetric") for name, array in row.items()}
+        row = self._turned(row, generator)
+        if "intensity" in self.augment:
+            contrast, brightness = generator.uniform(0.9, 1.1), generator.uniform(-0.1, 0.1)
+            row["image"] = row["image"] * np.float32(contrast) + np.float32(brightness)
+        return row
+
+    def _turned(self, row: dict[str, np.ndarray], generator: np.random.Generator) -> dict[str, np.ndarray]:
+        axes = range(1, len(self.patch) + 1)
+        if "flip" in self.augment:
+            flipped = [axis for axis in axes if generator.random() < 0.5]
+            row = {name: np.flip(array, flipped) for name, array in row.items()}
+        for plane in combinations(axes, 2) if "rotate" in self.augment else ():
+            if self.patch[plane[0] - 1] == self.patch[plane[1] - 1]:
+                turns = int(generator.integers(4))
+                row = {name: np.rot90(array, turns, plane) for name, array in row.items()}
+        return row
+
+
+def stack(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Make a batch of rows of one size."""
+    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}

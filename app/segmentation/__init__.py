@@ -1,0 +1,1 @@
+"""What segmentation needs beside a model: losses, scores, whole images window by window, and pictures."""

@@ -1,0 +1,49 @@
+"""Segmentations as pictures: the image, the truth and the prediction side by side."""
+
+import colorsys
+
+import numpy as np
+from torch import Tensor
+
+GAP = 4  # pixels of white between the three
+
+
+def panel(image: Tensor, truth: Tensor, predicted: Tensor, classes: int) -> np.ndarray:
+    """Draw one image; of a volume its middle slice.
+
+    Args:
+        image: [channels, *sides].
+        truth, predicted: classes, [1, *sides].
+
+    Returns:
+        Height x width x 3, uint8.
+    """
+    flat = [_flat(tensor.cpu().numpy()) for tensor in (image, truth, predicted)]
+    palette = colours(classes)
+    parts = [_shown(flat[0]), *(palette[labels[0]] for labels in flat[1:])]
+    gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
+    return np.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1)
+
+
+def colours(classes: int) -> np.ndarray:
+    """Give each class a colour, the first black and, of two, the other white: uint8 [classes, 3]."""
+    if classes == 2:
+        return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
+    hues = (colorsys.hsv_to_rgb((index - 1) / (classes - 1), 0.75, 1.0) for index in range(1, classes))
+    return (np.array([(0, 0, 0), *hues]) * 255).astype(np.uint8)
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """Take the slice in the middle of the shortest side of a volume."""
+    if array.ndim < 4:
+        return array
+    axis = 1 + int(np.argmin(array.shape[1:]))
+    return np.take(array, array.shape[axis] // 2, axis)
+
+
+def _shown(image: np.ndarray) -> np.ndarray:
+    """Stretch an image's values over black to white; the first three channels are red, green and blue."""
+    image = image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, axis=0)
+    low, high = np.percentile(image, (1, 99))
+    scaled = np.clip((image - low) / max(high - low, 1e-9), 0, 1)
+    return np.moveaxis((scaled * 255).astype(np.uint8), 0, -1)

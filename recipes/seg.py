@@ -1,0 +1,139 @@
+r"""Train a segmentation model in two or three dimensions: MONAI's U-Net from scratch, or one of transformers.
+
+    accelerate launch recipes/seg.py
+    accelerate launch recipes/seg.py --data.dims 3 --data.patch 32 --run.dir runs/seg3d
+    accelerate launch --config_file accelerate_configs/ddp.yaml recipes/seg.py --data.path folder/ --data.patch 256
+    accelerate launch recipes/seg.py --model nvidia/segformer-b0-finetuned-ade-512-512 --optim.lr 6e-5 \
+        --data.path folder/ --data.patch 512
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from app import OptimConfig, Run, RunConfig, UserError, parse
+from app.data.config import VolumeData
+from app.export import Card
+from app.hub import check_installed, image_channels, load_segmenter
+from app.scratch import UNetScratch, check_unet
+
+USE_IT = (
+    "python -c 'import json, monai, safetensors.torch as st; "
+    """card = json.load(open("{model}/network.json")); net = monai.networks.nets.UNet(**card["arguments"]); """
+    """net.load_state_dict(st.load_file("{model}/model.safetensors"))'"""
+)
+PICTURES = 4
+
+
+@dataclass
+class Config:
+    """Train a segmentation model."""
+
+    model: str = ""
+    """Pretrained model for images of two dimensions: a Hub id or a folder. Nothing: a U-Net from scratch, in the shape
+    of --scratch."""
+    loss: Literal["ce-dice", "bce-dice"] = "ce-dice"
+    """Dice loss of each patch, plus cross-entropy over the classes or binary cross-entropy of each class."""
+    scratch: UNetScratch = field(default_factory=UNetScratch)
+    data: VolumeData = field(default_factory=VolumeData)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=5e-3, schedule="cosine", warmup=0.05))
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(epochs=30, global_batch=16, micro_batch=8, eval_every=100, best="eval/dice")
+    )
+
+
+def load_data(config: Config):
+    """Return patches to train on, whole images to evaluate on, and a line on what they are."""
+    from app.data import volumes
+
+    if config.model and config.data.dims != 2:
+        raise UserError(f"--model {config.model} takes images of two dimensions: use --data.dims 2, or leave it out")
+    return volumes.load(config.data, image_channels(config.model) if config.model else 0)
+
+
+def build_model(config: Config, patches, names):
+    """Return a model whose logits have a channel for each class, and what is saved beside it."""
+    from app.segmentation.losses import channels_of
+
+    channels = channels_of(config.loss, len(names))
+    if config.model:
+        labels = names if channels > 1 else names[1:]
+        return load_segmenter(config.model, labels), []
+    from monai.networks.nets import UNet
+
+    check_unet(config.scratch, patches.cases.window)
+    shape = config.scratch
+    norm = {"instance": "INSTANCE", "batch": "BATCH", "group": ("GROUP", {"num_groups": 8})}[shape.norm]
+    arguments = {
+        "spatial_dims": config.data.dims,
+        "in_channels": patches.cases.channels,
+        "out_channels": channels,
+        "channels": shape.channels,
+        "strides": (2,) * (len(shape.channels) - 1),
+        "num_res_units": shape.units,
+        "norm": norm,
+        "dropout": shape.dropout,
+    }
+    network = UNet(**arguments)
+    # What FSDP shards one by one. Whole units it would give another order of adding the gradients that meet at a skip.
+    network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]
+    return network, [Card(arguments=arguments, window=patches.cases.window, classes=names)]
+
+
+def predict(model, images):
+    """Return the logits of images, as large as they are."""
+    from torch.nn.functional import interpolate
+
+    output = model(images)
+    logits = getattr(output, "logits", output)
+    if logits.shape[2:] != images.shape[2:]:
+        logits = interpolate(logits, images.shape[2:], mode="bilinear", align_corners=False)
+    return logits
+
+
+def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
+    """Score the model on every whole image once, and show the first few."""
+    from app.data.cases import stack
+    from app.segmentation.losses import classes_of
+    from app.segmentation.overlap import Overlap
+    from app.segmentation.panels import panel
+    from app.segmentation.windows import sliding_window
+
+    scores, shown = run.scores_of(Overlap(cases.names)), {}
+    for micro in run.evaluation(model, cases, stack, micro_batch=1):
+        images, truth = micro.inputs["image"], micro.inputs["mask"]
+        logits = sliding_window(partial(predict, model), images, cases.window, run.config.micro_batch, cases.overlap)
+        predicted = classes_of(logits)
+        scores.update(micro.weight, predicted, truth, loss=loss_of(logits, truth))
+        if len(shown) < PICTURES:
+            name = cases.cases[int(micro.ids[0])].name
+            shown[f"eval/{name}"] = [panel(images[0], truth[0], predicted[0], len(cases.names))]
+    run.log_images(shown)
+    return scores.compute()
+
+
+def main(config: Config) -> dict[str, float]:
+    """Train, and return the last scores."""
+    from app.data.cases import stack
+    from app.segmentation.losses import channels_of, dice_loss
+
+    with Run(config) as run:
+        check_installed("monai")
+        with run.main_process_first():
+            patches, cases, about = load_data(config)
+        run.say(about)
+        loss_of = dice_loss(config.loss, channels_of(config.loss, len(cases.names)))
+        network, parts = build_model(config, patches, cases.names)
+        model, optimizer = run.prepare(network, config.optim)
+        for batch in run.batches(patches, stack, augment=patches.cut):
+            for micro in batch.micros(model):
+                loss = loss_of(predict(model, micro.inputs["image"]), micro.inputs["mask"])
+                run.backward(loss, micro)
+            run.step(optimizer)
+            if run.due(config.run.eval_every):
+                run.log(evaluate(run, model, cases, loss_of))
+        return run.finish(model, *parts, use="" if config.model else USE_IT)
+
+
+if __name__ == "__main__":
+    main(parse(Config))

@@ -1,0 +1,211 @@
+"""recipes/seg.py: losses, scores, windows over images of several sizes, and models that others load."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from monai.inferers import sliding_window_inference
+from monai.losses import DiceLoss
+from monai.metrics import DiceMetric
+from monai.networks.nets import UNet
+from PIL import Image
+from safetensors.torch import load_file
+from torchmetrics.classification import MulticlassJaccardIndex
+
+from app import UserError
+from app.scratch import UNetScratch, check_unet
+from app.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
+from app.segmentation.overlap import Overlap
+from app.segmentation.panels import colours, panel
+from app.segmentation.windows import passes, sliding_window
+from launching import ROOT, launch_many, scores, steps
+
+RECIPE = ROOT / "recipes" / "seg.py"
+# Of 4 to 16 windows: on two ranks the turns of the evaluation are never alike.
+SIDES = [(16, 16), (60, 70), (33, 18), (9, 40), (40, 40)]
+
+
+def draw(*shape, classes=2):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*shape, generator=generator), torch.randint(
+        classes, (shape[0], 1, *shape[2:]), generator=generator
+    )
+
+
+@pytest.mark.parametrize("kind", ["ce-dice", "bce-dice"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_loss_does_not_depend_on_how_a_batch_is_cut(kind, classes):
+    channels = channels_of(kind, classes)
+    logits, truth = draw(5, channels, 6, 7, classes=classes)
+    truth[0] = 0  # an image without the other classes
+    loss_of = dice_loss(kind, channels)
+    each = torch.stack([loss_of(logits[i : i + 1], truth[i : i + 1]) for i in range(5)])
+    assert torch.allclose(loss_of(logits, truth), each.mean(), rtol=1e-6)
+    cut = (3 * loss_of(logits[:3], truth[:3]) + 2 * loss_of(logits[3:], truth[3:])) / 5
+    assert torch.allclose(loss_of(logits, truth), cut, rtol=1e-6)
+    # A control: Dice of all voxels in a batch together does depend on it.
+    pooled = DiceLoss(softmax=channels > 1, sigmoid=channels == 1, batch=True)
+    target = one_hot(truth, channels)
+    halves = (3 * pooled(logits[:3], target[:3]) + 2 * pooled(logits[3:], target[3:])) / 5
+    assert not torch.allclose(pooled(logits, target), halves, rtol=1e-4)
+
+
+def test_losses_are_those_they_are_named_after():
+    logits, truth = draw(2, 3, 5, 5, classes=3)
+    shares = logits.softmax(1)
+    entropy = -shares.gather(1, truth).log().mean()
+    target = one_hot(truth, 3)
+    dice = 1 - (2 * (shares * target).sum((2, 3)) / (shares + target).sum((2, 3))).mean()
+    assert torch.allclose(dice_loss("ce-dice", 3)(logits, truth), entropy + dice, rtol=1e-4)
+    logits = logits[:, :1]
+    truth = truth.clamp(max=1)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth.float())
+    shares = logits.sigmoid()
+    dice = 1 - (2 * (shares * truth).sum((2, 3)) / (shares + truth).sum((2, 3))).mean()
+    assert torch.allclose(dice_loss("bce-dice", 1)(logits, truth), entropy + dice, rtol=1e-4)
+    assert torch.equal(classes_of(logits), (shares > 0.5).long())
+
+
+def test_scores_are_those_of_monai_and_torchmetrics():
+    generator = torch.Generator().manual_seed(0)
+    own, peers = (
+        Overlap(["a", "b", "c"]),
+        (DiceMetric(include_background=True, num_classes=3), MulticlassJaccardIndex(3)),
+    )
+    batches = []
+    for sides in [(5, 5), (8, 3), (4, 4)]:
+        truth, predicted = (torch.randint(3, (2, 1, *sides), generator=generator) for _ in range(2))
+        truth[0][truth[0] == 2] = 0  # the mean over images leaves out those without the class
+        batches.append((predicted, truth))
+        own.update(predicted, truth)
+        peers[0](predicted, truth)
+        peers[1].update(predicted, truth)
+    found = own.alone()
+    each = [found[f"dice_{name}"] for name in "abc"]
+    assert np.allclose(each, np.nanmean(peers[0].get_buffer().numpy(), axis=0), atol=1e-6)
+    assert found["dice"] == pytest.approx(np.mean(each))
+    assert found["iou"] == pytest.approx(float(peers[1].compute()), abs=1e-6)
+    again = Overlap(["a", "b", "c"])
+    for predicted, truth in reversed(batches):
+        for i in (1, 0):
+            again.update(predicted[i : i + 1], truth[i : i + 1])
+    assert again.alone() == found
+    nothing = Overlap(["a", "b"])
+    nothing.update(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2))
+    assert nothing.alone() == {"dice": 1.0, "iou": 1.0, "dice_a": 1.0, "iou_a": 1.0}
+
+
+def test_passes_are_counted_as_monai_makes_them():
+    for sides, window, overlap, at_once, count in itertools.product(
+        [(5, 9), (16, 16), (17, 33), (40, 8)], [(8, 8), (16, 4)], [0.0, 0.25, 0.5, 0.9], [1, 3], [1, 2]
+    ):
+        made = []
+        predict = lambda x: made.append(len(x)) or x.clone()  # noqa: B023, E731 - MONAI weighs in place
+        images = torch.rand(count, 1, *sides)
+        found = sliding_window_inference(images, window, at_once, predict, overlap, mode="gaussian")
+        assert passes(count, sides, window, at_once, overlap) == len(made), (sides, window, overlap)
+        assert torch.allclose(found, images, atol=1e-5)
+        assert torch.equal(sliding_window(torch.clone, images, window, at_once, overlap), found)
+
+
+def test_a_volume_is_shown_by_its_middle_slice():
+    image, mask = torch.zeros(1, 5, 20, 30), torch.zeros(1, 5, 20, 30, dtype=torch.int64)
+    mask[:, 2, :10] = 1
+    shown = panel(image, mask, mask * 0, 2)
+    assert shown.shape == (20, 98, 3) and shown.dtype == np.uint8
+    assert (shown[:10, 34:64] == 255).all() and (shown[10:, 34:64] == 0).all() and (shown[:, 68:] == 0).all()
+    assert len({tuple(colour) for colour in colours(6)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("says", "shape", "patch"),
+    [
+        ("multiple of 4", UNetScratch(), (66, 64)),
+        ("--scratch.norm group", UNetScratch(channels=(4, 8), norm="group"), (64, 64)),
+        ("single voxel", UNetScratch(), (4, 4)),
+        ("two levels", UNetScratch(channels=(4,)), (64, 64)),
+        ("--scratch.dropout 1", UNetScratch(dropout=1), (64, 64)),
+    ],
+)
+def test_shapes_that_no_unet_has(says, shape, patch):
+    with pytest.raises(UserError, match=says):
+        check_unet(shape, patch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Give the folder of runs on one process and on FSDP2 x2, over images of several sizes; and the data."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    root, generator = tmp_path_factory.mktemp("seg"), np.random.default_rng(0)
+    for split, index in itertools.product(("train", "val"), range(len(SIDES))):
+        mask = np.kron(generator.integers(0, 2, (18, 18)), np.ones((4, 4)))[: SIDES[index][0], : SIDES[index][1]]
+        for kind, array in (("image", mask * 90 + generator.integers(0, 60, mask.shape)), ("label", mask * 255)):
+            file = root / "data" / split / kind / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array.astype(np.uint8)).save(file)
+    tiny = SegformerConfig(
+        hidden_sizes=[8, 8, 8, 8], num_attention_heads=[1, 1, 1, 1], depths=[1, 1, 1, 1], decoder_hidden_size=8
+    )
+    SegformerForSemanticSegmentation(tiny).save_pretrained(root / "segformer")
+    common = [
+        "--data.path",
+        root / "data",
+        "--data.patch",
+        16,
+        "--run.trackers",
+        "--run.steps",
+        4,
+        "--run.eval-every",
+        2,
+    ]
+    common += ["--run.global-batch", 6, "--run.micro-batch", 2]
+    small = ["--scratch.channels", 8, 16, "--run.exact", "true", "--scratch.norm", "group", "--loss", "bce-dice"]
+    volume = ["--data.path", "builtin:grains", "--data.dims", 3, "--data.patch", 8, 16, 16, "--data.overlap", 0]
+    for profile, processes in (("cpu", 1), ("fsdp_cpu", 2)):
+        commands = [[*common, *small, "--run.dir", root / profile / "sizes"]]
+        commands.append([*common, "--model", root / "segformer", "--run.dir", root / profile / "segformer"])
+        if profile == "cpu":
+            commands.append([*common, *small, *volume, "--run.steps", 1, "--run.dir", root / profile / "volume"])
+        launch_many(profile, processes, RECIPE, commands, root)
+    return root
+
+
+def test_images_of_several_sizes_on_fsdp(trained):
+    """Ranks have another number of windows in every turn; none waits for the other, and the scores are the same."""
+    one, two = (trained / profile / "sizes" for profile in ("cpu", "fsdp_cpu"))
+    assert steps(one) == steps(two) and len(steps(one)) == 4
+    assert scores(one) == scores(two) and scores(one)[-1]["eval/samples"] == len(SIDES)
+    assert scores(one)[-1].keys() >= {"eval/dice", "eval/iou", "eval/dice_0", "eval/dice_255", "eval/loss"}
+
+
+def test_the_network_is_built_again_in_three_lines(trained):
+    folder = trained / "fsdp_cpu" / "sizes" / "model"
+    card = json.loads((folder / "network.json").read_text())
+    network = UNet(**card["arguments"])
+    network.load_state_dict(load_file(folder / "model.safetensors"))
+    assert network(torch.zeros(1, 1, *card["window"])).shape == (1, 1, 16, 16)
+    assert card["classes"] == ["0", "255"]
+    volume = json.loads((trained / "cpu" / "volume" / "model" / "network.json").read_text())
+    assert volume["arguments"]["spatial_dims"] == 3 and volume["window"] == [8, 16, 16]
+
+
+def test_predictions_are_shown_beside_the_truth(trained):
+    shown = sorted((trained / "cpu" / "sizes" / "images" / "eval").rglob("*.png"))
+    assert [str(file.relative_to(file.parents[1])) for file in shown][:2] == [
+        "0/step-00000002.png",
+        "0/step-00000004.png",
+    ]
+    truth = np.asarray(Image.open(trained / "data" / "val" / "label" / "0.png"))
+    assert np.array_equal(np.asarray(Image.open(shown[0]))[:, 20:36, 0], truth)
+    assert len(list((trained / "cpu" / "volume" / "images" / "eval").rglob("*.png"))) == 2
+
+
+def test_a_model_of_transformers_goes_through(trained):
+    from transformers import AutoModelForSemanticSegmentation
+
+    model = AutoModelForSemanticSegmentation.from_pretrained(trained / "fsdp_cpu" / "segformer" / "model")
+    assert model.config.id2label == {0: "0", 1: "255"}
+    assert scores(trained / "fsdp_cpu" / "segformer")[-1]["eval/samples"] == len(SIDES)
