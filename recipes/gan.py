@@ -59,7 +59,7 @@ def load_data(config: Config):
 
 def build_models(config: Config):
     """Return a generator and a discriminator."""
-    from app.dcgan import DCGANConfig, Discriminator, Generator
+    from app.vision.dcgan import DCGANConfig, Discriminator, Generator
 
     if config.width < 8 or config.width % 8:
         raise UserError(f"--width {config.width}: must be a multiple of 8")
@@ -89,7 +89,7 @@ def score_of(real):
     """Return a measure that compares images with real ones, of which it takes up to 10,000."""
     import torch
 
-    from app.frechet import PixelFrechet
+    from app.vision.frechet import PixelFrechet
 
     return PixelFrechet(torch.from_numpy(pixels) for pixels in real.some(10_000))
 
@@ -110,7 +110,7 @@ def evaluate(run: Run, generator, latents, real) -> dict[str, float]:
     """Compare what the generator makes with real images, and show some of it."""
     import torch
 
-    from app.pictures import sheet
+    from app.vision.pictures import sheet
 
     scores, shown = run.scores_of(score_of(real)), []
     for micro in run.evaluation(generator, latents, torch.stack):

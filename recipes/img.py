@@ -102,7 +102,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
 
     from app.measures import Classification
-    from app.pictures import MOST_CLASSES, confusion
+    from app.vision.pictures import MOST_CLASSES, confusion
 
     classes = len(labels.names)
     counts = Classification(classes, top=5 if classes > 5 else 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
 from app.hub import load_model, load_tokenizer
-from app.lora import Lora, add_adapters
+from app.language.lora import Lora, add_adapters
 from app.scratch import DecoderScratch, check_shape, decoder
 from app.speed import Cost
 
@@ -86,7 +86,7 @@ def loss_of(model, inputs: dict):
 def evaluate(run: Run, model, blocks, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every token to learn of the evaluation blocks once, and have it write."""
     from app.data.corpus import collate
-    from app.generate import sample_text
+    from app.language.generate import sample_text
 
     scores = run.scores_of()
     for micro in run.evaluation(model, blocks, collate, weights=blocks.weights):

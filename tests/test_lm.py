@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from app import parse
 from app.data.blocks import token_loss
 from app.errors import UserError
-from app.lora import Lora, add_adapters
+from app.language.lora import Lora, add_adapters
 from app.scratch import DecoderScratch, check_shape, decoder
 from app.speed import Cost, peak_flops
 from launching import ROOT, launch, metrics, scores, steps

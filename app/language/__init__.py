@@ -1,0 +1,1 @@
+"""Language models: adapters, and text from a model in training."""

@@ -1,0 +1,1 @@
+"""Images: networks, scores and pictures of them."""
