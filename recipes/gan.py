@@ -40,7 +40,9 @@ class Config:
     """Of the generator."""
     optim_d: OptimConfig = field(default_factory=adam)
     """Of the discriminator."""
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=60, eval_every=250, best="-eval/frechet"))
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(epochs=40, micro_batch=32, eval_every=250, best="-eval/frechet")
+    )
 
 
 def load_data(config: Config):

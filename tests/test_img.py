@@ -1,0 +1,185 @@
+"""Images: files of all kinds read, brought to one size, augmented; and what the image classifier leaves."""
+
+import io
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from app.data.augment import Draw, ImageCollate
+from app.data.config import Augment, ClassData
+from app.data.images import ImageColumn, Images, load_images, load_labelled, own_processor
+from app.metrics import Scores
+from app.pictures import confusion, sheet
+from app.seeding import sample_generator
+from launching import ROOT, launch_many, scores, steps
+from tables import refused
+
+pytestmark = pytest.mark.usefixtures("data_cache")
+RECIPE = ROOT / "recipes" / "img.py"
+PLAIN = Augment(shift=0.0, zoom=0.0, rotate=0.0)
+
+
+def picture(value, mode="RGB", size=(40, 30)):
+    return Image.new(mode, size, value)
+
+
+def png(image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Give a folder with ten images of several sizes and modes in each of two classes."""
+    for label, level in (("dark", 10), ("light", 240)):
+        (tmp_path / label).mkdir()
+        for i in range(10):
+            mode, value = (("RGB", (level, level, i)), ("L", level), ("P", 7))[i % 3]
+            picture(value, mode, (40 + i, 30)).save(tmp_path / label / f"{i}.png")
+    return tmp_path
+
+
+def load(path, **flags):
+    """Load images and labels as the recipe does."""
+    tables, labels = load_labelled(ClassData(path=(str(path),), **flags))
+    column = ImageColumn(tables.train, "image")
+    processor = own_processor(column, flags.get("size", 0))
+    return load_images(column, processor, flags.get("cache_gb", 1.0), labels.train_values), labels
+
+
+def test_a_folder_of_images_of_many_kinds(folder):
+    """Classes are the subfolders; decoded once, mapped into memory, and the same where they are not kept."""
+    rows, labels = load(folder)
+    assert labels.names == ["dark", "light"] and rows.shape[1:] == (3, 40, 40) and len(rows) == 18
+    anew, _ = load(folder, cache_gb=0.0)
+    assert anew.fingerprint is None and rows.fingerprint
+    for one, other in zip(rows.__getitems__([17, 0, 3]), anew.__getitems__([17, 0, 3]), strict=True):
+        assert (one["pixels"] == other["pixels"]).all() and one["labels"] == other["labels"]
+    red = [row["pixels"][0, 0, 0] for row in rows if row["labels"] == 1]
+    assert set(red) <= {240, *(row["pixels"][0, 0, 0] for row in rows)} and red.count(240) >= 5
+    assert len(pickle.dumps(rows)) < 3000  # a loading process is sent the path
+    mean, deviation = rows.statistics(1 / 255)
+    every = np.stack([row["pixels"] for row in rows]) / 255
+    assert np.allclose(mean, every.mean((0, 2, 3))) and np.allclose(deviation, every.std((0, 2, 3)))
+    assert load(folder, size=16)[0].shape[2:] == (16, 16)
+
+
+def test_images_that_cannot_be_read_are_named(folder):
+    broken = folder / "light" / "4.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with refused("light/4.png", "cannot be read", "leave it out"):
+        load(folder)
+    Image.fromarray(np.full((30, 40), 30000, np.uint16)).save(broken)
+    with refused("light/4.png", "more than 8 bits"):
+        load(folder)
+    with refused("--data.label kind: no such column", "each class is a subfolder", "image, label"):
+        load(folder, label="kind")
+    with refused("--data.label image", "classes are integers or strings"):
+        load(folder, label="image")
+
+
+def test_parquet_that_says_nothing_of_images(tmp_path):
+    """As pandas writes it: a struct of bytes and a path, bare bytes, or names of files."""
+    images = [png(picture((i, 0, 0))) for i in range(10)]
+    file = tmp_path / "one.png"
+    file.write_bytes(images[3])
+    frame = pd.DataFrame({"struct": [{"bytes": image, "path": None} for image in images], "bytes": images})
+    frame["path"], frame["label"] = str(file), [i % 2 for i in range(10)]
+    frame.to_parquet(tmp_path / "images.parquet")
+    tables, _ = load_labelled(ClassData(path=(str(tmp_path / "images.parquet"),)))
+    red = [ImageColumn(tables.train, name).read(5).getpixel((0, 0))[0] for name in ("struct", "bytes", "path")]
+    assert red[0] == red[1] and red[2] == 3
+    with refused("--data.image label", "holds int64, no images", "struct, bytes, path, label"):
+        ImageColumn(tables.train, "label")
+    frame.loc[2, "bytes"] = None
+    frame.to_parquet(tmp_path / "images.parquet")
+    tables, _ = load_labelled(ClassData(path=(str(tmp_path / "images.parquet"),), eval_path=str(file.parent)))
+    with refused("row 2 (counted from 0)", "has no image"):
+        ImageColumn(tables.train, "bytes").read(2)
+
+
+ROWS = Images(
+    lambda rows: np.stack([np.random.default_rng(row).integers(0, 256, (3, 12, 16), np.uint8) for row in rows]),
+    (9, 3, 12, 16),
+    np.arange(9),
+)
+
+
+def augmented(settings, rows, epoch=0):
+    """Return the pixels of some rows, augmented as in an epoch, from 0 to 255."""
+    draw = Draw(settings)
+    drawn = [draw(ROWS[row], sample_generator(0, epoch, row)) for row in rows]
+    return ImageCollate([0.0] * 3, [1.0] * 3, 1.0)(drawn)["pixel_values"]
+
+
+def test_augmentation_belongs_to_the_sample_and_the_epoch():
+    """To the bit, wherever in a micro-batch a sample stands and whatever else is in there."""
+    settings = Augment(flip=0.5, erase=0.5)
+    whole = augmented(settings, range(9))
+    assert torch.equal(augmented(settings, [7, 2, 5]), whole[[7, 2, 5]])
+    assert not torch.isclose(augmented(settings, range(9), epoch=1), whole).flatten(1).all(1).any()
+
+
+def test_what_augmentation_does():
+    plain = torch.stack([torch.from_numpy(ROWS[row]["pixels"]).float() for row in range(9)])
+    assert torch.allclose(augmented(PLAIN, range(9)), plain, atol=1e-3)
+    assert torch.allclose(augmented(Augment(1.0, 0.0, 0.0, 0.0), range(9)), plain.flip(3), atol=1e-3)
+    turned = augmented(Augment(0.0, 0.0, 0.0, 180.0), range(9))
+    assert not torch.allclose(turned, plain, atol=1.0)
+    erased = augmented(Augment(0.0, 0.0, 0.0, 0.0, 1.0), range(9))
+    gone = (erased == 0).all(1).float().mean((1, 2))
+    assert ((gone > 0.04) & (gone < 0.36)).all() and len(gone.unique()) > 3
+    assert torch.allclose(erased[erased != 0], plain[erased != 0], atol=1e-3)
+    for name, value in {"flip": 1.5, "shift": -0.1, "zoom": 1.0, "rotate": 181.0, "erase": 2.0}.items():
+        with refused(f"--augment.{name} {value}"):
+            Draw(Augment(**{name: value}))
+
+
+def test_a_confusion_matrix_is_no_number():
+    from torchmetrics.classification import MulticlassConfusionMatrix
+
+    found = Scores(torch.device("cpu"), confusion=MulticlassConfusionMatrix(3))
+    found.update(2.0, torch.eye(3)[:2], torch.tensor([0, 2]))
+    assert found.compute() == {"eval/samples": 2}
+    assert found.arrays["confusion"].tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    drawn = confusion(found.arrays["confusion"], ["a", "b", "a very long name of a class"])
+    assert drawn.dtype == np.uint8 and drawn.shape[0] == drawn.shape[1] and drawn.shape[2] == 3
+    laid = sheet(np.full((5, 4, 6, 1), 9, np.uint8), columns=2, magnify=2)
+    assert laid.shape == (3 * 9 - 1, 2 * 13 - 1, 3) and (laid == 9).sum() == 5 * 8 * 12 * 3
+
+
+def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
+    """It trains, says what depends on the layout, resumes to the bit, and its model is what others load."""
+    from transformers import AutoModelForImageClassification, pipeline
+
+    common = ["--data.split", "train[:200]", "--data.eval-split", "train[200:260]", "--run.trackers", "--run.log-every"]
+    common += [1, "--scratch.layers", 1, "--scratch.width", 8, "--run.global-batch", 20, "--run.micro-batch", 10]
+    common += ["--smoothing", 0, "--augment.shift", 0, "--augment.zoom", 0, "--augment.rotate", 0]
+    small = [*common, "--run.steps", 4, "--run.save-every", 1, "--scratch.norm", "batch"]
+    whole, stopped, group = (["--run.dir", tmp_path / name] for name in ("whole", "stopped", "group"))
+    longer = [*common, "--run.steps", 40, "--optim.lr", 0.02, *group]
+    commands = [[*small, *whole], [*small, *stopped, "--run.stop-at", 2], [*small, *stopped], longer]
+    again = ["--run.dir", tmp_path / "again", "--model", tmp_path / "group" / "model"]
+    launch_many("fsdp_cpu", 2, RECIPE, [*commands, [*common, "--run.steps", 2, *again]], tmp_path)
+    assert steps(tmp_path / "stopped") == steps(tmp_path / "whole")
+    assert steps(tmp_path / "again")[0]["loss"] < 0.8 * steps(tmp_path / "group")[0]["loss"]
+
+    model = AutoModelForImageClassification.from_pretrained(tmp_path / "whole" / "model")
+    assert type(model).__name__ == "ResNetForImageClassification"
+    classify = pipeline("image-classification", str(tmp_path / "group" / "model"))
+    tables, labels = load_labelled(ClassData(split="train[:200]", eval_split="train[200:260]"))
+    truth = [labels.names[value] for value in labels.eval_values]
+    hits = np.mean(
+        [classify(row["image"])[0]["label"] == true for row, true in zip(tables.evaluation, truth, strict=True)]
+    )
+    last = scores(tmp_path / "group")[-1]
+    assert last["eval/accuracy"] == pytest.approx(hits, abs=1e-6) and hits > 0.6
+    assert 0 < last["eval/accuracy"] <= last["eval/top5"] <= 1
+    assert list((tmp_path / "group" / "images" / "eval" / "confusion").glob("*.png"))
+    assert json.loads((tmp_path / "group" / "run.json").read_text())["status"] == "finished"
