@@ -156,8 +156,8 @@ class UNetScratch:
     units: int = 1
     """Convolutions of each residual unit; 0: one plain convolution a level."""
     norm: Literal["instance", "group", "batch"] = "instance"
-    """instance and group are the same on any layout. batch: BatchNorm, whose statistics are of one process's
-    micro-batches, or with --run.sync-bn of those that all processes compute at a time."""
+    """instance, and group (GroupNorm of one group), are the same on any layout. batch: BatchNorm, whose statistics are
+    of one process's micro-batches, or with --run.sync-bn of those that all processes compute at a time."""
     dropout: float = 0.0
     """Dropout behind each convolution."""
 
@@ -167,8 +167,6 @@ def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
     given = " ".join(map(str, shape.channels))
     if len(shape.channels) < 2 or min(shape.channels) < 1:
         raise UserError(f"--scratch.channels {given}: give two levels or more, each of at least one channel")
-    if shape.norm == "group" and (odd := [channels for channels in shape.channels if channels % 8]):
-        raise UserError(f"--scratch.channels {odd[0]}: must be a multiple of 8 for --scratch.norm group")
     if shape.units < 0:
         raise UserError(f"--scratch.units {shape.units}: must be at least 0")
     _check_dropout(shape.dropout)

@@ -63,7 +63,7 @@ def build_model(config: Config, patches, names):
 
     check_unet(config.scratch, patches.cases.window)
     shape = config.scratch
-    norm = {"instance": "INSTANCE", "batch": "BATCH", "group": ("GROUP", {"num_groups": 8})}[shape.norm]
+    norm = {"instance": "INSTANCE", "batch": "BATCH", "group": ("GROUP", {"num_groups": 1})}[shape.norm]
     arguments = {
         "spatial_dims": config.data.dims,
         "in_channels": patches.cases.channels,

@@ -123,7 +123,7 @@ def test_a_volume_is_shown_by_its_middle_slice():
     ("says", "shape", "patch"),
     [
         ("multiple of 4", UNetScratch(), (66, 64)),
-        ("--scratch.norm group", UNetScratch(channels=(4, 8), norm="group"), (64, 64)),
+        ("--scratch.units -1", UNetScratch(units=-1), (64, 64)),
         ("single voxel", UNetScratch(), (4, 4)),
         ("two levels", UNetScratch(channels=(4,)), (64, 64)),
         ("--scratch.dropout 1", UNetScratch(dropout=1), (64, 64)),
@@ -146,22 +146,11 @@ def trained(tmp_path_factory):
             file = root / "data" / split / kind / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(array.astype(np.uint8)).save(file)
-    tiny = SegformerConfig(
-        hidden_sizes=[8, 8, 8, 8], num_attention_heads=[1, 1, 1, 1], depths=[1, 1, 1, 1], decoder_hidden_size=8
-    )
+    shape = {"hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "depths": [1] * 4, "sr_ratios": [1] * 4}
+    tiny = SegformerConfig(**shape, decoder_hidden_size=8)
     SegformerForSemanticSegmentation(tiny).save_pretrained(root / "segformer")
-    common = [
-        "--data.path",
-        root / "data",
-        "--data.patch",
-        16,
-        "--run.trackers",
-        "--run.steps",
-        4,
-        "--run.eval-every",
-        2,
-    ]
-    common += ["--run.global-batch", 6, "--run.micro-batch", 2]
+    common = ["--data.path", root / "data", "--data.patch", 16, "--run.global-batch", 6, "--run.micro-batch", 2]
+    common += ["--run.steps", 4, "--run.eval-every", 2, "--run.log-every", 1, "--run.trackers"]
     small = ["--scratch.channels", 8, 16, "--run.exact", "true", "--scratch.norm", "group", "--loss", "bce-dice"]
     volume = ["--data.path", "builtin:grains", "--data.dims", 3, "--data.patch", 8, 16, 16, "--data.overlap", 0]
     for profile, processes in (("cpu", 1), ("fsdp_cpu", 2)):
@@ -169,7 +158,7 @@ def trained(tmp_path_factory):
         commands.append([*common, "--model", root / "segformer", "--run.dir", root / profile / "segformer"])
         if profile == "cpu":
             commands.append([*common, *small, *volume, "--run.steps", 1, "--run.dir", root / profile / "volume"])
-        launch_many(profile, processes, RECIPE, commands, root)
+        launch_many(profile, processes, RECIPE, commands, root, timeout=400)
     return root
 
 
