@@ -1,5 +1,6 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,15 @@ def load_model(kind, name: str, **settings):
     """
     with loading(name):
         return kind.from_pretrained(name, **settings)
+
+
+def check_positions(model, name: str) -> None:
+    """Refuse a model that is not told positions, by which transformers tells documents in a block apart."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"--model {name} takes no position_ids, so documents that share a block would see each other: use "
+            "--data.packing concat, which lets them"
+        )
 
 
 def longest_input(config) -> int | None:
