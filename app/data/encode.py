@@ -19,6 +19,8 @@ FORMAT = 1
 # Bytes of text for each process that tokenizes. Below, the tokenizers' own threads are faster than more processes.
 BYTES_PER_PROCESS = 64_000_000
 
+CHARACTERS_AT_ONCE = 500_000
+
 Segments = list[tuple[str, bool]]
 
 
@@ -136,7 +138,7 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, n
     """Turn a batch of rows into the ids of their tokens, which are supervised, and the bytes of text behind those."""
     segments = [_segments(rows, i, indices[i], config, tokenizer, name) for i in range(len(indices))]
     texts = [text for row in segments for text, _ in row]
-    encoded = iter(tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
+    encoded = _ids(texts, tokenizer)
     begin, end = start_of(tokenizer), tokenizer.eos_token_id
     ends = rows.get("ends", [not config.messages] * len(indices))
     found = {"input_ids": [], "bytes": [], **({"begins": rows["begins"]} if "begins" in rows else {})}
@@ -158,6 +160,18 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, n
     if config.prompt or config.messages:
         found["supervised"] = masks
     return found
+
+
+def _ids(texts: list[str], tokenizer) -> Iterator[list[int]]:
+    """Yield the tokens of each text; some texts at a time, as tokenizers keep a hundred bytes and more for a token."""
+    sizes = np.cumsum([len(text) for text in texts])
+    groups = np.split(np.arange(len(texts)), np.flatnonzero(np.diff(sizes // CHARACTERS_AT_ONCE)) + 1)
+    for group in groups:
+        some = [texts[i] for i in group]
+        if some:
+            yield from tokenizer(some, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+                "input_ids"
+            ]
 
 
 def _segments(rows: dict, index: int, row: int, config: CorpusData, tokenizer, name: str) -> Segments:
