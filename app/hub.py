@@ -1,6 +1,7 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,6 +134,15 @@ def load_segmenter(name: str, labels: Sequence[str]):
     if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
         auxiliary.requires_grad_(False)
     return model
+
+
+def check_positions(model, name: str) -> None:
+    """Refuse a model that is not told positions, by which transformers tells documents in a block apart."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"--model {name} takes no position_ids, so documents that share a block would see each other: use "
+            "--data.packing concat, which lets them"
+        )
 
 
 def longest_input(config) -> int | None:

@@ -18,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from app import Run, parse  # noqa: E402
+from recipes import lm  # noqa: E402
+
 FLAGS = (
     "--scratch.tokenizer byte --data.block 128 --run.global-batch 2 --run.micro-batch 1 --run.steps 4 "
     "--run.save-every 1000 --run.trackers"
@@ -26,9 +29,7 @@ FLAGS = (
 
 def train(words: list[str]) -> None:
     """Train in one of the processes, and print its peak in MB on a line of its own."""
-    from app import Run, parse
     from app.data.corpus import collate
-    from recipes import lm
 
     config = parse(lm.Config, words)
     with Run(config) as run:
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
     shape = f"--scratch.width {options.width} --scratch.layers {options.layers} --scratch.heads 12"
+    lm.load_data(parse(lm.Config, FLAGS.split()))  # tokenized here, for all
     for profile in ("ddp_cpu", "fsdp_cpu"):
         found = launch(profile, [*FLAGS.split(), *shape.split()])
         peak, before = (max(process[name] for process in found) for name in ("peak", "before"))

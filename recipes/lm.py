@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
-from app.hub import load_model, load_tokenizer
+from app.hub import check_positions, load_model, load_tokenizer
 from app.language.lora import Lora, add_adapters
 from app.scratch import DecoderScratch, check_shape, decoder
 from app.speed import Cost
@@ -68,6 +68,8 @@ def build_model(config: Config, tokenizer):
         model = load_model(AutoModelForCausalLM, config.model, dtype=torch.float32)
     else:
         model = decoder(config.scratch, tokenizer, config.data.block)
+    if config.data.packing == "documents":
+        check_positions(model, config.model)
     model = add_adapters(model, config.lora)
     if config.activation_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -99,7 +101,7 @@ def evaluate(run: Run, model, blocks, tokenizer, config: Config) -> dict[str, fl
     bits = loss * tokens / math.log(2)
     return {
         "eval/loss": loss,
-        "eval/perplexity": math.exp(loss),
+        "eval/perplexity": math.exp(min(loss, 700.0)),
         "eval/bits_per_byte": bits / blocks.documents.bytes,
         "eval/tokens": tokens,
     }

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from app import parse
 from app.data.blocks import token_loss
 from app.errors import UserError
+from app.hub import check_positions
 from app.language.lora import Lora, add_adapters
 from app.scratch import DecoderScratch, check_shape, decoder
 from app.speed import Cost, peak_flops
@@ -155,3 +156,11 @@ def test_mfu_is_the_share_of_a_known_peak():
     assert peak_flops("cpu", "fp32") is None and peak_flops("NVIDIA L400", "bf16") is None
     assert Cost(10, 1e9).speeds(5.0, 2e10) == {"tokens_per_second": 50.0, "mfu": 0.25}
     assert Cost(10, 1e9).speeds(5.0, None) == {"tokens_per_second": 50.0}
+
+
+def test_a_model_that_is_not_told_positions_cannot_keep_documents_apart():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=8, n_layer=1, n_head=2))
+    with pytest.raises(UserError, match=r"--model bloom .* --data\.packing concat"):
+        check_positions(bloom, "bloom")

@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from app.data import corpus
 from app.data.blocks import IGNORED, Blocks, collate, token_loss
 from app.data.config import CorpusData
-from app.data.documents import start_of, tokenize
+from app.data.documents import start_of
+from app.data.encode import tokenize
 from app.data.tokenizer import byte_tokenizer, train_lm_tokenizer
 from app.data.txts import PIECE, piece_rows
 from app.errors import UserError
@@ -207,10 +208,10 @@ def test_blocks_are_read_alike_across_chunks_and_in_another_process(data_cache, 
 
 
 def test_several_processes_tokenize_to_the_same(data_cache, write, monkeypatch):
-    monkeypatch.setattr("app.data.documents.BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr("app.data.encode.BYTES_PER_PROCESS", 1)
     many = documents_of(write({"text": f"text {i}"} for i in range(40)))
     assert len(many.info["files"]) > 1
-    monkeypatch.setattr("app.data.documents.BYTES_PER_PROCESS", 10**9)
+    monkeypatch.setattr("app.data.encode.BYTES_PER_PROCESS", 10**9)
     one = documents_of(write(({"text": f"text {i}"} for i in range(40)), "again.jsonl"))
     assert len(one.info["files"]) == 1
     assert one.tokens(0, len(one)).tolist() == many.tokens(0, len(many)).tolist()
@@ -220,7 +221,7 @@ def test_several_processes_tokenize_to_the_same(data_cache, write, monkeypatch):
 def test_tokenizing_is_done_once(data_cache, write, monkeypatch):
     path = write([{"text": "abc"}] * 3)
     first = documents_of(path)
-    monkeypatch.setattr("app.data.documents._encode", None)
+    monkeypatch.setattr("app.data.encode._encode", None)
     assert documents_of(path).info == first.info
     (data_cache / "samestep" / first.info["files"][0]).unlink()
     with pytest.raises(TypeError):

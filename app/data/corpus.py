@@ -2,7 +2,8 @@
 
 from app.data.blocks import Blocks, collate
 from app.data.config import CorpusData
-from app.data.documents import columns_of, read_texts, start_of, tokenize
+from app.data.documents import start_of
+from app.data.encode import columns_of, read_texts, tokenize
 from app.data.sources import Tables, load_tables
 from app.data.text import trained_once
 from app.data.tokenizer import byte_tokenizer, train_lm_tokenizer
