@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import DistributedType, clean_state_dict_for_safetensors, extract_model_from_parallel
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 
 from app.accelerator import Accelerator
 
@@ -43,7 +46,8 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        plain.save_pretrained(draft, state_dict=weights)
+        with _own_class(plain):
+            plain.save_pretrained(draft, state_dict=weights)
     else:
         from safetensors.torch import save_file
 
@@ -53,3 +57,14 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
         part.save_pretrained(draft)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
+
+
+@contextmanager
+def _own_class(model: nn.Module) -> Iterator[None]:
+    """Have a model be of its own class, not of the one that FSDP2 makes of it, whose source is torch's."""
+    sharded = type(model)
+    model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded

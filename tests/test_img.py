@@ -13,6 +13,7 @@ from PIL import Image
 from app.data.augment import Draw, ImageCollate
 from app.data.config import Augment, ClassData
 from app.data.images import ImageColumn, Images, load_images, load_labelled, own_processor
+from app.hub import load_processor
 from app.metrics import Scores
 from app.pictures import confusion, sheet
 from app.seeding import sample_generator
@@ -152,6 +153,22 @@ def test_a_confusion_matrix_is_no_number():
     assert drawn.dtype == np.uint8 and drawn.shape[0] == drawn.shape[1] and drawn.shape[2] == 3
     laid = sheet(np.full((5, 4, 6, 1), 9, np.uint8), columns=2, magnify=2)
     assert laid.shape == (3 * 9 - 1, 2 * 13 - 1, 3) and (laid == 9).sum() == 5 * 8 * 12 * 3
+
+
+def test_timm_is_asked_for_where_it_is_needed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused("--model timm/resnet18", "pip install timm"):
+        load_processor("timm/resnet18")
+
+
+def test_a_model_of_timm(tmp_path):
+    pytest.importorskip("timm", reason="timm, which needs torchvision, is not installed")
+    from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+    config = TimmWrapperConfig(architecture="resnet10t", num_labels=3)
+    TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    processor = load_processor(str(tmp_path), 32)
+    assert processor(picture((1, 2, 3)), return_tensors="pt")["pixel_values"].shape == (1, 3, 32, 32)
 
 
 def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):

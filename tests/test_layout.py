@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
-from app import UserError
+from app import RunConfig, UserError
 from app.accelerator import Accelerator
-from app.layout import check_bound, in_short
+from app.layout import check_bound, depends_on_layout, in_short, synchronised
 
 FSDP = {"wrapping": "FSDP2", "processes": 4, "data_ranks": 4, "precision": "bf16", "device": "cpu"}
 ZERO = {**FSDP, "wrapping": "DeepSpeed ZeRO-2"}
@@ -33,3 +35,23 @@ def test_checkpoints_of_deepspeed_are_bound():
 
 def test_a_layout_in_short():
     assert in_short(FSDP) == "4 data ranks, FSDP2, bf16, cpu"
+
+
+@pytest.mark.parametrize("ranks, micros, words", [(1, 4, "all 4"), (2, 4, "one process's 2 of 4"), (1, 1, "")])
+def test_what_makes_scores_depend_on_the_layout_is_said(ranks, micros, words):
+    place = SimpleNamespace(data_ranks=ranks, device=torch.device("cpu"))
+    config = RunConfig(global_batch=4 * micros, micro_batch=4)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
+    told = depends_on_layout(model, place, config)
+    assert [words in line and "1 is a BatchNorm" in line for line in told] == [True] * bool(words)
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert all("losses and scores depend" in line for line in depends_on_layout(synced, place, config))
+    assert len(depends_on_layout(synced, place, config)) == bool(words)
+    assert depends_on_layout(model[2], place, config) == []
+
+
+def test_batchnorm_is_synchronised_on_gpus_alone():
+    with pytest.raises(UserError, match=r"--run\.sync-bn.*GPUs alone.*GroupNorm"):
+        synchronised(nn.BatchNorm2d(2), SimpleNamespace(device=torch.device("cpu")))
+    model = synchronised(nn.Sequential(nn.BatchNorm2d(2)), SimpleNamespace(device=torch.device("cuda")))
+    assert type(model[0]) is nn.SyncBatchNorm

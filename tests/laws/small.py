@@ -42,7 +42,10 @@ SMALL = {
         ]
     ),
     "gan": Small(
-        lambda rows: ["--width", 8, "--data.split", "train[:41]", "--data.eval-split", "train[41:58]", "--samples", 17],
+        lambda rows: [
+            *("--width", 8, "--samples", 17, "--optim.clip", 1, "--optim-d.clip", 1),
+            *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
+        ],
         syncs=2,
     ),
     "seg": Small(
