@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import accelerate
@@ -53,6 +53,7 @@ class Accelerator(accelerate.Accelerator):
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
+            self._wrap_policy = plugin.auto_wrap_policy
             self.state.fsdp_plugin = plugin
             if self.distributed_type == DistributedType.MULTI_CPU:
                 # accelerate 1.15 turns FSDP into DDP on CPU ranks, without a word.
@@ -105,14 +106,18 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare(self, *args, **kwargs):
         """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
-        if self.is_fsdp2:
-            for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
-                fsdp.check_optimizer(optimizer)
-            for model in (arg for arg in args if isinstance(arg, nn.Module)):
-                fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
-                if self.native_amp:
-                    model.forward = self._in_mixed_precision(model.forward)
-        result = super().prepare(*args, **kwargs)
+        with ExitStack() as stack:
+            if self.is_fsdp2:
+                for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
+                    fsdp.check_optimizer(optimizer)
+                for model in (arg for arg in args if isinstance(arg, nn.Module)):
+                    stack.enter_context(fsdp.embeddings_known(model))
+                    # accelerate puts the layers of the model before this one in its place.
+                    self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
+                    fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
+                    if self.native_amp:
+                        model.forward = self._in_mixed_precision(model.forward)
+            result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):

@@ -3,6 +3,8 @@
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -61,6 +63,27 @@ def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: 
             file=sys.stderr,
         )
     plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+@contextmanager
+def embeddings_known(model: nn.Module) -> Iterator[None]:
+    """Have a model without embeddings say so: transformers 5.23 raises where accelerate 1.15 asks, as for a ResNet."""
+    silenced = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
+    for name in silenced:
+        setattr(model, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in silenced:
+            delattr(model, name)
+
+
+def _raises(model: nn.Module, name: str) -> bool:
+    try:
+        getattr(model, name, lambda: None)()
+    except NotImplementedError:
+        return True
+    return False
 
 
 def _around_embeddings(model: nn.Module) -> set[str]:
