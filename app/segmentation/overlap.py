@@ -38,7 +38,7 @@ class Overlap(Metric):
             both = torch.bincount(own[own == real], minlength=classes)
             sizes = torch.bincount(own, minlength=classes) + torch.bincount(real, minlength=classes)
             present = torch.bincount(real, minlength=classes) > 0
-            dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round().long() * present
+            dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round().long()
             self.counts += torch.stack([present.long(), dice, both, sizes - both])
 
     def compute(self) -> dict[str, float]:
