@@ -35,7 +35,7 @@ class Overlap(Measure):
             both = torch.bincount(own[own == real], minlength=classes)
             sizes = torch.bincount(own, minlength=classes) + torch.bincount(real, minlength=classes)
             present = torch.bincount(real, minlength=classes) > 0
-            dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round() * present
+            dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round()
             self.state += torch.cat([present, dice, both, sizes - both])
 
     def scores(self) -> dict[str, float]:
