@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -43,7 +45,8 @@ def train(words: list[str]) -> None:
             run.step(optimizer)
             if run.steps_done == 3:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                found = {"before": before / 1024, "peak": peak / 1024, "parameters": parameters}
+                held = psutil.Process().memory_info().rss / 1024
+                found = {"before": before / 1024, "held": held / 1024, "peak": peak / 1024, "parameters": parameters}
                 print(f"\n{json.dumps(found)}", flush=True)
 
 
@@ -76,10 +79,10 @@ def main() -> None:
     lm.load_data(parse(lm.Config, FLAGS.split()))  # tokenized here, for all
     for profile in ("ddp_cpu", "fsdp_cpu"):
         found = launch(profile, [*FLAGS.split(), *shape.split()])
-        peak, before = (max(process[name] for process in found) for name in ("peak", "before"))
+        peak, held, before = (max(process[name] for process in found) for name in ("peak", "held", "before"))
         count = found[0]["parameters"]
-        print(f"{profile:<9} {count:,} parameters, {len(found)} processes: {peak:,.0f} MB each at most", end="")
-        print(f", {before:,.0f} MB before there was a model", flush=True)
+        print(f"{profile:<9} {count:,} parameters, {len(found)} processes: at most {peak:,.0f} MB each", end="")
+        print(f", {held:,.0f} MB after the third step, {before:,.0f} MB before there was a model", flush=True)
 
 
 if __name__ == "__main__":

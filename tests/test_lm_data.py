@@ -212,6 +212,7 @@ def test_several_processes_tokenize_to_the_same(data_cache, write, monkeypatch):
     many = documents_of(write({"text": f"text {i}"} for i in range(40)))
     assert len(many.info["files"]) > 1
     monkeypatch.setattr("app.data.encode.BYTES_PER_PROCESS", 10**9)
+    monkeypatch.setattr("app.data.encode.CHARACTERS_AT_ONCE", 20)
     one = documents_of(write(({"text": f"text {i}"} for i in range(40)), "again.jsonl"))
     assert len(one.info["files"]) == 1
     assert one.tokens(0, len(one)).tolist() == many.tokens(0, len(many)).tolist()
