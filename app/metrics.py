@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from app import ranks, sums
 from app.errors import UserError
+from app.measures import BOUND, COUNT, Measure
 
 
 def plain(values: dict[str, Any]) -> dict[str, float]:
@@ -40,14 +41,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class Scores:
-    """Torchmetrics, each updated with every sample once and gathered when computed."""
+    """Measures and torchmetrics, each updated with every sample once and combined over ranks when computed."""
 
-    def __init__(self, device: torch.device, **metrics: Any):
-        """Collect metrics by the name under which they are logged.
+    def __init__(self, device: torch.device, *measures: Measure, **metrics: Any):
+        """Collect what to score.
 
         Args:
-            metrics: objects of torchmetrics, or any with `update`, `compute` and `to`.
+            metrics: by the name under which it is logged, objects of torchmetrics, or any with `update`, `compute` and
+                `to`.
         """
+        self.measures = measures
+        for measure in measures:
+            measure.state = measure.state.to(device)
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
         for metric in self.metrics.values():
             metric.dist_sync_fn = _gather
@@ -64,19 +69,26 @@ class Scores:
         """
         if not weight:
             return
-        for metric in self.metrics.values():
+        for metric in (*self.measures, *self.metrics.values()):
             metric.update(*values)
         self.sums[0] += weight
         if loss is not None:
             self.sums[1] += weight
-            self.sums[2:] += sums.order_free([loss.detach().double() * weight], bound=2.0**40, count=2**32)
+            self.sums[2:] += sums.order_free([loss.detach().double() * weight], BOUND, COUNT)
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
         """Combine all ranks and return plain numbers; what is more than a number goes to `arrays`.
 
         Every rank takes part, with or without samples of its own.
         """
+        combined = torch.cat([self.sums, *(measure.state for measure in self.measures)])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(combined)
+        (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
         results = {}
+        for measure, total in zip(self.measures, totals, strict=True):
+            measure.total = total
+            results |= {prefix + name: score for name, score in measure.scores().items()}
         for name, metric in self.metrics.items():
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)
@@ -85,14 +97,13 @@ class Scores:
                 results[prefix + name] = float(value)
             else:
                 self.arrays[name] = value.cpu().numpy()
-        combined = self.sums.clone()
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(combined)
-        samples, weight, *parts = combined.tolist()
         if weight:
             results[prefix + "loss"] = sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)
         return results
+
+    def _split(self, combined: Tensor) -> tuple[Tensor, ...]:
+        return combined.split([len(self.sums), *(len(measure.state) for measure in self.measures)])
 
 
 def _gather(state: Tensor, group: Any = None) -> list[Tensor]:

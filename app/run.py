@@ -23,6 +23,7 @@ from app.export import save_model
 from app.folder import RunFolder
 from app.gradients import Batch, Gradients
 from app.loader import load
+from app.measures import Measure
 from app.metrics import Scores, evaluating, plain
 from app.optim import Optimizers, build_optimizer
 from app.optim import check as check_optim
@@ -315,9 +316,9 @@ class Run:
                 self.watchdog.beat()
                 yield self.accelerator.counted_once(step.turns[0])
 
-    def scores_of(self, **metrics: Any) -> Scores:
-        """Collect torchmetrics that combine over all ranks."""
-        return Scores(self.accelerator.device, **metrics)
+    def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
+        """Collect scores over all ranks: measures of app.measures, and torchmetrics by the names to log them under."""
+        return Scores(self.accelerator.device, *measures, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
         """Write the finished model, and say how the run went and how to go on; where steps are left, do neither.

@@ -73,35 +73,22 @@ def build_model(config: Config, labels, tokenizer):
     return BertForSequenceClassification(shape)
 
 
-def metrics_for(labels) -> dict:
-    """Return the torchmetrics that suit the kind of labels."""
-    from torchmetrics import MeanSquaredError, PearsonCorrCoef, classification
+def measure_for(labels):
+    """Return the scores that suit the kind of labels."""
+    from app.measures import Classification, MultiLabel, Regression
 
-    classes = len(labels.names)
     if labels.problem == "regression":
-        # A correlation is one of values that differ.
-        pearson = classes == 1 and len(set(labels.eval_values.tolist())) > 1
-        return {"mse": MeanSquaredError(), **({"pearson": PearsonCorrCoef()} if pearson else {})}
-    if labels.problem == "multi_label_classification":
-        return {
-            "accuracy": classification.MultilabelAccuracy(classes, average="micro", validate_args=False),
-            "f1": classification.MultilabelF1Score(classes, average="macro", validate_args=False),
-        }
-    return {
-        "accuracy": classification.MulticlassAccuracy(classes, average="micro", validate_args=False),
-        "f1": classification.MulticlassF1Score(classes, average="macro", validate_args=False),
-    }
+        return Regression()
+    kind = MultiLabel if labels.problem == "multi_label_classification" else Classification
+    return kind(len(labels.names))
 
 
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     """Score the model on every evaluation row once."""
-    scores = run.scores_of(**metrics_for(labels))
+    scores = run.scores_of(measure_for(labels))
     for micro in run.evaluation(model, rows, collate, rows.lengths):
         output = model(**micro.inputs)
         predicted = output.logits.squeeze(-1) if labels.problem == "regression" else output.logits
-        if labels.problem == "multi_label_classification":
-            # torchmetrics makes probabilities of logits only where one leaves [0, 1].
-            predicted = predicted.sigmoid()
         scores.update(micro.weight, predicted, micro.inputs["labels"], loss=output.loss)
     return scores.compute()
 

@@ -190,7 +190,7 @@ def run_on(tmp_path, data: list[dict], *more, **files) -> dict:
 
 
 def test_several_labels_are_scored_by_their_probability(tmp_path):
-    """Also where no logit leaves [0, 1]: torchmetrics takes such for probabilities."""
+    """Also where no logit leaves [0, 1], and could be taken for a probability."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 

@@ -10,9 +10,11 @@ import shutil
 
 import pytest
 
+from app.checkpoint import RECORD
 from launching import ROOT, furthest, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
+from tiny import enter
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
@@ -75,11 +77,26 @@ def runs(tmp_path_factory, rows):
             for source in (name for name in LAYOUTS if name != layout):
                 shutil.copytree(runs(source) / recipe / "left", root / layout / recipe / f"from-{source}")
                 commands.append(command(layout, recipe, f"from-{source}", *WHOLE))
+        if layout == "one":
+            folder = root / layout / "cls" / "from-earlier"
+            shutil.copytree(runs(layout) / "cls" / "left", folder)
+            pretend_later(folder)
+            commands.append(command(layout, "cls", "from-earlier", *WHOLE))
         launch_all(*LAYOUTS[layout], commands, root, timeout=300)
         return root / layout
 
     runs.resumed = resumed
     return runs
+
+
+def pretend_later(folder):
+    """Put an earlier step's state into the newest checkpoint."""
+    old, new = (folder / "checkpoints" / f"step-{step:08d}" for step in (STOP - 1, STOP))
+    shutil.rmtree(new)
+    shutil.copytree(old, new)
+    record = json.loads((new / RECORD).read_text())
+    (new / RECORD).write_text(json.dumps({**record, "step": STOP}))
+    enter(new, RECORD)
 
 
 def far(a, b):
@@ -126,6 +143,13 @@ def test_resume_from_any_layout(runs, recipe, layout):
         resumed = steps(runs.resumed(layout) / recipe / f"from-{source}")
         assert [line["ids"] for line in resumed] == [line["ids"] for line in never_stopped]
         assert far(never_stopped, resumed) < 1e-5
+
+
+def test_resume_from_another_state_is_seen(runs):
+    """A control: the checkpoint of an earlier step, passed off as the newest, gives other losses."""
+    never_stopped, resumed = steps(runs("one") / "cls" / "whole"), steps(runs.resumed("one") / "cls" / "from-earlier")
+    assert resumed[:STOP] == never_stopped[:STOP]
+    assert far(never_stopped[STOP:], resumed[STOP:]) > 1e-5
 
 
 @pytest.mark.parametrize("layout", OTHERS)
