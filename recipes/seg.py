@@ -38,7 +38,7 @@ class Config:
     data: VolumeData = field(default_factory=VolumeData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=5e-3, schedule="cosine", warmup=0.05))
     run: RunConfig = field(
-        default_factory=lambda: RunConfig(epochs=30, global_batch=16, micro_batch=8, eval_every=100, best="eval/dice")
+        default_factory=lambda: RunConfig(epochs=30, global_batch=16, micro_batch=4, eval_every=100, best="eval/dice")
     )
 
 
