@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from app.measures import Measure
 
 SIDE = 8
 # Steps between black and white in which features are counted: enough that rounding does not show.
 LEVELS = 4080
 
 
-class PixelFrechet(Metric):
+class PixelFrechet(Measure):
     """Compare images with known ones by mean and covariance of their pixels, from 0 to 1, averaged down to 8 x 8.
 
     The distance of two normal distributions, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), as in the Fréchet inception
@@ -20,26 +21,23 @@ class PixelFrechet(Metric):
     their order.
     """
 
-    full_state_update = False
-
     def __init__(self, real: Iterable[Tensor]):
         """Compare with images like those that `update` is given, some at a time."""
-        super().__init__()
         self.known = moments(*map(sum, zip(*map(sums, real), strict=True)))
-        features = len(self.known[0])
-        for name, shape in (("count", ()), ("total", (features,)), ("products", (features, features))):
-            self.add_state(name, torch.zeros(shape, dtype=torch.int64), dist_reduce_fx="sum")
+        self.features = len(self.known[0])
+        super().__init__(1 + self.features + self.features**2)
 
     def update(self, images: Tensor) -> None:
         """Add images, uint8 [samples, channels, height, width], of which the sides are multiples of 8."""
-        count, total, products = sums(images.cpu())
-        self.count = self.count + count
-        self.total = self.total + total.to(self.total.device)
-        self.products = self.products + products.to(self.products.device)
+        count, total, products = sums(images)
+        self.state[0] += count
+        self.state[1:] += torch.cat([total, products.flatten()])
 
-    def compute(self) -> Tensor:
-        """Return the distance."""
-        return distance(*self.known, *moments(self.count.cpu(), self.total.cpu(), self.products.cpu()))
+    def scores(self) -> dict[str, float]:
+        """Return the distance, as frechet."""
+        count, *others = self.total
+        total, products = torch.tensor(others, dtype=torch.float64).split([self.features, self.features**2])
+        return {"frechet": distance(*self.known, *moments(count, total, products.view(self.features, -1))).item()}
 
 
 def sums(images: Tensor) -> tuple[int, Tensor, Tensor]:
@@ -51,13 +49,13 @@ def sums(images: Tensor) -> tuple[int, Tensor, Tensor]:
     blocks = images.reshape(samples, channels, SIDE, height // SIDE, SIDE, width // SIDE).sum((3, 5), dtype=torch.int64)
     scale = 255 * (height // SIDE) * (width // SIDE)
     features = (blocks.flatten(1) * LEVELS // scale).double()
-    return samples, features.sum(0).long(), (features.T @ features).long()
+    return samples, features.sum(0), features.T @ features
 
 
-def moments(count: Tensor | int, total: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+def moments(count: float, total: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and covariance."""
-    mean = total.double() / count / LEVELS
-    return mean, products.double() / count / LEVELS**2 - torch.outer(mean, mean)
+    mean = total / count / LEVELS
+    return mean, products / count / LEVELS**2 - torch.outer(mean, mean)
 
 
 def distance(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:

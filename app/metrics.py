@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,8 +55,6 @@ class Scores:
         self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
         for metric in self.metrics.values():
             metric.dist_sync_fn = _gather
-        self.arrays: dict[str, np.ndarray] = {}
-        """What `compute` has found of metrics that give more than a number, such as a confusion matrix."""
         # Samples, weight of the losses, and the weighted losses in the parts of an order-free sum.
         self.sums = torch.zeros(2 + sums.PARTS, dtype=torch.float64, device=device)
 
@@ -77,10 +74,7 @@ class Scores:
             self.sums[2:] += sums.order_free([loss.detach().double() * weight], BOUND, COUNT)
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
-        """Combine all ranks and return plain numbers; what is more than a number goes to `arrays`.
-
-        Every rank takes part, with or without samples of its own.
-        """
+        """Combine all ranks and return plain numbers. Every rank takes part, with or without samples of its own."""
         combined = torch.cat([self.sums, *(measure.state for measure in self.measures)])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
@@ -92,11 +86,7 @@ class Scores:
         for name, metric in self.metrics.items():
             # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
             metric._update_count = max(metric._update_count, 1)
-            value = torch.as_tensor(metric.compute())
-            if value.numel() == 1:
-                results[prefix + name] = float(value)
-            else:
-                self.arrays[name] = value.cpu().numpy()
+            results[prefix + name] = float(metric.compute())
         if weight:
             results[prefix + "loss"] = sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)

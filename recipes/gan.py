@@ -103,8 +103,11 @@ def describe(real, held_out) -> str:
     score = score_of(real)
     for pixels in held_out.some(10_000):
         score.update(torch.from_numpy(pixels))
-    return f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
-        f"{float(score.compute()):.4f} (eval/frechet; 0 is the same)"
+    score.total = score.state.tolist()
+    apart = score.scores()["frechet"]
+    size = f"{real.shape[2]} x {real.shape[3]}"
+    return (
+        f"{len(real):,} images of {size}; {len(held_out):,} held out are at {apart:.4f} (eval/frechet; 0 is the same)"
     )
 
 
@@ -114,7 +117,7 @@ def evaluate(run: Run, generator, latents, real) -> dict[str, float]:
 
     from app.pictures import sheet
 
-    scores, shown = run.scores_of(frechet=score_of(real)), []
+    scores, shown = run.scores_of(score_of(real)), []
     for micro in run.evaluation(generator, latents, torch.stack):
         made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
         scores.update(micro.weight, made)

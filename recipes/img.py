@@ -97,36 +97,22 @@ def vision_config(shape: VisionScratch, size: int, **head):
     return BitConfig(**stages, num_groups=8, **head)
 
 
-def metrics_for(classes: int) -> dict:
-    """Return the torchmetrics that suit so many classes."""
-    from torchmetrics import classification
-
-    from app.pictures import MOST_CLASSES
-
-    def accuracy(top: int):
-        return classification.MulticlassAccuracy(classes, average="micro", top_k=top, validate_args=False)
-
-    metrics = {"accuracy": accuracy(1)}
-    if classes > 5:
-        metrics["top5"] = accuracy(5)
-    if classes <= MOST_CLASSES:
-        metrics["confusion"] = classification.MulticlassConfusionMatrix(classes, validate_args=False)
-    return metrics
-
-
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     """Score the model on every evaluation image once, and draw which classes it takes for which."""
     from torch.nn.functional import cross_entropy
 
-    from app.pictures import confusion
+    from app.measures import Classification
+    from app.pictures import MOST_CLASSES, confusion
 
-    scores = run.scores_of(**metrics_for(len(labels.names)))
+    classes = len(labels.names)
+    measure = Classification(classes, top=5 if classes > 5 else 0)
+    scores = run.scores_of(measure)
     for micro in run.evaluation(model, rows, collate):
         logits, truth = model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs["labels"]
         scores.update(micro.weight, logits, truth, loss=cross_entropy(logits, truth))
     found = scores.compute()
-    if "confusion" in scores.arrays:
-        run.log_images({"eval/confusion": [confusion(scores.arrays["confusion"], labels.names)]})
+    if classes <= MOST_CLASSES:
+        run.log_images({"eval/confusion": [confusion(measure.matrix().numpy(), labels.names)]})
     return found
 
 

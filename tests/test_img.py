@@ -14,7 +14,6 @@ from app.data.augment import Draw, ImageCollate
 from app.data.config import Augment, ClassData
 from app.data.images import ImageColumn, Images, load_images, load_labelled, own_processor
 from app.hub import load_processor
-from app.metrics import Scores
 from app.pictures import confusion, sheet
 from app.seeding import sample_generator
 from launching import ROOT, launch_many, scores, steps
@@ -142,14 +141,9 @@ def test_what_augmentation_does():
             Draw(Augment(**{name: value}))
 
 
-def test_a_confusion_matrix_is_no_number():
-    from torchmetrics.classification import MulticlassConfusionMatrix
-
-    found = Scores(torch.device("cpu"), confusion=MulticlassConfusionMatrix(3))
-    found.update(2.0, torch.eye(3)[:2], torch.tensor([0, 2]))
-    assert found.compute() == {"eval/samples": 2}
-    assert found.arrays["confusion"].tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
-    drawn = confusion(found.arrays["confusion"], ["a", "b", "a very long name of a class"])
+def test_pictures_of_numbers():
+    counts = np.array([[1, 0, 0], [0, 0, 0], [0, 1, 0]])
+    drawn = confusion(counts, ["a", "b", "a very long name of a class"])
     assert drawn.dtype == np.uint8 and drawn.shape[0] == drawn.shape[1] and drawn.shape[2] == 3
     laid = sheet(np.full((5, 4, 6, 1), 9, np.uint8), columns=2, magnify=2)
     assert laid.shape == (3 * 9 - 1, 2 * 13 - 1, 3) and (laid == 9).sum() == 5 * 8 * 12 * 3
