@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from app.data.labels import MULTI, REGRESSION, SINGLE
 from app.data.text import (
     PadCollate,
-    _identity,
     check_tokenizer,
+    identity,
     own_tokenizer,
     read_texts,
     tokenize,
@@ -156,9 +156,9 @@ def test_a_second_process_parses_and_tokenizes_nothing(stdlib, tokenizer, tmp_pa
 
 
 def test_another_text_tokenizer_or_length_is_another_key(tokenizer):
-    before = _identity(tokenizer)
+    before = identity(tokenizer)
     tokenizer("calls change a tokenizer", truncation=True, max_length=3, padding="max_length")
-    assert _identity(tokenizer) == before
+    assert identity(tokenizer) == before
     data = table(text=["some text", "and more"], pair=["some", "other"])
     other = train_tokenizer(["quite other words, quite other merges"] * 3, 300, 64)
     left = pickle.loads(pickle.dumps(tokenizer))
