@@ -87,8 +87,8 @@ def _timm_processor(config):
 
 def check_timm(name: str, kind: str = "") -> None:
     """Refuse a model of timm where timm is not installed."""
-    if (name.startswith("timm/") or kind == "timm_wrapper") and not importlib.util.find_spec("timm"):
-        raise UserError(f"--model {name} is one of timm's, and timm is not installed: pip install timm")
+    if name.startswith("timm/") or kind == "timm_wrapper":
+        check_installed("timm", f"--model {name} is one of timm's, and ")
 
 
 def check_images(model, flags: str, inputs: dict) -> None:
@@ -110,10 +110,10 @@ def check_images(model, flags: str, inputs: dict) -> None:
     model.train(training)
 
 
-def check_installed(package: str) -> None:
-    """Refuse to go on without a package that not everyone needs."""
+def check_installed(package: str, why: str = "") -> None:
+    """Refuse to go on without a package that not everyone needs; `why` begins the message."""
     if not importlib.util.find_spec(package):
-        raise UserError(f"{package} is not installed: pip install {package}")
+        raise UserError(f"{why}{package} is not installed: pip install {package}")
 
 
 def image_channels(name: str) -> int:

@@ -87,34 +87,32 @@ class Latents:
         return torch.from_numpy(sample_generator(0, 0, sample).standard_normal(self.length).astype("float32"))
 
 
-def score_of(real):
-    """Return a measure that compares images with real ones, of which it takes up to 10,000."""
+def describe(real, held_out):
+    """Return mean and covariance of the real images, and a line on what the data are.
+
+    The line tells how near to them real images are that are not among them. Up to 10,000 of each are looked at.
+    """
     import torch
 
-    from app.vision.frechet import PixelFrechet
+    from app.vision.frechet import PixelFrechet, moments_of
 
-    return PixelFrechet(torch.from_numpy(pixels) for pixels in real.some(10_000))
-
-
-def describe(real, held_out) -> str:
-    """Say in a line what the data are, and how near to them real images are that are not among them."""
-    import torch
-
-    score = score_of(real)
+    known = moments_of(torch.from_numpy(pixels) for pixels in real.some(10_000))
+    score = PixelFrechet(known)
     for pixels in held_out.some(10_000):
         score.update(torch.from_numpy(pixels))
-    return f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
+    return known, f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
         f"{score.alone()['frechet']:.4f} (eval/frechet; 0 is the same)"
     )
 
 
-def evaluate(run: Run, generator, latents, real) -> dict[str, float]:
+def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
     """Compare what the generator makes with real images, and show some of it."""
     import torch
 
+    from app.vision.frechet import PixelFrechet
     from app.vision.pictures import sheet
 
-    scores, shown = run.scores_of(score_of(real)), []
+    scores, shown = run.scores_of(PixelFrechet(known)), []
     for micro in run.evaluation(generator, latents, torch.stack):
         made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
         scores.update(micro.weight, made)
@@ -136,7 +134,8 @@ def main(config: Config) -> dict[str, float]:
             real, held_out = load_data(config)
         generator, discriminator = build_models(config)
         latents, channels = Latents(config.samples, config.latent), generator.config.channels
-        run.say(describe(real, held_out))
+        known, about = describe(real, held_out)
+        run.say(about)
         generator, optimizer = run.prepare(generator, config.optim)
         discriminator, optimizer_d = run.prepare(discriminator, config.optim_d)
         collate = ImageCollate([0.5] * channels, [0.5] * channels, 1 / 255)
@@ -154,7 +153,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(softplus(-discriminator(made)).mean(), micro, "loss/generator")
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, generator, latents, real))
+                run.log(evaluate(run, generator, latents, known))
         return run.finish(generator, use=USE_IT)
 
 

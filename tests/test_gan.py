@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
-from app.vision.frechet import PixelFrechet, distance
+from app.vision.frechet import PixelFrechet, distance, moments_of
 from launching import ROOT, launch_many, scores, steps
 from tables import python, refused
 from tiny import DATA, Config
@@ -38,11 +38,11 @@ def test_the_distance_is_that_of_two_normal_distributions():
     assert distance(zero, eye, zero + 2, eye).item() == pytest.approx(12)
     assert distance(zero, 4 * eye, zero, 9 * eye).item() == pytest.approx(3)
     real = torch.randint(0, 256, (90, 1, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    metric, parts = PixelFrechet([real]), PixelFrechet(real.split(40))
+    metric, parts = PixelFrechet(moments_of([real])), PixelFrechet(moments_of(real.split(40)))
     metric.update(real)
     for piece in reversed(real.flip(3).split(7)):
         parts.update(piece)
-    whole = PixelFrechet([real])
+    whole = PixelFrechet(moments_of([real]))
     whole.update(real.flip(3))
     assert abs(metric.alone()["frechet"]) < 1e-9 and whole.alone() == parts.alone()
     assert whole.alone()["frechet"] > 0.01

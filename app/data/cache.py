@@ -36,6 +36,14 @@ def fingerprint(*parts: object) -> str:
     return hasher.hexdigest()
 
 
+def with_labels(rows: str, labels: "np.ndarray | None") -> str:  # noqa: F821
+    """Add the hash of labels to that of the rows that have them."""
+    import numpy as np
+    import xxhash
+
+    return f"{rows}-{xxhash.xxh3_64(b'' if labels is None else np.ascontiguousarray(labels)).hexdigest()}"
+
+
 def cache_of(paths: Sequence[str]) -> Path:
     """Return the cache folder of files, or of a folder, as they are now: its name is a hash of what is there.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from app.data.cache import cache_folder, fingerprint, using_cache
+from app.data.cache import cache_folder, fingerprint, using_cache, with_labels
 from app.data.columns import check_columns, is_text, name_of, row_name
 from app.data.config import ClassData
 from app.data.labels import SINGLE, Labels, only_of_their_class, read_labels
@@ -194,8 +194,7 @@ def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndar
         if not path.exists():
             _write(path, shape, decode)
     images = Images(_Mapped(path), shape, labels)
-    digest = xxhash.xxh3_64(b"" if labels is None else np.ascontiguousarray(labels)).hexdigest()
-    images.fingerprint = f"{path.with_suffix('.hash').read_text()}-{digest}"
+    images.fingerprint = with_labels(path.with_suffix(".hash").read_text(), labels)
     return images
 
 

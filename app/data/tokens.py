@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from app.data.cache import remember
+from app.data.cache import remember, with_labels
 
 
 class TokenTable:
@@ -50,8 +50,7 @@ class TokenTable:
             texts = remember(file, self._digest)
         except OSError:  # a cache of somebody else's
             texts = self._digest()
-        labels = b"" if self.labels is None else np.ascontiguousarray(self.labels)
-        return f"{texts}-{xxhash.xxh3_64(labels).hexdigest()}"
+        return with_labels(texts, self.labels)
 
     def _digest(self) -> str:
         hasher = xxhash.xxh3_128(self.lengths)

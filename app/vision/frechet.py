@@ -21,10 +21,10 @@ class PixelFrechet(Measure):
     their order.
     """
 
-    def __init__(self, real: Iterable[Tensor]):
-        """Compare with images like those that `update` is given, some at a time."""
-        self.known = moments(*map(sum, zip(*map(sums, real), strict=True)))
-        self.features = len(self.known[0])
+    def __init__(self, known: tuple[Tensor, Tensor]):
+        """Compare with images of which `moments_of` has told mean and covariance."""
+        self.known = known
+        self.features = len(known[0])
         super().__init__(1 + self.features + self.features**2)
 
     def update(self, images: Tensor) -> None:
@@ -39,6 +39,11 @@ class PixelFrechet(Measure):
         total, products = torch.tensor(rest, dtype=torch.float64).split([self.features, self.features**2])
         there = moments(count, total, products.view(self.features, -1))
         return {"frechet": float(distance(*self.known, *there))}
+
+
+def moments_of(images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return mean and covariance of images like those that `PixelFrechet.update` is given, some at a time."""
+    return moments(*map(sum, zip(*map(sums, images), strict=True)))
 
 
 def sums(images: Tensor) -> tuple[int, Tensor, Tensor]:
