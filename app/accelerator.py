@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ParallelismConfig
+from accelerate.utils import imports as accelerate_imports
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
@@ -23,6 +24,8 @@ from app.errors import UserError
 from app.reader import StateReader
 
 OBJECTS = "objects.json"
+# accelerate 1.15 looks for an optional package on disk at each backward pass and each update.
+accelerate_imports._is_package_available = functools.cache(accelerate_imports._is_package_available)
 _MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 

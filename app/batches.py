@@ -131,7 +131,7 @@ class BatchPlan:
 
     def micros(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Cut a step into its micro-batches, each as sample ids and their epochs."""
-        ids, epochs = order.stream(np.arange(self.seen(step), self.seen(step + 1)), self.samples, self.seed)
+        ids, epochs = order.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
         pieces = -(-len(ids) // self.micro_batch)
         if self.lengths is None:
             cuts = even_cuts(len(ids), pieces)

@@ -34,9 +34,9 @@ class DecoderScratch(Scratch):
     heads: int = 4
     kv_heads: int = 0
     """Heads of keys and values, of a llama; they divide the heads. 0: as many."""
-    tokenizer: Literal["bpe", "byte"] = "bpe"
-    """bpe: byte pairs, trained on the training texts, --scratch.vocab tokens. byte: each byte is a token; of ASCII
-    text, each character."""
+    tokenizer: Literal["bpe", "char", "byte"] = "bpe"
+    """bpe: byte pairs, trained on the training texts, --scratch.vocab tokens. char: each character of the training
+    texts is a token. byte: each byte is one."""
     vocab: int = 4096
     tied: bool = True
     """One matrix embeds tokens and predicts them."""
@@ -82,10 +82,25 @@ def decoder(size: DecoderScratch, tokenizer, block: int):
         **names,
     )
     model = GPT2LMHeadModel(shape)
-    for name, parameter in model.named_parameters():
-        # transformers' GPT-2 has biases always; they begin as 0, and frozen stay so.
-        parameter.requires_grad_(size.bias or not name.endswith("bias"))
+    if not size.bias:
+        _leave_out_biases(model)
     return model
+
+
+def _leave_out_biases(model) -> None:
+    """Freeze a GPT-2's biases at 0, where they begin, and add none: transformers has it only with biases."""
+    from transformers.pytorch_utils import Conv1D
+
+    class Unbiased(Conv1D):
+        def forward(self, x):
+            return x @ self.weight
+
+    for module in model.modules():
+        if type(module) is Conv1D:
+            module.__class__ = Unbiased
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.requires_grad_(False)
 
 
 @dataclass

@@ -31,7 +31,7 @@ from recipes import lm  # noqa: E402
 LAYERS, HEADS, WIDTH, BLOCK, BATCH, STEPS = 4, 4, 128, 64, 12, 2000
 LR, MIN_LR, WARMUP, BETAS, DECAY, CLIP = 1e-3, 1e-4, 100, (0.9, 0.99), 0.1, 1.0
 FLAGS = (
-    "--data.packing concat --data.block 64 --scratch.tokenizer byte --scratch.shape gpt2 --scratch.bias false "
+    "--data.packing concat --data.block 64 --scratch.tokenizer char --scratch.shape gpt2 --scratch.bias false "
     "--scratch.layers 4 --scratch.heads 4 --scratch.width 128 --run.global-batch 12 --run.micro-batch 12 "
     "--run.steps 2000 --optim.lr 1e-3 --optim.schedule cosine --optim.min-lr 0.1 --optim.warmup 100 "
     "--optim.betas 0.9 0.99 --optim.weight-decay 0.1 --optim.clip 1.0"
@@ -84,15 +84,15 @@ def learning_rate(step: int) -> float:
     return MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
 
 
-def plain_steps(train: Tensor, vocab: int, seed: int) -> Iterator[Model]:
-    """Train the plain way; yield the model after every step."""
+def plain_steps(train: Tensor, vocab: int, seed: int, fused: bool = False) -> Iterator[Model]:
+    """Train the plain way; yield the model after every step. On a CPU nanoGPT's AdamW is not fused."""
     torch.manual_seed(seed)
     model, draws = Model(vocab), torch.Generator().manual_seed(seed)
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": DECAY},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=fused)
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
@@ -115,13 +115,12 @@ def plain_score(model: Model, text: Tensor) -> float:
     return total / (len(text) - 1)
 
 
-def our_config(folder: Path, seed: int) -> lm.Config:
+def our_config(folder: Path, seed: int, threads: int = 0) -> lm.Config:
     """Return the recipe's config from its flags."""
     files = ["--data.path", str(folder / "train.txt"), "--data.eval-path", str(folder / "val.txt")]
     others = ["--run.dir", str(folder / f"run-{seed}"), "--run.seed", str(seed), "--run.trackers"]
-    return parse(
-        lm.Config, [*FLAGS.split(), *files, *others, "--run.save-every", "100000", "--run.eval-every", "100000"]
-    )
+    rare = ["--run.save-every", "100000", "--run.eval-every", "100000", "--run.threads", str(threads)]
+    return parse(lm.Config, [*FLAGS.split(), *files, *others, *rare])
 
 
 def our_steps(config: lm.Config) -> Iterator[None]:
@@ -161,6 +160,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=0, help="of each; 0: as many as there are cores")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -184,20 +184,31 @@ def score(train: Tensor, val: Tensor, vocab: int, seeds: int, folder: Path) -> N
 
 
 def speed(train: Tensor, vocab: int, options: argparse.Namespace, folder: Path) -> None:
-    """Let both train in turn, in blocks of steps, and print the medians of their speeds and of the blocks' ratios."""
-    runs = {"plain script": plain_steps(train, vocab, 0), "recipes/lm.py": our_steps(our_config(folder, 0))}
-    found = {name: [] for name in runs}
+    """Let all train in turn, in blocks of steps, and print medians: of their speeds, and of each block's ratios.
+
+    Ratios are also those of processor time, which other work on the machine disturbs less.
+    """
+    runs = {
+        "plain script": plain_steps(train, vocab, 0),
+        "plain script, fused": plain_steps(train, vocab, 0, fused=True),
+        "recipes/lm.py": our_steps(our_config(folder, 0, options.threads)),
+    }
+    walls, cpus = {name: [] for name in runs}, {name: [] for name in runs}
     for block in range(options.blocks + 1):
         for name in list(runs) if block % 2 else reversed(runs):
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             for _ in range(options.steps):
                 next(runs[name])
             if block:  # the first one warms up
-                found[name].append(options.steps * BATCH * BLOCK / (time.perf_counter() - start))
-    for name, speeds in found.items():
-        print(f"{name:<14} {statistics.median(speeds):,.0f} tokens/s")
-    ratios = [ours / plain for plain, ours in zip(*found.values(), strict=True)]
-    print(f"{'ratio':<14} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+                walls[name].append(time.perf_counter() - start)
+                cpus[name].append(time.process_time() - used)
+    tokens = options.steps * BATCH * BLOCK
+    print(f"{torch.get_num_threads()} threads, {options.blocks} blocks of {options.steps} steps")
+    for name in runs:
+        ours = {"time": (walls[name], walls["recipes/lm.py"]), "processor time": (cpus[name], cpus["recipes/lm.py"])}
+        ratios = {k: statistics.median(a / b for a, b in zip(*times, strict=True)) for k, times in ours.items()}
+        told = ", ".join(f"{ratio:.3f} by {kind}" for kind, ratio in ratios.items())
+        print(f"{name:<20} {tokens / statistics.median(walls[name]):,.0f} tokens/s; recipes/lm.py is {told} as fast")
     for run in runs.values():
         run.close()
 

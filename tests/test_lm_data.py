@@ -8,14 +8,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from app.data import corpus
 from app.data.blocks import IGNORED, Blocks, collate, token_loss
 from app.data.config import CorpusData
 from app.data.documents import start_of
 from app.data.encode import tokenize
-from app.data.tokenizer import byte_tokenizer, train_lm_tokenizer
+from app.data.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.data.txts import PIECE, piece_rows
 from app.errors import UserError
 
@@ -232,14 +232,20 @@ def test_tokenizing_is_done_once(data_cache, write, monkeypatch):
 @pytest.mark.parametrize("text", ["plain", " two  spaces\n\n\tdef f(x): return 'é'\r\n", "日本 🎉 \x00", "<s> </s>"])
 def test_own_tokenizers_give_every_text_back(text, tmp_path):
     trained = train_lm_tokenizer(["some words and more words\n"] * 3, 300, 64)
-    for tokenizer in (byte_tokenizer(64), trained):
+    for tokenizer in (byte_tokenizer(64), character_tokenizer([text], 64), trained):
         tokenizer.save_pretrained(tmp_path)
-        from transformers import AutoTokenizer
-
         loaded = AutoTokenizer.from_pretrained(tmp_path)
         assert loaded.decode(loaded(text)["input_ids"]) == text
         assert start_of(loaded) == loaded.bos_token_id != loaded.eos_token_id
     assert byte_tokenizer(64)(text)["input_ids"] == list(text.encode())
+
+
+def test_characters_are_tokens_in_order_of_their_code_points(tmp_path):
+    character_tokenizer(["bé\n", "ab"], 64).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("abé\n")["input_ids"] == [1, 2, 3, 0]
+    assert tokenizer.decode(tokenizer("ab?")["input_ids"]) == "ab<|unknown|>"
+    assert len(tokenizer) == 4 + 3, "what is unknown, and the marks of a document's two ends"
 
 
 def test_the_loss_is_the_mean_over_what_is_learnt():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.order import LARGEST, SORTED, permute, stream
+from app.order import LARGEST, SORTED, permute, stream, stretch
 
 N = 2003  # a size on which the network runs, small enough to look at whole orders
 
@@ -49,6 +49,14 @@ def test_bijection_for_every_small_size():
 @pytest.mark.parametrize("n", [SORTED, SORTED + 1, 2**14 - 1, 2**14, 2**14 + 1, 2**15, 2**15 + 1, 1_000_003])
 def test_bijection_at_the_edges_of_grids(n):
     assert np.array_equal(np.sort(order(n, 1, 2)), np.arange(n))
+
+
+@properties
+@given(st.integers(1, 5000) | sizes, st.integers(), st.integers(0, 10**4), st.integers(1, 3000))
+def test_a_stretch_is_that_part_of_the_stream(n, seed, low, length):
+    expected = stream(np.arange(low, low + length), n, seed)
+    for found, right in zip(stretch(low, low + length, n, seed), expected, strict=True):
+        assert np.array_equal(found, right)
 
 
 @properties

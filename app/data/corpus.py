@@ -6,7 +6,7 @@ from app.data.documents import start_of
 from app.data.encode import columns_of, read_texts, tokenize
 from app.data.sources import Tables, load_tables
 from app.data.text import trained_once
-from app.data.tokenizer import byte_tokenizer, train_lm_tokenizer
+from app.data.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
 
 __all__ = ["blocks", "collate", "describe", "load", "own_tokenizer"]
@@ -25,9 +25,12 @@ def load(config: CorpusData) -> Tables:
 
 
 def own_tokenizer(table, config: CorpusData, kind: str, vocab: int):
-    """Return the tokenizer of a model that is trained from scratch: of "byte"s, or byte pairs ("bpe") of the texts."""
+    """Return the tokenizer of a model from scratch: of "byte"s, the texts' "char"acters, or byte pairs ("bpe")."""
     if kind == "byte":
         return byte_tokenizer(config.block)
+    if kind == "char":
+        key = ("char", table._fingerprint, config.block, *columns_of(config))
+        return trained_once(key, lambda: character_tokenizer(read_texts(table, config), config.block))
     key = ("lm", table._fingerprint, vocab, config.block, *columns_of(config))
     return trained_once(key, lambda: train_lm_tokenizer(read_texts(table, config), vocab, config.block))
 

@@ -1,4 +1,4 @@
-"""Tokenizers: trained from scratch on the training texts, made of bytes, or pretrained ones made fit for the task."""
+"""Tokenizers: trained on the training texts, made of bytes or characters, or pretrained ones made fit for the task."""
 
 from collections.abc import Iterable
 
@@ -13,6 +13,7 @@ SPECIALS = {
 }
 # In front of a document, and behind it.
 LM_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
+UNKNOWN = "<|unknown|>"
 # Words with the space before them, numbers by three digits, and runs of punctuation. Underscores belong to words, so
 # that identifiers of source code become few tokens; spaces beyond one, and line ends, carry little and are dropped.
 WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
@@ -65,7 +66,25 @@ def byte_tokenizer(max_length: int):
     return _for_lm(tokenizer, max_length)
 
 
-def _for_lm(tokenizer, max_length: int):
+def character_tokenizer(texts: Iterable[str], max_length: int):
+    """Make a tokenizer whose tokens are the characters of these texts, in order of their code points.
+
+    Other characters become one token for what is unknown.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    characters = set()
+    for text in texts:
+        characters |= set(text)
+    vocabulary = {sign: i for i, sign in enumerate([*sorted(characters), UNKNOWN])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([UNKNOWN, *LM_SPECIALS])
+    return _for_lm(tokenizer, max_length, unk_token=UNKNOWN)
+
+
+def _for_lm(tokenizer, max_length: int, **specials: str):
     from transformers import PreTrainedTokenizerFast
 
     begin, end = LM_SPECIALS
@@ -78,6 +97,7 @@ def _for_lm(tokenizer, max_length: int):
         eos_token=end,
         pad_token=end,
         padding_side="left",
+        **specials,
     )
 
 
