@@ -6,7 +6,7 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint torture setup
+.PHONY: train test lint torture bench setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
@@ -19,6 +19,10 @@ torture: $(READY)  ## 200 kills of the text classifier, under three profiles in 
 		--profiles accelerate_configs/cpu.yaml accelerate_configs/ddp_cpu.yaml accelerate_configs/fsdp_cpu.yaml \
 		--scratch.width 32 --scratch.vocab 300 --scratch.layers 1 --data.max-length 64 \
 		--run.steps 60 --run.global-batch 16 --run.micro-batch 4
+
+bench: $(READY)  ## side by side with bare loops and other trainers: about an hour on 2 cores
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -62,7 +62,7 @@ def devices() -> Iterator[Finding]:
         yield Finding("GPU", f"nvidia-smi is there; {why}", NOTE, fix)
     else:
         yield Finding("GPU", "none", "ok", "")
-    yield Finding("CPU", f"{_processor()}, kernels {torch.backends.cpu.get_cpu_capability()}")
+    yield Finding("CPU", f"{processor()}, kernels {torch.backends.cpu.get_cpu_capability()}")
 
 
 def _driver() -> str:
@@ -74,7 +74,7 @@ def _driver() -> str:
     return f", driver {lines[0].strip()}" if lines else ""
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,23 +1,19 @@
 """Time exact mode against the ordinary mode on recipes/cls.py's default job: one process, blocks of steps in turn.
 
-    python benchmarks/exact.py [--threads 1] [--blocks 12] [--steps 10]
+    python -m benchmarks.exact [--threads 1] [--blocks 12] [--steps 10]
 
 Both runs live in this process and take turns, so that what else the machine does meets both alike.
 """
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from app import Run  # noqa: E402
-from recipes import cls  # noqa: E402
+from app import Run
+from recipes import cls
 
 
 def steps(exact: bool, threads: int, folder: Path) -> Iterator[None]:

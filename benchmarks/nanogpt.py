@@ -1,7 +1,7 @@
 """Compare recipes/lm.py with a plain training script on nanoGPT's CPU setting: same shape, optimizer, steps and text.
 
-    python benchmarks/nanogpt.py score [--file text.txt]     # validation loss of both after all steps
-    python benchmarks/nanogpt.py speed [--blocks 10]         # tokens per second of both, in turn
+    python -m benchmarks.nanogpt score [--file text.txt]     # validation loss of both after all steps
+    python -m benchmarks.nanogpt speed [--blocks 10]         # tokens per second of both, in turn
 
 The setting is that of nanoGPT's README for a CPU (github.com/karpathy/nanoGPT): characters, 4 layers, 4 heads, 128
 wide, blocks of 64, 12 a step, 2,000 steps, no dropout, no biases. The plain script is written here from that
@@ -12,7 +12,6 @@ megabyte of the ASCII sources of Python's library; its last tenth is for validat
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,11 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from app import Run, parse  # noqa: E402
-from recipes import lm  # noqa: E402
+from app import Run, parse
+from recipes import lm
 
 LAYERS, HEADS, WIDTH, BLOCK, BATCH, STEPS = 4, 4, 128, 64, 12, 2000
 LR, MIN_LR, WARMUP, BETAS, DECAY, CLIP = 1e-3, 1e-4, 100, (0.9, 0.99), 0.1, 1.0

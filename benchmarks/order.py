@@ -1,6 +1,6 @@
 """Measure app.order: indices per second, the time of one small call, and peak memory, for growing n.
 
-python benchmarks/order.py
+python -m benchmarks.order
 """
 
 import time

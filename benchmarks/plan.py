@@ -1,13 +1,12 @@
 """Measure app.batches: the time and memory of planning one step, for growing data sets, runs and numbers of ranks.
 
-python benchmarks/plan.py
+python -m benchmarks.plan
 """
 
 import tracemalloc
 
-from order import seconds
-
 from app.batches import BatchPlan
+from benchmarks.order import seconds
 
 
 def main() -> None:

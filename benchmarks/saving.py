@@ -1,13 +1,12 @@
 """Time how long training waits for a checkpoint of 600 MB: written beside it, at once, and by accelerate's save_state.
 
-    python benchmarks/saving.py [--rounds 5]
+    python -m benchmarks.saving [--rounds 5]
 
 One process on CPU: a model of 50 million parameters and the state of AdamW. The three ways take turns.
 """
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -16,10 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-
-from app import OptimConfig, Run, RunConfig  # noqa: E402
+from app import OptimConfig, Run, RunConfig
 
 DATA = list(torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)))
 
@@ -71,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+    with tempfile.TemporaryDirectory(dir=".") as folder:
         beside, at_once = (Bench(Path(folder, name), name == "beside") for name in ("beside", "at-once"))
         contents = {
             "beside training": (beside, lambda: beside.run.save()),

@@ -1,0 +1,97 @@
+"""One contestant's process: `python -m benchmarks.contestant PEER RECIPE [--bf16] [--variant V] -- FLAGS`."""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.gate import Gate
+
+
+def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
+    """Run a recipe as it is; between two of its steps the gate is asked."""
+    from app import Run, parse
+
+    batches = Run.batches
+
+    def gated(run, *arguments, **named):
+        steps = batches(run, *arguments, **named)
+        gate.begin()
+        for batch in steps:
+            yield batch
+            gate(batch._step.weight)
+
+    Run.batches = gated
+    module = importlib.import_module(f"recipes.{recipe}")
+    found = module.main(parse(module.Config, flags))
+    return {"eval/loss": found["eval/loss"]}
+
+
+def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
+    """Evaluate the classifier again and again, as its recipe does after an epoch; a "step" is one evaluation."""
+    from app import Run, parse
+    from app.data.text import PadCollate
+    from recipes import cls
+
+    config = parse(cls.Config, flags)
+    with Run(config) as run:
+        train, held, labels, tokenizer, _ = cls.load_data(config)
+        collate = PadCollate.of(tokenizer)
+        model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
+        for batch in run.batches(train, collate, train.lengths):
+            for micro in batch.micros(model):
+                run.backward(model(**micro.inputs).loss, micro)
+            run.step(optimizer)
+            break
+        gate.begin()
+        while gate.left >= 0:
+            found = cls.evaluate(run, model, held, collate, labels)
+            gate(found["eval/samples"])
+    return {}
+
+
+def peer(name: str, options: argparse.Namespace, flags: list[str], gate: Gate) -> dict:
+    """Train a recipe's job by another loop."""
+    from benchmarks.jobs import job_of
+
+    job = job_of(options.recipe, flags, options.bf16, options.variant)
+    module = importlib.import_module(f"benchmarks.peers.{name}")
+    named = {"wrap": options.wrap} if options.wrap else {"own_order": True} if options.own_order else {}
+    if options.evaluate:
+        module.evaluate(job, gate)
+        return {}
+    module.train(job, gate, **named)
+    sharded = options.wrap not in ("", "ddp")
+    return {} if sharded else {"eval/loss": job.score()}
+
+
+def main() -> None:
+    """Train, and leave the score beside the gate's pipes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("peer")
+    parser.add_argument("recipe")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--variant", default="")
+    parser.add_argument("--wrap", default="")
+    parser.add_argument("--own-order", action="store_true")
+    parser.add_argument("--evaluate", action="store_true")
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    options, flags = parser.parse_args(words[:cut]), words[cut + 1 :]
+    if options.bf16:
+        os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
+    gate = Gate()
+    if options.peer == "samestep" and options.evaluate:
+        result = samestep_evaluates(flags, gate)
+    elif options.peer == "samestep":
+        result = samestep(options.recipe, flags, gate)
+    else:
+        result = peer(options.peer, options, flags, gate)
+    if os.environ.get("RANK", "0") == "0":
+        Path(os.environ["BENCH_GATE"], "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""accelerate's example loop: prepared loader, model, optimizer and scheduler, `accumulate`."""
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from benchmarks.gate import Gate
+from benchmarks.jobs import Job
+
+
+def train(job: Job, gate: Gate) -> None:
+    """Train as accelerate's complete_nlp_example does, with its clipping from the guide on accumulation."""
+    accelerator = Accelerator(
+        gradient_accumulation_steps=job.turns, mixed_precision="bf16" if job.bf16 else "no", cpu=True
+    )
+    optimizer = job.optimizer()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: job.rate(step) / job.optim.lr)
+    loader = DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate, shuffle=False)
+    model, optimizer, loader, scheduler = accelerator.prepare(job.model, optimizer, loader, scheduler)
+    gate.begin()
+    count = done = 0
+    for inputs in loader:
+        with accelerator.accumulate(model):
+            loss = job.loss(model, inputs)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), job.optim.clip)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        count += job.items(inputs) * accelerator.num_processes
+        if accelerator.sync_gradients:
+            gate(count)
+            count, done = 0, done + 1
+            if done == job.steps:
+                break
+
+
+@torch.inference_mode()
+def evaluate(job: Job, gate: Gate) -> None:
+    """Evaluate with accuracy as accelerate's nlp_example does, again and again."""
+    accelerator = Accelerator(mixed_precision="bf16" if job.bf16 else "no", cpu=True)
+    loader = DataLoader(job.eval_rows, batch_size=job.run.micro_batch, collate_fn=job.collate, shuffle=False)
+    model, loader = accelerator.prepare(job.model, loader)
+    model.eval()
+    gate.begin()
+    while gate.left >= 0:
+        right = seen = 0
+        for inputs in loader:
+            predicted = model(**inputs).logits.argmax(dim=-1)
+            predicted, labels = accelerator.gather_for_metrics((predicted, inputs["labels"]))
+            right, seen = right + (predicted == labels).sum().item(), seen + len(labels)
+        gate(seen)

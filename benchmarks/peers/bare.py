@@ -1,0 +1,67 @@
+"""A bare torch loop: the same arithmetic with nothing around it, the limit of what a trainer can reach."""
+
+import os
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from benchmarks.gate import Gate
+from benchmarks.jobs import Job
+
+
+def train(job: Job, gate: Gate, wrap: str = "") -> None:
+    """Train in one process, or in each of several with copies (wrap "ddp") or shards (the layer classes' names)."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    model = _wrapped(job, wrap)
+    optimizer = job.optimizer()
+    size, turns = job.run.micro_batch, job.turns // world
+    own = [
+        range(first := (step * job.turns + rank * turns + turn) * size, first + size)
+        for step in range(job.steps)
+        for turn in range(turns)
+    ]
+    loader = DataLoader(job.rows, batch_sampler=own, collate_fn=job.collate)
+    gate.begin()
+    batches = iter(loader)
+    for step in range(job.steps):
+        count = 0
+        for turn in range(turns):
+            inputs = next(batches)
+            with ExitStack() as stack:
+                if wrap == "ddp" and turn < turns - 1:
+                    stack.enter_context(model.no_sync())
+                elif wrap:
+                    _synchronise(model, turn == turns - 1)
+                with job.autocast():
+                    loss = job.loss(model, inputs)
+                (loss / turns).backward()
+            count += job.items(inputs)
+        nn.utils.clip_grad_norm_(model.parameters(), job.optim.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = job.rate(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        gate(count * world)
+
+
+def _wrapped(job: Job, wrap: str) -> nn.Module:
+    if wrap == "ddp":
+        torch.distributed.init_process_group("gloo")
+        return nn.parallel.DistributedDataParallel(job.model, gradient_as_bucket_view=True)
+    if wrap:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group("gloo")
+        mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        for module in job.model.modules():
+            if type(module).__name__ in wrap.split(","):
+                fully_shard(module, mesh=mesh)
+        return fully_shard(job.model, mesh=mesh)
+    return job.model
+
+
+def _synchronise(model: nn.Module, now: bool) -> None:
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(now)

@@ -1,0 +1,87 @@
+"""Hugging Face's Trainer, with its fused optimizer; its loop is its own, and a callback takes the turns."""
+
+import tempfile
+
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.gate import Gate
+from benchmarks.jobs import Job
+
+
+class _Turns(TrainerCallback):
+    def __init__(self, gate: Gate, items: float):
+        self.gate, self.items = gate, items
+
+    def on_step_end(self, *_, **__):
+        self.gate(self.items)
+
+
+def train(job: Job, gate: Gate, own_order: bool = False) -> None:
+    """Train on one CPU process.
+
+    Args:
+        own_order: rows are shuffled as Trainer does; or else they come in ours.
+    """
+    trainer = _trainer(job, gate, own_order)
+    gate.begin()
+    trainer.train()
+
+
+def evaluate(job: Job, gate: Gate) -> None:
+    """Evaluate with accuracy, again and again."""
+
+    def accuracy(found):
+        return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+    trainer = _trainer(job, gate, False, compute_metrics=accuracy, eval_dataset=job.eval_rows)
+    gate.begin()
+    while gate.left >= 0:
+        trainer.evaluate()
+        gate(len(job.eval_rows))
+
+
+def _trainer(job: Job, gate: Gate, own_order: bool, **more) -> Trainer:
+    settings = TrainingArguments(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=job.run.micro_batch,
+        per_device_eval_batch_size=job.run.micro_batch,
+        gradient_accumulation_steps=job.turns,
+        max_steps=job.steps,
+        learning_rate=job.optim.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=job.optim.warmup,
+        weight_decay=job.optim.weight_decay,
+        adam_beta1=job.optim.betas[0],
+        adam_beta2=job.optim.betas[1],
+        max_grad_norm=job.optim.clip,
+        optim="adamw_torch_fused",
+        train_sampling_strategy="random" if own_order else "sequential",
+        bf16=job.bf16,
+        use_cpu=True,
+        seed=job.run.seed,
+        logging_steps=job.run.log_every,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    # Counted on the first step's micro-batches: a callback is not shown any.
+    firsts = [job.collate([job.rows[i] for i in range(job.run.micro_batch)])]
+    items = job.items(firsts[0]) * job.turns
+
+    class Ours(Trainer):
+        """Trainer with the documented override for a loss that the model does not return."""
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return job.loss(model, inputs)
+
+    kind = Trainer if "labels" in firsts[0] and "pixel_values" not in firsts[0] else Ours
+    return kind(
+        model=job.model,
+        args=settings,
+        train_dataset=job.rows,
+        data_collator=job.collate,
+        callbacks=[_Turns(gate, items)],
+        **more,
+    )
