@@ -18,7 +18,7 @@ from accelerate.utils import imports as accelerate_imports
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from app import fsdp, launch, ranks, state, zero
+from app import allocator, fsdp, launch, ranks, state, zero
 from app.batches import Turn
 from app.errors import UserError
 from app.reader import StateReader
@@ -69,6 +69,7 @@ class Accelerator(accelerate.Accelerator):
             self.parallelism_config._validate_accelerator(self)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or launch.cores_per_process())
+            allocator.keep_freed_memory() if plugin is None else allocator.return_freed_memory()
             if self.mixed_precision == "fp16":
                 raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
         if self.gradient_accumulation_steps != 1:

@@ -1,9 +1,10 @@
 """Compare Samestep with bare loops and other trainers, and write what was found.
 
-    python -m benchmarks [--only NAME ...] [--texts NAME=FLAGS ...] [--rounds 8] [--out benchmarks/results]
+    python -m benchmarks [--only NAME ...] [--texts NAME=FLAGS ...] [--rounds 24] [--out benchmarks/results]
 
 The contestants of a row take turns of a few steps, each in its own process, and are compared turn by turn: what is
-shown is the median of the ratios, ours to theirs, and their quartiles.
+shown is the median of the ratios, ours to theirs, and their quartiles. Turns are short, so that what else happens on
+the machine meets all alike.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 
 from app.report import table
-from benchmarks.turns import Contestant, ratios, take_turns
+from benchmarks.turns import Contestant, ratios, start_up, take_turns
 from benchmarks.works import Work, works
 
 WARM_UP = 5
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--texts", nargs="*", default=[], help="further sets for cls: name=flags of recipes/cls.py")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     texts = dict(text.split("=", 1) for text in options.texts)
@@ -57,7 +58,10 @@ def compare(work: Work, rounds: int) -> dict:
     total = warm_up + rounds * work.steps + 1
     with tempfile.TemporaryDirectory() as folder:
         contestants = work.contestants(Path(folder, "run"), total)
-        take_turns(contestants, rounds, work.steps, warm_up)
+        if work.start:
+            start_up(contestants, rounds)
+        else:
+            take_turns(contestants, rounds, work.steps, warm_up)
     ours, *peers = contestants
     found = {"date": time.strftime("%Y-%m-%d"), "steps": total, "samestep": about(ours), "peers": {}}
     for peer in peers:
@@ -82,7 +86,7 @@ def as_table(rows: dict[str, dict]) -> str:
         for peer, theirs in row["peers"].items():
             low, high = theirs["quartiles"]
             losses = " / ".join(f"{side['eval/loss']:.3f}" if "eval/loss" in side else "-" for side in (ours, theirs))
-            speeds = f"{ours['items_per_second']:,.0f} / {theirs['items_per_second']:,.0f}"
+            speeds = " / ".join(f"{side['items_per_second']:.4g}" for side in (ours, theirs))
             reached = "" if theirs["ratio"] >= theirs["target"] else "missed"
             cells = [f"{theirs['ratio']:.3f}", f"{low:.3f}-{high:.3f}", f"{theirs['cpu_ratio']:.3f}"]
             lines.append([name, peer, speeds, *cells, f"{theirs['target']:.2f}", reached, losses])

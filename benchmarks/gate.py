@@ -31,7 +31,11 @@ class Gate:
     def _report(self, wall: float = 0.0, cpu: float = 0.0, items: float = 0.0) -> None:
         if self._reports:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"wall": wall, "cpu": cpu, "items": items, "peak": peak}), file=self._reports, flush=True)
+            print(
+                json.dumps({"wall": wall, "cpu": cpu, "items": items, "peak": peak, "used": time.process_time()}),
+                file=self._reports,
+                flush=True,
+            )
 
     def _wait(self) -> None:
         if self._orders:

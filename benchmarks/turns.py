@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Contestant:
         )
         self._reports = os.open(folder / "reports", os.O_RDWR)
         self._orders = os.open(folder / "orders", os.O_RDWR)
-        self._report(START_LIMIT)
+        self.first = self._report(START_LIMIT)
 
     def turn(self, steps: int) -> dict:
         """Have it train some steps; return what they took."""
@@ -97,6 +98,22 @@ def take_turns(contestants: list[Contestant], rounds: int, steps: int, warm_up: 
         finally:
             for contestant in contestants:
                 contestant.kill()
+
+
+def start_up(contestants: list[Contestant], rounds: int) -> None:
+    """Start contestants in turn, each to the end of its first step, and end them."""
+    for number in range(-1, rounds):  # the first round warms the file cache
+        for contestant in contestants if number % 2 else reversed(contestants):
+            with tempfile.TemporaryDirectory() as name:
+                begin = time.perf_counter()
+                try:
+                    contestant.start(Path(name))
+                    report = contestant.turn(1) if "peak" in contestant.first else contestant.first
+                    wall = time.perf_counter() - begin
+                finally:
+                    contestant.kill()
+            if number >= 0:
+                contestant.turns.append({"wall": wall, "cpu": report["used"], "items": 1})
 
 
 def ratios(ours: Contestant, peer: Contestant, clock: str = "wall") -> list[float]:

@@ -10,6 +10,8 @@ QUIET = "--run.trackers --run.eval-every 1000000 --run.save-every 1000000"
 # Two layers of 256, micro-batches of 32: what a step of the default recipe costs, without its evaluations.
 CLS = f"--scratch.layers 2 --scratch.width 128 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
 LM = f"--scratch.tokenizer byte --data.block 256 --run.micro-batch 8 --run.global-batch 8 --sample-length 0 {QUIET}"
+# Functions: from a few tokens to several blocks.
+UNEVEN = "--data.path builtin:stdlib --scratch.tokenizer bpe --data.block 512"
 IMG = f"--run.global-batch 64 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
 SEG = f"--run.global-batch 8 --run.micro-batch 8 {QUIET}"
 
@@ -30,6 +32,8 @@ class Work:
     """Of accelerate_configs, for two processes; one without."""
     evaluate: bool = False
     """A step is one evaluation."""
+    start: bool = False
+    """From the command to the end of the first step; the peer is a script of its own."""
 
     def contestants(self, folder: Path, total: int) -> list[Contestant]:
         """Make the commands: ours first."""
@@ -46,10 +50,28 @@ class Work:
         found = [
             Contestant("samestep", [*ours, "samestep", self.recipe, *kind, "--", *flags, "--run.dir", str(folder)])
         ]
+        if self.start:
+            script = [sys.executable, str(ROOT / "benchmarks/peers/script.py"), *script_arguments(flags, folder)]
+            return [*found, *(Contestant(peer, script) for peer in self.targets)]
         for peer in self.targets:
             name, *options = peer.split()
             found.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags]))
         return found
+
+
+def script_arguments(flags: list[str], folder: Path) -> list[str]:
+    """Have the classifier's texts tokenized; return where they are, and the shape of the model."""
+    import numpy as np
+
+    from app import parse
+    from recipes import cls
+
+    config = parse(cls.Config, flags)
+    rows, _, labels, tokenizer, _ = cls.load_data(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(folder / "labels.npy", np.asarray(labels.train_values))
+    counts = [len(tokenizer), len(labels.names), config.data.max_length]
+    return [str(rows.path), str(folder / "labels.npy"), *map(str, counts)]
 
 
 PEERS = {"bare": 0.98, "trainer": 1.0, "accelerated": 1.0, "fabric": 1.0}
@@ -66,18 +88,19 @@ def works(texts: dict[str, str]) -> list[Work]:
         for bf16 in (False, True):
             kind = "bf16" if bf16 else "fp32"
             one = f"{CLS} {flags} --run.global-batch 32"
-            found.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 12, bf16))
+            found.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 4, bf16))
         four = f"{CLS} {flags} --run.global-batch 128"
         sorted_targets = {"trainer --own-order": 1.5, "accelerated": 1.5}
-        found.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 4))
+        found.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 2))
     pairs, one_at_a_time = f"{CLS} --run.global-batch 64", f"{CLS} --run.global-batch 32"
     return [
         *found,
-        Work("lm packed", "lm", LM, {"bare --variant padded": 1.5}, 8),
-        Work("lm blocks", "lm", f"{LM} --data.packing concat", {"bare": 0.98, "trainer": 1.0}, 8),
-        Work("img", "img", IMG, PEERS, 8),
-        Work("seg", "seg", SEG, {"bare": 0.98, "accelerated": 1.0}, 8),
+        Work("lm packed", "lm", f"{LM} {UNEVEN}", {"bare --variant padded": 1.5}, 4),
+        Work("lm blocks", "lm", f"{LM} --data.packing concat", {"bare": 0.98, "trainer": 1.0}, 4),
+        Work("img", "img", IMG, PEERS, 4),
+        Work("seg", "seg", SEG, {"bare": 0.98, "accelerated": 1.0}, 4),
         Work("evaluation", "cls", one_at_a_time, {"trainer": 1.0, "accelerated": 1.0}, 1, evaluate=True),
-        Work("cls DDP x2", "cls", pairs, {"bare --wrap ddp": 0.98, "accelerated": 1.0}, 6, profile="ddp_cpu"),
-        Work("cls FSDP x2", "cls", pairs, {"bare --wrap BertLayer": 1.0}, 6, profile="fsdp_cpu"),
+        Work("start", "cls", one_at_a_time, {"script": 1 / 1.1}, 1, start=True),
+        Work("cls DDP x2", "cls", pairs, {"bare --wrap ddp": 0.98, "accelerated": 1.0}, 4, profile="ddp_cpu"),
+        Work("cls FSDP x2", "cls", pairs, {"bare --wrap BertLayer": 1.0}, 4, profile="fsdp_cpu"),
     ]

@@ -1,5 +1,7 @@
 """accelerate's example loop: prepared loader, model, optimizer and scheduler, `accumulate`."""
 
+import os
+
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
@@ -10,9 +12,8 @@ from benchmarks.jobs import Job
 
 def train(job: Job, gate: Gate) -> None:
     """Train as accelerate's complete_nlp_example does, with its clipping from the guide on accumulation."""
-    accelerator = Accelerator(
-        gradient_accumulation_steps=job.turns, mixed_precision="bf16" if job.bf16 else "no", cpu=True
-    )
+    turns = job.turns // int(os.environ.get("WORLD_SIZE", "1"))
+    accelerator = Accelerator(gradient_accumulation_steps=turns, mixed_precision="bf16" if job.bf16 else "no", cpu=True)
     optimizer = job.optimizer()
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: job.rate(step) / job.optim.lr)
     loader = DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate, shuffle=False)
