@@ -168,6 +168,9 @@ def loading(name: str) -> Iterator[None]:
                 f"--model {name} cannot be loaded: {_damaged(name)} is damaged or cut short ({error}); copy or fetch "
                 "it again"
             ) from error
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"--model {name} needs what is not installed: {reason}") from error
         except Exception as error:
             # tokenizers knows no other class of error.
             if not isinstance(error, OSError | ValueError) and type(error) is not Exception:

@@ -9,20 +9,18 @@ the machine meets all alike.
 
 import argparse
 import json
-import os
-import platform
-import re
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from app.report import table
+from benchmarks.results import as_table, describe, machine, machine_slug, plot
 from benchmarks.turns import Contestant, ratios, start_up, take_turns
 from benchmarks.works import Work, works
 
 WARM_UP = 5
+STARTS = 8
 
 
 def main() -> None:
@@ -50,6 +48,7 @@ def main() -> None:
         print(as_table({work.name: known["rows"][work.name]}))
         print(f"({time.monotonic() - start:.0f} s)\n", flush=True)
     file.with_suffix(".md").write_text(f"{describe(known['machine'])}\n\n```\n{as_table(known['rows'])}\n```\n")
+    plot(known, file.with_suffix(".png"))
 
 
 def compare(work: Work, rounds: int) -> dict:
@@ -59,7 +58,7 @@ def compare(work: Work, rounds: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         contestants = work.contestants(Path(folder, "run"), total)
         if work.start:
-            start_up(contestants, rounds)
+            start_up(contestants, min(rounds, STARTS))
         else:
             take_turns(contestants, rounds, work.steps, warm_up)
     ours, *peers = contestants
@@ -76,50 +75,6 @@ def about(contestant: Contestant) -> dict:
     """Return a contestant's own numbers: items a second (median), peak memory in bytes, and its score."""
     speed = statistics.median(turn["items"] / turn["wall"] for turn in contestant.turns)
     return {"items_per_second": speed, "peak_bytes": contestant.peak, **contestant.result}
-
-
-def as_table(rows: dict[str, dict]) -> str:
-    """Lay out rows: a line for each peer."""
-    lines = []
-    for name, row in rows.items():
-        ours = row["samestep"]
-        for peer, theirs in row["peers"].items():
-            low, high = theirs["quartiles"]
-            losses = " / ".join(f"{side['eval/loss']:.3f}" if "eval/loss" in side else "-" for side in (ours, theirs))
-            speeds = " / ".join(f"{side['items_per_second']:.4g}" for side in (ours, theirs))
-            reached = "" if theirs["ratio"] >= theirs["target"] else "missed"
-            cells = [f"{theirs['ratio']:.3f}", f"{low:.3f}-{high:.3f}", f"{theirs['cpu_ratio']:.3f}"]
-            lines.append([name, peer, speeds, *cells, f"{theirs['target']:.2f}", reached, losses])
-    head = ["work", "peer", "items/s", "ratio", "quartiles", "by CPU time", "target", "", "eval loss"]
-    return table(head, lines, right=(2, 3, 5, 6))
-
-
-def machine() -> dict:
-    """Name the machine and what it runs."""
-    import torch
-    import transformers
-
-    from app.machine import processor
-
-    return {
-        "cpu": processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def describe(about: dict) -> str:
-    """Write a machine in a line."""
-    return ", ".join([about["cpu"], f"{about['cores']} cores", *(f"{k} {about[k]}" for k in list(about)[2:])])
-
-
-def machine_slug() -> str:
-    """Name the results' file after the processor and its cores."""
-    from app.machine import processor
-
-    return re.sub(r"[^a-z0-9]+", "-", f"{processor()} {os.cpu_count()} cores".lower()).strip("-")
 
 
 if __name__ == "__main__":

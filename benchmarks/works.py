@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.turns import ROOT, Contestant
 
 QUIET = "--run.trackers --run.eval-every 1000000 --run.save-every 1000000"
-# Two layers of 256, micro-batches of 32: what a step of the default recipe costs, without its evaluations.
+# The default recipe without its evaluations, in the micro-batches that its peers take by default.
 CLS = f"--scratch.layers 2 --scratch.width 128 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
 LM = f"--scratch.tokenizer byte --data.block 256 --run.micro-batch 8 --run.global-batch 8 --sample-length 0 {QUIET}"
 # Functions: from a few tokens to several blocks.
@@ -34,6 +34,8 @@ class Work:
     """A step is one evaluation."""
     start: bool = False
     """From the command to the end of the first step; the peer is a script of its own."""
+    first: str = "samestep"
+    """What peers are compared with; "bare" against itself shows what differences mean nothing."""
 
     def contestants(self, folder: Path, total: int) -> list[Contestant]:
         """Make the commands: ours first."""
@@ -47,11 +49,12 @@ class Work:
             ours = [*launcher, *profile, "--main_process_port", "0", "-m", "benchmarks.contestant"]
             theirs = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
             theirs += ["benchmarks.contestant"]
-        found = [
-            Contestant("samestep", [*ours, "samestep", self.recipe, *kind, "--", *flags, "--run.dir", str(folder)])
-        ]
+        own_folder = ["--run.dir", str(folder)]
+        first = Contestant(f"{self.first}, first" if self.first in self.targets else self.first, [])
+        first.command = [*ours, self.first, self.recipe, *kind, "--", *flags, *own_folder]
+        found = [first]
         if self.start:
-            script = [sys.executable, str(ROOT / "benchmarks/peers/script.py"), *script_arguments(flags, folder)]
+            script = [sys.executable, str(ROOT / "benchmarks/peers/script.py"), *script_arguments(flags, folder.parent)]
             return [*found, *(Contestant(peer, script) for peer in self.targets)]
         for peer in self.targets:
             name, *options = peer.split()
@@ -68,7 +71,6 @@ def script_arguments(flags: list[str], folder: Path) -> list[str]:
 
     config = parse(cls.Config, flags)
     rows, _, labels, tokenizer, _ = cls.load_data(config)
-    folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "labels.npy", np.asarray(labels.train_values))
     counts = [len(tokenizer), len(labels.names), config.data.max_length]
     return [str(rows.path), str(folder / "labels.npy"), *map(str, counts)]
@@ -88,12 +90,13 @@ def works(texts: dict[str, str]) -> list[Work]:
         for bf16 in (False, True):
             kind = "bf16" if bf16 else "fp32"
             one = f"{CLS} {flags} --run.global-batch 32"
-            found.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 4, bf16))
-        four = f"{CLS} {flags} --run.global-batch 128"
+            found.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 2, bf16))
+        four = f"{CLS} --data.max-length 256 {flags} --run.global-batch 128"
         sorted_targets = {"trainer --own-order": 1.5, "accelerated": 1.5}
-        found.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 2))
+        found.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 1))
     pairs, one_at_a_time = f"{CLS} --run.global-batch 64", f"{CLS} --run.global-batch 32"
     return [
+        Work("noise", "cls", one_at_a_time, {"bare": 0.0}, 2, first="bare"),
         *found,
         Work("lm packed", "lm", f"{LM} {UNEVEN}", {"bare --variant padded": 1.5}, 4),
         Work("lm blocks", "lm", f"{LM} --data.packing concat", {"bare": 0.98, "trainer": 1.0}, 4),

@@ -1,5 +1,6 @@
 """Images: files of all kinds read, brought to one size, augmented; and what the image classifier leaves."""
 
+import importlib.util
 import io
 import json
 import pickle
@@ -152,6 +153,13 @@ def test_timm_is_asked_for_where_it_is_needed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused("--model timm/resnet18", "pip install timm"):
         load_processor("timm/resnet18")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_a_folder_of_timms_says_what_it_needs(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "timm_wrapper", "architecture": "resnet18"}')
+    with refused("needs what is not installed", "pip install timm"):
+        load_processor(str(tmp_path))
 
 
 def test_a_model_of_timm(tmp_path):

@@ -46,6 +46,7 @@ def add_adapters(model, lora: Lora):
     try:
         with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that is about to go
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # of GPT-2's layers; peft sets it right
             return peft.get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,77 @@
+"""What was measured, as a table and a picture, and on which machine."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from app.report import table
+
+
+def as_table(rows: dict[str, dict]) -> str:
+    """Lay out rows: a line for each peer."""
+    lines = []
+    for name, row in rows.items():
+        ours = row["samestep"]
+        for peer, theirs in row["peers"].items():
+            low, high = theirs["quartiles"]
+            losses = " / ".join(f"{side['eval/loss']:.3f}" if "eval/loss" in side else "-" for side in (ours, theirs))
+            speeds = " / ".join(f"{side['items_per_second']:.4g}" for side in (ours, theirs))
+            reached = "" if theirs["ratio"] >= theirs["target"] else "missed"
+            cells = [f"{theirs['ratio']:.3f}", f"{low:.3f}-{high:.3f}", f"{theirs['cpu_ratio']:.3f}"]
+            lines.append([name, peer, speeds, *cells, f"{theirs['target']:.2f}", reached, losses])
+    head = ["work", "peer", "items/s", "ratio", "quartiles", "by CPU time", "target", "", "eval loss"]
+    return table(head, lines, right=(2, 3, 5, 6))
+
+
+def plot(known: dict, file: Path) -> None:
+    """Draw each ratio with its quartiles, on a logarithmic scale, and what was to be reached."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    lines = [(f"{name} / {peer}", p) for name, row in known["rows"].items() for peer, p in row["peers"].items()]
+    figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(lines) + 1.2), layout="constrained")
+    for place, (_, found) in enumerate(lines):
+        axes.plot(found["quartiles"], [place, place], color="0.6", linewidth=4, solid_capstyle="butt")
+        axes.plot(found["ratio"], place, "o", color="C0")
+        if found["target"]:
+            axes.plot(found["target"], place, "|", color="C3", markersize=12)
+    axes.axvline(1.0, color="0.8", zorder=0)
+    axes.set(xscale="log", yticks=range(len(lines)), yticklabels=[name for name, _ in lines])
+    axes.set_xticks(ticks := [0.8, 1, 1.5, 2, 3], [str(tick) for tick in ticks], minor=False)
+    axes.minorticks_off()
+    axes.invert_yaxis()
+    axes.set_xlabel("items a second, ours to theirs: median and quartiles; red: to be reached")
+    axes.set_title(describe(known["machine"]), fontsize=8)
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def machine() -> dict:
+    """Name the machine and what it runs."""
+    import torch
+    import transformers
+
+    from app.machine import processor
+
+    return {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def describe(about: dict) -> str:
+    """Write a machine in a line."""
+    return ", ".join([about["cpu"], f"{about['cores']} cores", *(f"{k} {about[k]}" for k in list(about)[2:])])
+
+
+def machine_slug() -> str:
+    """Name the results' file after the processor and its cores."""
+    from app.machine import processor
+
+    return re.sub(r"[^a-z0-9]+", "-", f"{processor()} {os.cpu_count()} cores".lower()).strip("-")
