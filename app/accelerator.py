@@ -69,7 +69,8 @@ class Accelerator(accelerate.Accelerator):
             self.parallelism_config._validate_accelerator(self)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or launch.cores_per_process())
-            allocator.keep_freed_memory() if plugin is None else allocator.return_freed_memory()
+            if plugin is None:  # who shards wants the memory
+                allocator.keep_freed_memory()
             if self.mixed_precision == "fp16":
                 raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
         if self.gradient_accumulation_steps != 1:

@@ -1,4 +1,4 @@
-"""The C library's memory allocator, told what a training process needs: its time, or its memory."""
+"""The C library's memory allocator, told that a training process asks for the same sizes again and again."""
 
 import ctypes
 import os
@@ -14,22 +14,11 @@ def keep_freed_memory() -> bool:
     As it is, glibc gives every block above 32 MB back, such as a language model's logits, and the system clears its
     pages again in each step: a third of the time of recipes/lm.py on a CPU. A process may hold a little more for it.
     """
-    return _settle((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 1 << 26))
-
-
-def return_freed_memory() -> bool:
-    """Have glibc give back what is freed at once, above a megabyte; says whether it will.
-
-    As it is, it keeps most of what FSDP gathers and frees layer by layer, and shards save no memory on a CPU.
-    """
-    return _settle((_MMAP_THRESHOLD, 1 << 20))
-
-
-def _settle(*settings: tuple[int, int]) -> bool:
     # Whoever has set one of malloc's own variables knows better.
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
+    settings = ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 1 << 26))
     return sum(mallopt(name, value) for name, value in settings) == len(settings)
