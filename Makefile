@@ -20,7 +20,7 @@ torture: $(READY)  ## 200 kills of the text classifier, under three profiles in 
 		--scratch.width 32 --scratch.vocab 300 --scratch.layers 1 --data.max-length 64 \
 		--run.steps 60 --run.global-batch 16 --run.micro-batch 4
 
-bench: $(READY)  ## side by side with bare loops and other trainers: about an hour on 2 cores
+bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 

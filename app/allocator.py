@@ -12,7 +12,7 @@ def keep_freed_memory() -> bool:
     """Have glibc keep what is freed, for the next step asks for the same; says whether it will.
 
     As it is, glibc gives every block above 32 MB back, such as a language model's logits, and the system clears its
-    pages again in each step: a third of the time of recipes/lm.py on a CPU. A process may hold a little more for it.
+    pages again in each step: a fifth of the time of recipes/lm.py on a CPU. A process may hold a little more for it.
     """
     # Whoever has set one of malloc's own variables knows better.
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):

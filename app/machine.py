@@ -75,6 +75,7 @@ def _driver() -> str:
 
 
 def processor() -> str:
+    """Name the processor."""
     try:
         names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,7 +1,7 @@
 """A bare torch loop: the same arithmetic with nothing around it, the limit of what a trainer can reach."""
 
 import os
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -29,11 +29,10 @@ def train(job: Job, gate: Gate, wrap: str = "") -> None:
         count = 0
         for turn in range(turns):
             inputs = next(batches)
-            with ExitStack() as stack:
-                if wrap == "ddp" and turn < turns - 1:
-                    stack.enter_context(model.no_sync())
-                elif wrap:
-                    _synchronise(model, turn == turns - 1)
+            last = turn == turns - 1
+            if wrap not in ("", "ddp"):
+                model.set_requires_gradient_sync(last)
+            with model.no_sync() if wrap == "ddp" and not last else nullcontext():
                 with job.autocast():
                     loss = job.loss(model, inputs)
                 (loss / turns).backward()
@@ -60,8 +59,3 @@ def _wrapped(job: Job, wrap: str) -> nn.Module:
                 fully_shard(module, mesh=mesh)
         return fully_shard(job.model, mesh=mesh)
     return job.model
-
-
-def _synchronise(model: nn.Module, now: bool) -> None:
-    if hasattr(model, "set_requires_gradient_sync"):
-        model.set_requires_gradient_sync(now)
