@@ -65,7 +65,14 @@ class Gradients:
     def backward(self, loss: Tensor, share: float) -> None:
         """Add the gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
         # DDP and FSDP take the mean over data ranks; the global batch needs the sum.
-        self.accelerator.backward(loss * (share * self.accelerator.data_ranks))
+        factor = share * self.accelerator.data_ranks
+        self.accelerator.backward(loss if factor == 1 else loss * factor)
+
+    def clear(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget the optimizer's gradients."""
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # whose engine does so by itself
+            # accelerate's own zero_grad reads a signature in each step, which takes longer than clearing.
+            optimizer.optimizer.zero_grad(set_to_none=True)
 
     def watch(self, closely: bool) -> None:
         """Learn whether the step that begins is one that is measured."""

@@ -257,7 +257,7 @@ class Run:
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
         else:
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self.gradients.clear(optimizer)
 
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, beside its loss. Every rank calls it, with the same numbers."""

@@ -73,7 +73,9 @@ class Blocks:
         tokens, count = self.documents.tokens(max(low - 1, 0), high).astype(np.int64), high - low
         inputs, targets = np.full(self.size, self.start, np.int64), np.full(self.size, IGNORED, np.int64)
         inputs[count - len(tokens) + 1 : count] = tokens[:-1]
-        targets[:count] = np.where(self.documents.supervised(low, high), tokens[-count:], IGNORED)
+        targets[:count] = tokens[-count:]
+        if not self.documents.all_supervised:
+            targets[:count][~self.documents.supervised(low, high)] = IGNORED
         row = {"input_ids": inputs, "targets": targets}
         if self.apart:
             begins = np.zeros(self.size, bool)

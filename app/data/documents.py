@@ -72,7 +72,8 @@ class Documents:
         return found
 
     def _gather(self, arrays: list[np.ndarray], low: int, high: int) -> np.ndarray:
-        return np.concatenate([arrays[chunk][start:end] for chunk, start, end in self._parts(low, high)])
+        parts = [arrays[chunk][start:end] for chunk, start, end in self._parts(low, high)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _parts(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
         """Cut a stretch of tokens where chunks do; yield the chunk, and from where to before where in it."""
