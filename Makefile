@@ -6,7 +6,7 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint torture bench setup
+.PHONY: train test lint torture bench bench-gpu setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
@@ -23,6 +23,10 @@ torture: $(READY)  ## 200 kills of the text classifier, under three profiles in 
 bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
+
+# Without a network: takes .venv where it is, or else the packages of $(PYTHON).
+bench-gpu:  ## speed, memory, saving, copying and the laws on one NVIDIA GPU
+	PYTHONPATH=. $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -156,6 +156,18 @@ class FolderLock:
         return UserError(f"{self.folder} is in use by {holder}: wait for it, stop it, or give another --run.dir")
 
 
+def in_use(folder: Path) -> bool:
+    """Tell whether a run seems to use a folder. Only looks: another machine's run is believed for a while."""
+    try:
+        text, touched = (folder / "lock").read_text(), (folder / "lock").stat().st_mtime
+    except OSError:
+        return False
+    host, process = _parse(text)
+    if host == socket.gethostname():
+        return is_alive(process)
+    return bool(host) and time.time() - touched < 60  # its clock may differ from ours
+
+
 def _flock(descriptor: int) -> bool | None:
     """Lock a file: True where that worked, False where another has it, None where the disk does not know."""
     try:

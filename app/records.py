@@ -10,6 +10,7 @@ from app import images
 from app.batches import BatchPlan
 from app.config import RunConfig
 from app.folder import RunFolder
+from app.layout import in_short
 from app.progress import Progress, duration
 from app.speed import Cost
 from app.tracking import MetricsFile, Trackers
@@ -36,9 +37,12 @@ class Records:
         Raises:
             UserError: the folder cannot be written.
         """
-        ids = self.folder.info.get("trackers", {}) if done else {}
+        before = self.folder.info if done else {}
+        ids = before.get("trackers", {})
+        began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
+        sittings = [*(sitting for sitting in before.get("sittings", []) if sitting["step"] <= done), began]
         try:
-            self.folder.begin(status="running", error=None, step=done, **fields)
+            self.folder.begin(status="running", error=None, step=done, sittings=sittings, **fields)
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(config, done)  # which adds the trackers' names for a new run

@@ -8,19 +8,13 @@ the machine meets all alike.
 """
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-from benchmarks.results import as_table, describe, machine, machine_slug, plot
-from benchmarks.turns import Contestant, ratios, start_up, take_turns
-from benchmarks.works import Work, works
-
-WARM_UP = 5
-STARTS = 8
+from app.machine import processor
+from benchmarks.results import machine, slug
+from benchmarks.rows import run_rows
+from benchmarks.works import works
 
 
 def main() -> None:
@@ -37,44 +31,7 @@ def main() -> None:
         sys.exit(
             f"no row is called like {', '.join(options.only)}: there are {', '.join(w.name for w in works(texts))}"
         )
-    file = options.out / f"{machine_slug()}.json"
-    known = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "rows": {}}
-    for work in chosen:
-        start = time.monotonic()
-        known["rows"][work.name] = compare(work, options.rounds)
-        known["machine"] = machine()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(known, indent=1) + "\n")
-        print(as_table({work.name: known["rows"][work.name]}))
-        print(f"({time.monotonic() - start:.0f} s)\n", flush=True)
-    file.with_suffix(".md").write_text(f"{describe(known['machine'])}\n\n```\n{as_table(known['rows'])}\n```\n")
-    plot(known, file.with_suffix(".png"))
-
-
-def compare(work: Work, rounds: int) -> dict:
-    """Let a row's contestants take turns; return what they did, and how it compares."""
-    warm_up = 1 if work.evaluate else WARM_UP
-    total = warm_up + rounds * work.steps + 1
-    with tempfile.TemporaryDirectory() as folder:
-        contestants = work.contestants(Path(folder, "run"), total)
-        if work.start:
-            start_up(contestants, min(rounds, STARTS))
-        else:
-            take_turns(contestants, rounds, work.steps, warm_up)
-    ours, *peers = contestants
-    found = {"date": time.strftime("%Y-%m-%d"), "steps": total, "samestep": about(ours), "peers": {}}
-    for peer in peers:
-        walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
-        low, middle, high = statistics.quantiles(walls, n=4)
-        compared = {"ratio": middle, "quartiles": [low, high], "cpu_ratio": statistics.median(cpus)}
-        found["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
-    return found
-
-
-def about(contestant: Contestant) -> dict:
-    """Return a contestant's own numbers: items a second (median), peak memory in bytes, and its score."""
-    speed = statistics.median(turn["items"] / turn["wall"] for turn in contestant.turns)
-    return {"items_per_second": speed, "peak_bytes": contestant.peak, **contestant.result}
+    run_rows(chosen, options.rounds, options.out / f"{slug(processor())}.json", machine())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One contestant's process: `python -m benchmarks.contestant PEER RECIPE [--bf16] [--variant V] -- FLAGS`."""
+"""One contestant's process: `python -m benchmarks.contestant PEER RECIPE [--bf16] [--compiled] ... -- FLAGS`."""
 
 import argparse
 import importlib
@@ -58,7 +58,8 @@ def peer(name: str, options: argparse.Namespace, flags: list[str], gate: Gate) -
 
     job = job_of(options.recipe, flags, options.bf16, options.variant)
     module = importlib.import_module(f"benchmarks.peers.{name}")
-    named = {"wrap": options.wrap} if options.wrap else {"own_order": True} if options.own_order else {}
+    asked = {"wrap": options.wrap, "own_order": options.own_order, "compiled": options.compiled}
+    named = {option: value for option, value in asked.items() if value}
     if options.evaluate:
         module.evaluate(job, gate)
         return {}
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("peer")
     parser.add_argument("recipe")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--variant", default="")
     parser.add_argument("--wrap", default="")
     parser.add_argument("--own-order", action="store_true")
@@ -82,6 +84,8 @@ def main() -> None:
     options, flags = parser.parse_args(words[:cut]), words[cut + 1 :]
     if options.bf16:
         os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
+    if options.compiled:
+        os.environ["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR"
     gate = Gate()
     if options.peer == "samestep" and options.evaluate:
         result = samestep_evaluates(flags, gate)

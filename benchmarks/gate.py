@@ -3,7 +3,9 @@
 import json
 import os
 import resource
+import sys
 import time
+from typing import Any
 
 
 class Gate:
@@ -25,14 +27,14 @@ class Gate:
         self.left -= 1
         self._items += items
         if self.left == 0:
+            _wait_for_gpu()
             self._report(time.perf_counter() - self._start, time.process_time() - self._used, self._items)
             self._wait()
 
     def _report(self, wall: float = 0.0, cpu: float = 0.0, items: float = 0.0) -> None:
         if self._reports:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             print(
-                json.dumps({"wall": wall, "cpu": cpu, "items": items, "peak": peak, "used": time.process_time()}),
+                json.dumps({"wall": wall, "cpu": cpu, "items": items, "peak": _peak(), "used": time.process_time()}),
                 file=self._reports,
                 flush=True,
             )
@@ -42,3 +44,20 @@ class Gate:
             self.left = int(self._orders.readline())  # -1: to the end
         self._items = 0.0
         self._start, self._used = time.perf_counter(), time.process_time()
+
+
+def _gpu() -> Any:
+    """Return torch.cuda where this process computes on a GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch and torch.cuda.is_initialized() else None
+
+
+def _wait_for_gpu() -> None:
+    if gpu := _gpu():
+        gpu.synchronize()
+
+
+def _peak() -> int:
+    """Return the most memory used so far, in bytes: the GPU's, or else the process's."""
+    gpu = _gpu()
+    return gpu.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -47,6 +47,22 @@ class Job:
     bf16: bool
 
     @property
+    def device(self) -> torch.device:
+        """Tell where it is trained: on a GPU where there is one to be seen."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Return how a DataLoader loads ahead of need: what our run does on this device."""
+        return {"num_workers": 4, "pin_memory": True} if self.device.type == "cuda" else {}
+
+    def placed(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Bring a micro-batch to the device."""
+        if self.device.type == "cpu":
+            return inputs
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
+
+    @property
     def turns(self) -> int:
         """Micro-batches of a step."""
         return self.run.global_batch // self.run.micro_batch
@@ -61,7 +77,7 @@ class Job:
 
     def autocast(self) -> torch.autocast:
         """Compute in bf16 where that is asked for."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     @torch.inference_mode()
     def score(self) -> float:
@@ -72,7 +88,7 @@ class Job:
         for low in range(0, len(self.eval_rows), size):
             inputs = self.collate([self.eval_rows[i] for i in range(low, min(low + size, len(self.eval_rows)))])
             with self.autocast():
-                loss = self.loss(self.model, inputs)
+                loss = self.loss(self.model, self.placed(inputs))
             total, count = total + loss.item() * self.items(inputs), count + self.items(inputs)
         return total / count
 

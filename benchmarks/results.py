@@ -56,9 +56,11 @@ def machine() -> dict:
 
     from app.machine import processor
 
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),
+        **gpu,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -67,11 +69,10 @@ def machine() -> dict:
 
 def describe(about: dict) -> str:
     """Write a machine in a line."""
-    return ", ".join([about["cpu"], f"{about['cores']} cores", *(f"{k} {about[k]}" for k in list(about)[2:])])
+    parts = {name: f"{name} {version}" for name, version in about.items()}
+    return ", ".join({**parts, "cpu": about["cpu"], "cores": f"{about['cores']} cores"}.values())
 
 
-def machine_slug() -> str:
-    """Name the results' file after the processor and its cores."""
-    from app.machine import processor
-
-    return re.sub(r"[^a-z0-9]+", "-", f"{processor()} {os.cpu_count()} cores".lower()).strip("-")
+def slug(device: str) -> str:
+    """Name the results' file after what computed, and the machine's cores."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{device} {os.cpu_count()} cores".lower()).strip("-")

@@ -21,6 +21,8 @@ class Contestant:
 
     name: str
     command: list[str]
+    gpu: bool = False
+    """It may use one; else none is to be seen."""
     turns: list[dict] = field(default_factory=list)
     peak: float = 0.0
     result: dict = field(default_factory=dict)
@@ -31,6 +33,8 @@ class Contestant:
         for name in ("orders", "reports"):
             os.mkfifo(folder / name)
         environment = {"BENCH_GATE": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        if not self.gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self._log = (folder / "log").open("wb")
         self._process = subprocess.Popen(
             self.command,

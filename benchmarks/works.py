@@ -27,7 +27,13 @@ class Work:
     """By peer, with its options behind it: "bare", "trainer --own-order"."""
     steps: int
     """Of one turn."""
+    sessions: int = 3
+    """How often all are started anew: where its memory comes to lie makes a process on a CPU a few percent faster or
+    slower than another of the same program, for as long as it lives."""
     bf16: bool = False
+    compiled: bool = False
+    gpu: bool = False
+    """On a GPU, where there is one."""
     profile: str = ""
     """Of accelerate_configs, for two processes; one without."""
     evaluate: bool = False
@@ -40,7 +46,7 @@ class Work:
     def contestants(self, folder: Path, total: int) -> list[Contestant]:
         """Make the commands: ours first."""
         flags = [*self.flags.split(), "--run.steps", str(total)]
-        kind = ["--bf16"] * self.bf16 + ["--evaluate"] * self.evaluate
+        kind = ["--bf16"] * self.bf16 + ["--compiled"] * self.compiled + ["--evaluate"] * self.evaluate
         ours = [sys.executable, "-m", "benchmarks.contestant"]
         theirs = ours
         if self.profile:
@@ -50,7 +56,7 @@ class Work:
             theirs = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
             theirs += ["benchmarks.contestant"]
         own_folder = ["--run.dir", str(folder)]
-        first = Contestant(f"{self.first}, first" if self.first in self.targets else self.first, [])
+        first = Contestant(f"{self.first}, first" if self.first in self.targets else self.first, [], self.gpu)
         first.command = [*ours, self.first, self.recipe, *kind, "--", *flags, *own_folder]
         found = [first]
         if self.start:
@@ -58,7 +64,7 @@ class Work:
             return [*found, *(Contestant(peer, script) for peer in self.targets)]
         for peer in self.targets:
             name, *options = peer.split()
-            found.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags]))
+            found.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags], self.gpu))
         return found
 
 
@@ -101,7 +107,7 @@ def works(texts: dict[str, str]) -> list[Work]:
         Work("lm packed", "lm", f"{LM} {UNEVEN}", {"bare --variant padded": 1.5}, 4),
         Work("lm blocks", "lm", f"{LM} --data.packing concat", {"bare": 0.98, "trainer": 1.0}, 4),
         Work("img", "img", IMG, PEERS, 4),
-        Work("seg", "seg", SEG, {"bare": 0.98, "accelerated": 1.0}, 4),
+        Work("seg", "seg", SEG, {**PEERS, "monai_seg": 1.0}, 4),
         Work("evaluation", "cls", one_at_a_time, {"trainer": 1.0, "accelerated": 1.0}, 1, evaluate=True),
         Work("start", "cls", one_at_a_time, {"script": 1 / 1.1}, 1, start=True),
         Work("cls DDP x2", "cls", pairs, {"bare --wrap ddp": 0.98, "accelerated": 1.0}, 4, profile="ddp_cpu"),

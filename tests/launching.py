@@ -147,3 +147,10 @@ def furthest(a: list[dict], b: list[dict], key: str = "loss") -> float:
     """Find the largest relative difference between two runs' columns."""
     assert len(a) == len(b) > 0
     return max(abs(x[key] - y[key]) / abs(x[key]) for x, y in zip(a, b, strict=True))
+
+
+def furthest_loss(a: list[dict], b: list[dict]) -> float:
+    """Find the largest relative difference of two runs' losses, whatever the recipe calls them."""
+    names = [name for name in a[0] if name.split("/")[0] == "loss"]
+    assert names
+    return max(furthest(a, b, name) for name in names)

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.copies import covered
 from benchmarks.turns import Contestant, ratios, take_turns
 
 STEPS = """
@@ -41,3 +42,10 @@ def test_one_that_fails_is_named_with_what_it_said():
     broken = Contestant("broken", [sys.executable, "-c", "raise SystemExit('no such text')"])
     with pytest.raises(SystemExit, match="broken ended with status 1:\nno such text"):
         take_turns([broken], rounds=1, steps=1, warm_up=1)
+
+
+def test_a_copy_is_hidden_where_a_kernel_runs():
+    kernels = [(0, 10), (5, 20), (30, 40)]
+    assert covered([(2, 12)], kernels) == 1
+    assert covered([(15, 25)], kernels) == 0.5
+    assert covered([(20, 30), (30, 40)], kernels) == 0.5

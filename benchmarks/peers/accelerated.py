@@ -13,10 +13,11 @@ from benchmarks.jobs import Job
 def train(job: Job, gate: Gate) -> None:
     """Train as accelerate's complete_nlp_example does, with its clipping from the guide on accumulation."""
     turns = job.turns // int(os.environ.get("WORLD_SIZE", "1"))
-    accelerator = Accelerator(gradient_accumulation_steps=turns, mixed_precision="bf16" if job.bf16 else "no", cpu=True)
+    precision, on_cpu = "bf16" if job.bf16 else "no", job.device.type == "cpu"
+    accelerator = Accelerator(gradient_accumulation_steps=turns, mixed_precision=precision, cpu=on_cpu)
     optimizer = job.optimizer()
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: job.rate(step) / job.optim.lr)
-    loader = DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate, shuffle=False)
+    loader = DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate, **job.loading)
     model, optimizer, loader, scheduler = accelerator.prepare(job.model, optimizer, loader, scheduler)
     gate.begin()
     count = done = 0
@@ -40,8 +41,8 @@ def train(job: Job, gate: Gate) -> None:
 @torch.inference_mode()
 def evaluate(job: Job, gate: Gate) -> None:
     """Evaluate with accuracy as accelerate's nlp_example does, again and again."""
-    accelerator = Accelerator(mixed_precision="bf16" if job.bf16 else "no", cpu=True)
-    loader = DataLoader(job.eval_rows, batch_size=job.run.micro_batch, collate_fn=job.collate, shuffle=False)
+    accelerator = Accelerator(mixed_precision="bf16" if job.bf16 else "no", cpu=job.device.type == "cpu")
+    loader = DataLoader(job.eval_rows, batch_size=job.run.micro_batch, collate_fn=job.collate, **job.loading)
     model, loader = accelerator.prepare(job.model, loader)
     model.eval()
     gate.begin()

@@ -11,10 +11,12 @@ from benchmarks.gate import Gate
 from benchmarks.jobs import Job
 
 
-def train(job: Job, gate: Gate, wrap: str = "") -> None:
+def train(job: Job, gate: Gate, wrap: str = "", compiled: bool = False) -> None:
     """Train in one process, or in each of several with copies (wrap "ddp") or shards (the layer classes' names)."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     model = _wrapped(job, wrap)
+    if compiled:
+        model = torch.compile(model)
     optimizer = job.optimizer()
     size, turns = job.run.micro_batch, job.turns // world
     own = [
@@ -22,7 +24,7 @@ def train(job: Job, gate: Gate, wrap: str = "") -> None:
         for step in range(job.steps)
         for turn in range(turns)
     ]
-    loader = DataLoader(job.rows, batch_sampler=own, collate_fn=job.collate)
+    loader = DataLoader(job.rows, batch_sampler=own, collate_fn=job.collate, **job.loading)
     gate.begin()
     batches = iter(loader)
     for step in range(job.steps):
@@ -34,7 +36,7 @@ def train(job: Job, gate: Gate, wrap: str = "") -> None:
                 model.set_requires_gradient_sync(last)
             with model.no_sync() if wrap == "ddp" and not last else nullcontext():
                 with job.autocast():
-                    loss = job.loss(model, inputs)
+                    loss = job.loss(model, job.placed(inputs))
                 (loss / turns).backward()
             count += job.items(inputs)
         nn.utils.clip_grad_norm_(model.parameters(), job.optim.clip)
@@ -46,14 +48,18 @@ def train(job: Job, gate: Gate, wrap: str = "") -> None:
 
 
 def _wrapped(job: Job, wrap: str) -> nn.Module:
+    if job.device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "nccl" if job.device.type == "cuda" else "gloo"
+    job.model.to(job.device)
     if wrap == "ddp":
-        torch.distributed.init_process_group("gloo")
+        torch.distributed.init_process_group(backend)
         return nn.parallel.DistributedDataParallel(job.model, gradient_as_bucket_view=True)
     if wrap:
         from torch.distributed.fsdp import fully_shard
 
-        torch.distributed.init_process_group("gloo")
-        mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        torch.distributed.init_process_group(backend)
+        mesh = torch.distributed.init_device_mesh(job.device.type, (torch.distributed.get_world_size(),))
         for module in job.model.modules():
             if type(module).__name__ in wrap.split(","):
                 fully_shard(module, mesh=mesh)

@@ -8,11 +8,12 @@ from benchmarks.jobs import Job
 
 
 def train(job: Job, gate: Gate) -> None:
-    """Train on one CPU process."""
-    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed" if job.bf16 else "32-true")
+    """Train in one process."""
+    fabric = Fabric(accelerator=job.device.type, devices=1, precision="bf16-mixed" if job.bf16 else "32-true")
     fabric.launch()
     model, optimizer = fabric.setup(job.model, job.optimizer())
-    loader = fabric.setup_dataloaders(DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate))
+    loader = DataLoader(job.rows, batch_size=job.run.micro_batch, collate_fn=job.collate, **job.loading)
+    loader = fabric.setup_dataloaders(loader)
     gate.begin()
     count = step = 0
     for number, inputs in enumerate(loader, 1):

@@ -9,6 +9,7 @@ optimizer, learning rate and number of steps are those of `recipes/seg.py --data
 import argparse
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +52,9 @@ def dataset(folder: Path, changes: list) -> CacheDataset:
     return CacheDataset(files, mt.Compose(reading + changes), progress=False)
 
 
-def augmentation(asked: argparse.Namespace) -> list:
+def augmentation(patch: int, each: int) -> list:
     return [
-        mt.RandSpatialCropSamplesd(KEYS, [asked.patch] * 2, asked.patches_per_image, random_size=False),
+        mt.RandSpatialCropSamplesd(KEYS, [patch] * 2, each, random_size=False),
         mt.RandFlipd(KEYS, 0.5, 0),
         mt.RandFlipd(KEYS, 0.5, 1),
         mt.RandRotate90d(KEYS, 0.75, 3),
@@ -68,6 +69,38 @@ def rate(step: int, asked: argparse.Namespace) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (asked.steps - warmup)))
+
+
+def steps(model, loader: DataLoader, loss_of, optimizer, rates, count: int) -> Iterator[torch.Tensor]:
+    """Train; yield the loss after each step."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rates)
+    done = 0
+    while done < count:
+        for batch in loader:
+            loss = loss_of(model(batch["image"]), batch["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            yield loss
+            done += 1
+            if done == count:
+                break
+
+
+def train(job, gate) -> None:
+    """Train a benchmark's model on its images, with MONAI's own patches, augmentation, loader and loss."""
+    patches = job.rows.rows
+    images = [{"image": case["image"], "label": case["mask"]} for case in patches.cases]
+    changes = mt.Compose([mt.ToTensord(KEYS, track_meta=False), *augmentation(patches.patch[0], patches.each)])
+    own = CacheDataset(images, changes, progress=False)
+    size = job.run.global_batch // patches.each
+    loader = DataLoader(own, batch_size=size, shuffle=True, drop_last=True)
+    loss_of = DiceCELoss(to_onehot_y=True, softmax=True)
+    gate.begin()
+    for _ in steps(job.model, loader, loss_of, job.optimizer(), lambda step: job.rate(step) / job.optim.lr, job.steps):
+        gate(size * patches.each)
 
 
 def score(model: UNet, loader: DataLoader, asked: argparse.Namespace) -> np.ndarray:
@@ -86,26 +119,18 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     set_determinism(asked.seed)
     images = asked.batch // asked.patches_per_image
-    train = DataLoader(dataset(asked.train, augmentation(asked)), batch_size=images, shuffle=True, drop_last=True)
+    changes = augmentation(asked.patch, asked.patches_per_image)
+    train = DataLoader(dataset(asked.train, changes), batch_size=images, shuffle=True, drop_last=True)
     held_out = DataLoader(dataset(asked.held_out, []), batch_size=1)
     levels = len(asked.channels)
     model = UNet(2, 1, 2, asked.channels, (2,) * (levels - 1), num_res_units=1)
     loss_of = DiceCELoss(to_onehot_y=True, softmax=True)
     optimizer = torch.optim.AdamW(model.parameters(), asked.lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, asked))
-    started, done = time.perf_counter(), 0
-    while done < asked.steps:
-        for batch in train:
-            loss = loss_of(model(batch["image"]), batch["label"])
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            done += 1
-            if done == asked.steps:
-                break
-        print(f"step {done}  loss {loss.item():.4f}", flush=True)
+    started = time.perf_counter()
+    going = steps(model, train, loss_of, optimizer, lambda step: rate(step, asked), asked.steps)
+    for done, loss in enumerate(going, 1):
+        if done % len(train) == 0 or done == asked.steps:
+            print(f"step {done}  loss {loss.item():.4f}", flush=True)
     trained = time.perf_counter() - started
     dice = score(model, held_out, asked)
     print(f"{asked.steps} steps in {trained:.1f} s, {asked.steps * asked.batch / trained:.1f} patches/s")

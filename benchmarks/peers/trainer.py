@@ -16,13 +16,13 @@ class _Turns(TrainerCallback):
         self.gate(self.items)
 
 
-def train(job: Job, gate: Gate, own_order: bool = False) -> None:
-    """Train on one CPU process.
+def train(job: Job, gate: Gate, own_order: bool = False, compiled: bool = False) -> None:
+    """Train in one process.
 
     Args:
         own_order: rows are shuffled as Trainer does; or else they come in ours.
     """
-    trainer = _trainer(job, gate, own_order)
+    trainer = _trainer(job, gate, own_order, compiled)
     gate.begin()
     trainer.train()
 
@@ -33,14 +33,15 @@ def evaluate(job: Job, gate: Gate) -> None:
     def accuracy(found):
         return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
-    trainer = _trainer(job, gate, False, compute_metrics=accuracy, eval_dataset=job.eval_rows)
+    trainer = _trainer(job, gate, False, False, compute_metrics=accuracy, eval_dataset=job.eval_rows)
     gate.begin()
     while gate.left >= 0:
         trainer.evaluate()
         gate(len(job.eval_rows))
 
 
-def _trainer(job: Job, gate: Gate, own_order: bool, **more) -> Trainer:
+def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> Trainer:
+    on_gpu = job.device.type == "cuda"
     settings = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=job.run.micro_batch,
@@ -48,7 +49,7 @@ def _trainer(job: Job, gate: Gate, own_order: bool, **more) -> Trainer:
         gradient_accumulation_steps=job.turns,
         max_steps=job.steps,
         learning_rate=job.optim.lr,
-        lr_scheduler_type="linear",
+        lr_scheduler_type=job.optim.schedule,
         warmup_steps=job.optim.warmup,
         weight_decay=job.optim.weight_decay,
         adam_beta1=job.optim.betas[0],
@@ -57,13 +58,15 @@ def _trainer(job: Job, gate: Gate, own_order: bool, **more) -> Trainer:
         optim="adamw_torch_fused",
         train_sampling_strategy="random" if own_order else "sequential",
         bf16=job.bf16,
-        use_cpu=True,
+        torch_compile=compiled,
+        use_cpu=not on_gpu,
         seed=job.run.seed,
         logging_steps=job.run.log_every,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,
+        dataloader_pin_memory=on_gpu,
+        dataloader_num_workers=job.loading.get("num_workers", 0),
         remove_unused_columns=False,
     )
     # Counted on the first step's micro-batches: a callback is not shown any.

@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from app.checkpoint import RECORD
-from launching import ROOT, furthest, launch_all, saved_state, scores, steps
+from launching import ROOT, furthest, furthest_loss, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
 from tiny import enter
@@ -99,13 +99,6 @@ def pretend_later(folder):
     enter(new, RECORD)
 
 
-def far(a, b):
-    """Find the largest relative difference of two runs' losses, whatever the recipe calls them."""
-    names = [name for name in a[0] if name.split("/")[0] == "loss"]
-    assert names
-    return max(furthest(a, b, name) for name in names)
-
-
 def test_every_recipe_is_here():
     missing = RECIPES.keys() - SMALL.keys()
     assert not missing, f"add {', '.join(sorted(missing))} to tests/laws/small.py: flags that make the recipe small"
@@ -119,7 +112,7 @@ def test_same_samples_and_loss(runs, recipe, layout):
     assert len({line["ids"] for line in reference}) == STEPS
     assert [line["ids"] for line in other] == [line["ids"] for line in reference]
     assert [line["lr"] for line in other] == [line["lr"] for line in reference]
-    assert far(reference, other) < 1e-5
+    assert furthest_loss(reference, other) < 1e-5
     assert furthest(reference, other, "grad_norm") < 1e-3
 
 
@@ -142,14 +135,14 @@ def test_resume_from_any_layout(runs, recipe, layout):
     for source in (name for name in LAYOUTS if name != layout):
         resumed = steps(runs.resumed(layout) / recipe / f"from-{source}")
         assert [line["ids"] for line in resumed] == [line["ids"] for line in never_stopped]
-        assert far(never_stopped, resumed) < 1e-5
+        assert furthest_loss(never_stopped, resumed) < 1e-5
 
 
 def test_resume_from_another_state_is_seen(runs):
     """A control: the checkpoint of an earlier step, passed off as the newest, gives other losses."""
     never_stopped, resumed = steps(runs("one") / "cls" / "whole"), steps(runs.resumed("one") / "cls" / "from-earlier")
     assert resumed[:STOP] == never_stopped[:STOP]
-    assert far(never_stopped[STOP:], resumed[STOP:]) > 1e-5
+    assert furthest_loss(never_stopped[STOP:], resumed[STOP:]) > 1e-5
 
 
 @pytest.mark.parametrize("layout", OTHERS)

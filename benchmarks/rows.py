@@ -1,0 +1,67 @@
+"""Rows of a comparison: run, written as each is done, and drawn."""
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.results import as_table, describe, plot
+from benchmarks.turns import Contestant, ratios, start_up, take_turns
+from benchmarks.works import Work
+
+WARM_UP = 5
+STARTS = 8
+
+
+def run_rows(chosen: list[Work], rounds: int, file: Path, machine: dict) -> dict:
+    """Run rows; print each, and write it beside those that the file has; return all of them."""
+    known = json.loads(file.read_text()) if file.exists() else {"rows": {}}
+    known["machine"] = machine
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for work in chosen:
+        start = time.monotonic()
+        known["rows"][work.name] = compare(work, rounds)
+        file.write_text(json.dumps(known, indent=1) + "\n")
+        print(as_table({work.name: known["rows"][work.name]}))
+        print(f"({time.monotonic() - start:.0f} s)\n", flush=True)
+    file.with_suffix(".md").write_text(f"{describe(machine)}\n\n```\n{as_table(known['rows'])}\n```\n")
+    plot(known, file.with_suffix(".png"))
+    return known
+
+
+def compare(work: Work, rounds: int) -> dict:
+    """Let a row's contestants take turns; return what they did, and how it compares."""
+    warm_up = 1 if work.evaluate else WARM_UP
+    each = -(-rounds // work.sessions)
+    total = warm_up + each * work.steps + 1
+    found: list[Contestant] = []
+    for session in range(1 if work.start else work.sessions):
+        with tempfile.TemporaryDirectory() as folder:
+            contestants = work.contestants(Path(folder, "run"), total)
+            if work.start:
+                start_up(contestants, min(rounds, STARTS))
+            else:
+                take_turns(contestants, each, work.steps, warm_up)
+        for new, old in zip(contestants, found, strict=session > 0):
+            new.turns[:0], new.peak = old.turns, max(new.peak, old.peak)
+        found = contestants
+    return summary(work, found, total)
+
+
+def summary(work: Work, contestants: list[Contestant], total: int) -> dict:
+    """Compare the first contestant with each of the others."""
+    ours, *peers = contestants
+    found = {"date": time.strftime("%Y-%m-%d"), "steps": total, "samestep": about(ours), "peers": {}}
+    for peer in peers:
+        walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
+        low, middle, high = statistics.quantiles(walls, n=4)
+        compared = {"ratio": middle, "quartiles": [low, high], "cpu_ratio": statistics.median(cpus)}
+        found["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
+    return found
+
+
+def about(contestant: Contestant) -> dict:
+    """Return a contestant's own numbers: items a second (median), peak memory in bytes, and its score."""
+    speed = statistics.median(turn["items"] / turn["wall"] for turn in contestant.turns)
+    return {"items_per_second": speed, "peak_bytes": contestant.peak, **contestant.result}
