@@ -27,9 +27,6 @@ class Work:
     """By peer, with its options behind it: "bare", "trainer --own-order"."""
     steps: int
     """Of one turn."""
-    sessions: int = 3
-    """How often all are started anew: where its memory comes to lie makes a process on a CPU a few percent faster or
-    slower than another of the same program, for as long as it lives."""
     bf16: bool = False
     compiled: bool = False
     gpu: bool = False
@@ -42,6 +39,9 @@ class Work:
     """From the command to the end of the first step; the peer is a script of its own."""
     first: str = "samestep"
     """What peers are compared with; "bare" against itself shows what differences mean nothing."""
+    sessions: int = 3
+    """How often all are started anew: where its memory comes to lie makes a process on a CPU a few percent faster or
+    slower than another of the same program, for as long as it lives."""
 
     def contestants(self, folder: Path, total: int) -> list[Contestant]:
         """Make the commands: ours first."""

@@ -1,0 +1,49 @@
+"""Draw the curves of runs: a PNG picture, and a page to look closer at in a browser.
+
+    python -m app plot runs/cls
+    python -m app plot runs/one runs/two --to comparison
+
+Loss, scores, learning rate, gradient norm and speed over the steps; lines mark where a run was resumed, and on which
+layout. The page holds all it needs: curves to zoom into, the last pictures, and the settings in which runs differ.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.errors import UserError
+
+
+@dataclass
+class Options:
+    """What to draw."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs."""
+    to: str = ""
+    """Where to: TO.png and TO.html are written. Default: plot, in the run's folder, or here for several runs."""
+
+
+def main(options: Options) -> int:
+    """Draw, and return the exit status.
+
+    Raises:
+        UserError: a folder holds no run, nothing has been logged, or the files cannot be written.
+    """
+    from app import curves, history, page
+
+    if not options.runs:
+        raise UserError("plot what? give folders of runs; `python -m app runs` lists those in runs/")
+    runs = [history.read(folder) for folder in options.runs]
+    stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "html")]
+    try:
+        curves.draw(runs, files[0])
+        page.write(runs, files[1])
+    except OSError as error:
+        raise UserError(f"--to {stem}: {error.strerror}; give a place that can be written") from None
+    for file in files:
+        print(file)
+    return 0

@@ -1,0 +1,101 @@
+"""The curves of runs: which panels there are, and what is drawn in each; as a PNG picture, with matplotlib."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import UserError
+from app.history import History
+from app.speed import SPEEDS
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share an axis."""
+
+    title: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A step behind which a run was begun anew, and on what it went on."""
+
+    step: int
+    text: str
+
+
+def panels(runs: Sequence[History]) -> list[Panel]:
+    """Sort what runs have logged into panels: losses, scores, learning rates, gradient norms, speeds, and the rest."""
+    names = list(dict.fromkeys(name for run in runs for name in run.columns))
+
+    def take(title: str, *starts: str) -> list[Panel]:
+        found = tuple(name for name in names if name.split("/")[0] in starts)
+        return [Panel(title, found)] if found else []
+
+    known = {"loss", "eval", "lr", "grad_norm", *SPEEDS}
+    scores = [Panel(name, (name,)) for name in names if name.startswith("eval/")]
+    others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known]
+    return [
+        *take("loss", "loss"),
+        *scores,
+        *take("learning rate", "lr"),
+        *take("gradient norm", "grad_norm"),
+        *(panel for speed in SPEEDS for panel in take(speed.replace("_", " "), speed)),
+        *others,
+    ]
+
+
+def marks(run: History) -> list[Mark]:
+    """List where a run went on after a stop, saying where its layout changed."""
+    found, before = [], None
+    for sitting in run.sittings:
+        step, layout = sitting["step"], sitting["layout"]
+        if step and before is not None:
+            found.append(Mark(step, "resumed" if layout == before else f"resumed on {layout}"))
+        before = layout
+    return found
+
+
+def labels(runs: Sequence[History]) -> list[str]:
+    """Name runs by their folders, with as much of the path as tells them apart."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def draw(runs: Sequence[History], file: Path) -> None:
+    """Write all panels into a PNG picture.
+
+    Raises:
+        UserError: matplotlib is not installed, or nothing has been logged.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("plot needs matplotlib and plotly: pip install 'samestep[plot]'") from None
+    shown = panels(runs)
+    if not shown:
+        raise UserError(f"{', '.join(labels(runs))}: nothing has been logged yet, so there is nothing to plot")
+    across = min(2, len(shown))
+    down = -(-len(shown) // across)
+    figure = Figure(figsize=(5.5 * across, 2.6 * down + 0.6), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for axis, panel in zip(axes, shown, strict=False):
+        axis.set_title(panel.title, fontsize=10)
+        for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+            for nth, name in enumerate(panel.names):
+                steps, values = run.column(name)
+                told = label if len(panel.names) == 1 else f"{label}: {name}"
+                dot = "." if len(steps) == 1 else ""
+                axis.plot(steps, values, color=f"C{place}", linestyle=("-", "--", ":")[nth % 3], marker=dot, label=told)
+            for mark in marks(run):
+                axis.axvline(mark.step, color=f"C{place}", linewidth=0.8, linestyle=(0, (2, 3)))
+        if len(runs) > 1 or len(panel.names) > 1:
+            axis.legend(fontsize=7)
+        axis.tick_params(labelsize=8)
+    for axis in list(axes)[len(shown) :]:
+        axis.set_visible(False)
+    for axis in figure.axes[-across:]:
+        axis.set_xlabel("step", fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
