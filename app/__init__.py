@@ -1,6 +1,7 @@
 """Samestep: the same training step, whatever the hardware."""
 
 import os
+import warnings
 
 # A thread that waits for another must not spin for long: where anything else runs on the machine, steps would take ten
 # times longer. libgomp reads this when torch is imported.
@@ -9,7 +10,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from app.config import OptimConfig, RunConfig, parse
 from app.errors import UserError
 
-__all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "parse"]
+# Said by tqdm's bars for notebooks, which other libraries ask for; a run prints lines there.
+warnings.filterwarnings("ignore", message="IProgress not found")
+
+__all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 
 def __getattr__(name: str):
@@ -18,4 +22,8 @@ def __getattr__(name: str):
         from app.run import Run
 
         return Run
+    if name == "launch":
+        from app.notebook import launch
+
+        return launch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.config import parse_command
 from app.errors import UserError
-from app.launch import report_user_errors
+from app.process import report_user_errors
 
 FOLDER = Path(__file__).parent / "commands"
 
@@ -41,6 +41,11 @@ def main(words: list[str]) -> int:
     return command.main(options, flags) if takes_flags else command.main(options)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Be the program `samestep`."""
     report_user_errors()
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -18,7 +18,7 @@ from accelerate.utils import imports as accelerate_imports
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from app import allocator, fsdp, launch, ranks, state, zero
+from app import allocator, fsdp, process, ranks, state, zero
 from app.batches import Turn
 from app.errors import UserError
 from app.reader import StateReader
@@ -43,6 +43,11 @@ class Accelerator(accelerate.Accelerator):
         Args:
             threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
         """
+        if torch.cuda._is_in_bad_fork():
+            raise UserError(
+                "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
+                "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
+            )
         on_cpu = _on_cpu()
         zero.check(on_cpu)
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
@@ -50,8 +55,8 @@ class Accelerator(accelerate.Accelerator):
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
         if not on_cpu:
-            launch.record_collectives()
-        launch.settle_network()
+            process.record_collectives()
+        process.settle_network()
         ranks.join_anew(on_cpu)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
         if plugin is not None:
@@ -68,7 +73,7 @@ class Accelerator(accelerate.Accelerator):
             self.state.device_mesh = self.parallelism_config.get_device_mesh(self.device.type)
             self.parallelism_config._validate_accelerator(self)
         if self.device.type == "cpu":
-            torch.set_num_threads(threads or launch.cores_per_process())
+            torch.set_num_threads(threads or process.cores_per_process())
             if plugin is None:  # who shards wants the memory
                 allocator.keep_freed_memory()
             if self.mixed_precision == "fp16":
@@ -228,11 +233,11 @@ class Accelerator(accelerate.Accelerator):
 
 def _on_cpu() -> bool:
     """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
-    profile = launch.launcher_profile()
+    profile = process.launcher_profile()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    wanted = launch.local_world_size()
+    wanted = process.local_world_size()
     if here and wanted > here:
         raise UserError(
             f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "

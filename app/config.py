@@ -140,7 +140,7 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
 
     `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
     """
-    from app.launch import leave_with_launcher, report_user_errors
+    from app.process import leave_with_launcher, report_user_errors
 
     leave_with_launcher()
     report_user_errors()
@@ -168,7 +168,7 @@ _ABOUT_FILES = "--config FILE reads flags from a YAML file, such as a run's conf
 def _read(config_class: type[T], words: list[str], description: str, **options: Any) -> Any:
     import tyro
 
-    from app.launch import is_main_process
+    from app.process import is_main_process
 
     with _booleans():
         return tyro.cli(

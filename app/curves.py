@@ -79,7 +79,9 @@ def draw(runs: Sequence[History], file: Path) -> None:
     across = min(2, len(shown))
     down = -(-len(shown) // across)
     figure = Figure(figsize=(5.5 * across, 2.6 * down + 0.6), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flat
+    figure.suptitle(", ".join(labels(runs)), fontsize=11)
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    last = max(run.step for run in runs)
     for axis, panel in zip(axes, shown, strict=False):
         axis.set_title(panel.title, fontsize=10)
         for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
@@ -93,9 +95,10 @@ def draw(runs: Sequence[History], file: Path) -> None:
         if len(runs) > 1 or len(panel.names) > 1:
             axis.legend(fontsize=7)
         axis.tick_params(labelsize=8)
-    for axis in list(axes)[len(shown) :]:
+        axis.set_xlim(0, last * 1.02)
+    for axis in axes[len(shown) :]:
         axis.set_visible(False)
-    for axis in figure.axes[-across:]:
+    for axis in axes[max(0, len(shown) - across) : len(shown)]:
         axis.set_xlabel("step", fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)

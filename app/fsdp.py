@@ -11,7 +11,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 
 from app.errors import UserError
-from app.launch import is_main_process
+from app.process import is_main_process
 
 
 def read_plugin() -> FullyShardedDataParallelPlugin:

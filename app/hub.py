@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.data.tokenizer import check_tokenizer
 from app.errors import UserError
-from app.launch import is_main_process
+from app.process import is_main_process
 
 # The positions of these start behind the padding token's id.
 AFTER_PADDING = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.launch import is_alive, this_process
+from app.process import is_alive, this_process
 
 BEAT = 5.0  # seconds between two touches
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead

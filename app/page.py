@@ -33,7 +33,7 @@ def write(runs: Sequence[History], file: Path) -> None:
         import plotly.io
     except ImportError:
         raise UserError("plot needs matplotlib and plotly: pip install 'samestep[plot]'") from None
-    curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"responsive": True})
+    curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"displaylogo": False})
     title = html.escape(", ".join(labels(runs)))
     parts = [
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
@@ -73,8 +73,10 @@ def _figure(runs: Sequence[History]) -> Any:
             for mark in marks(run):
                 note = {"annotation_text": mark.text if number == 0 else "", "annotation_font_size": 10}
                 figure.add_vline(mark.step, line_dash="dot", line_width=1, line_color=colour, **note, **place)
-        figure.update_xaxes(title_text="step", **place)
-    figure.update_layout(height=80 + 300 * down, template="plotly_white", margin={"l": 50, "r": 20, "t": 40, "b": 40})
+        figure.update_xaxes(title_text="step", matches="x", rangemode="tozero", **place)
+    legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top"}
+    figure.update_layout(height=120 + 280 * down, template="plotly_white", legend=legend, showlegend=len(runs) > 1)
+    figure.update_layout(margin={"l": 50, "r": 20, "t": 80, "b": 40})
     return figure
 
 

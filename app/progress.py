@@ -3,7 +3,7 @@
 import sys
 import time
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 # Speeds that are shown: under what name, and how.
 _SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from app import launch
+from app import process
 from app.errors import UserError
 
 T = TypeVar("T")
@@ -83,13 +83,13 @@ def rank() -> int:
 
 
 def local_processes() -> list[str]:
-    """Name this machine's training processes, for `launch.is_alive`. Every rank takes part, outside collectives."""
-    own = launch.this_process()
+    """Name this machine's training processes, for `process.is_alive`. Every rank takes part, outside collectives."""
+    own = process.this_process()
     if alone():
         return [own]
     first = rank() - int(os.environ.get("LOCAL_RANK", "0"))
     store().set(f"samestep/process/{rank()}", own)
-    return [store().get(f"samestep/process/{first + i}").decode() for i in range(launch.local_world_size())]
+    return [store().get(f"samestep/process/{first + i}").decode() for i in range(process.local_world_size())]
 
 
 def background() -> dist.ProcessGroup | None:
@@ -109,7 +109,7 @@ def leave(clean: bool) -> None:
     if _clean is None:
         atexit.register(_end)
     _clean = clean
-    launch.leave_at_once = clean and not alone() and (dist.get_backend() == "gloo" or _background is not None)
+    process.leave_at_once = clean and not alone() and (dist.get_backend() == "gloo" or _background is not None)
 
 
 def _end() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from app import launch, ranks
+from app import process, ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -41,7 +41,7 @@ class Stopping:
         _runs += 1
         self._key = f"samestep/stop/{_runs}"
         self._siblings = ranks.local_processes()
-        if launch.in_notebook() or threading.current_thread() is not threading.main_thread():
+        if process.in_notebook() or threading.current_thread() is not threading.main_thread():
             return
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
@@ -61,11 +61,11 @@ class Stopping:
     def _hear(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self.asked == "SIGINT":
             os._exit(130)
-        if number == signal.SIGTERM and not all(launch.is_alive(process) for process in self._siblings):
+        if number == signal.SIGTERM and not all(process.is_alive(one) for one in self._siblings):
             # The launcher ends the ranks that are left when one has died: no step can be finished any more.
             self._failed("another process of this run has died")
             os._exit(143)
-        if not self.asked and launch.is_main_process():
+        if not self.asked and process.is_main_process():
             again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
             print(f"\n{number.name}: the run stops after this step and saves{again}", file=sys.stderr, flush=True)
         self.asked = self.asked or number.name

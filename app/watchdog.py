@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from app import launch, ranks
+from app import process, ranks
 
 _runs = 0
 
@@ -53,7 +53,7 @@ class Watchdog:
         every = min(max(self.seconds / 10, 1.0), 10.0)
         try:
             while not self._closed.wait(every):
-                if not launch.in_notebook():
+                if not process.in_notebook():
                     # For code that never lets another thread of Python run: this one comes too late to put it off.
                     faulthandler.dump_traceback_later(self.seconds + 60, exit=True, file=sys.__stderr__)
                 late = time.monotonic() - self._beat > self.seconds
@@ -72,7 +72,7 @@ class Watchdog:
 
     def _end(self, reason: str) -> None:
         print(f"{reason}; stacks of rank {ranks.rank()}, step {self.step}:\n{_stacks()}", file=sys.stderr, flush=True)
-        if launch.in_notebook():
+        if process.in_notebook():
             return  # its user can interrupt the cell
         self.failed(reason)
         time.sleep(3)  # for the other ranks to show theirs, before the launcher ends them

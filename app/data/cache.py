@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.launch import is_main_process
+from app.process import is_main_process
 
 SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}

@@ -16,7 +16,7 @@ from app.data.config import ClassData
 from app.data.labels import SINGLE, Labels, only_of_their_class, read_labels
 from app.data.sources import Tables, load_tables
 from app.errors import UserError
-from app.launch import is_main_process
+from app.process import is_main_process
 
 # Part of the cache's key: raise it when the stored pixels change.
 FORMAT = 1

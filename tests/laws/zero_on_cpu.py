@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 
 import app.accelerator
 from app import parse
-from app.launch import report_user_errors
+from app.process import report_user_errors
 from laws.many import load
 
 if __name__ == "__main__":
