@@ -202,33 +202,55 @@ class Accelerator(accelerate.Accelerator):
         """
         if self.distributed_type == DistributedType.DEEPSPEED:
             return super().load_state(input_dir, load_kwargs, **kwargs)
-        reader = StateReader(input_dir)
-        saved = {
-            name: (entry.size, entry.properties.dtype)
-            for name, entry in reader.read_metadata().state_dict_metadata.items()
-        }
         objects = json.loads(Path(input_dir, OBJECTS).read_text())
-        tensors, _ = state.model_tensors(self._models)
-        _compare(input_dir, saved, tensors)
-        names = state.parameter_names(self._models)
         others = [*self._schedulers, *self._custom_objects]
         for what, count in {"optimizers": len(self._optimizers), "objects": len(others)}.items():
             if len(objects[what]) != count:
                 raise UserError(f"{input_dir} has {len(objects[what])} {what}, this recipe prepares {count}")
-        for index, optimizer in enumerate(self._optimizers):
-            tensors |= state.optimizer_targets(index, optimizer.optimizer, names, saved)
-        plain = (name for name in saved if name.startswith(("objects.", "extras.")))
-        tensors |= {name: torch.zeros(saved[name][0], dtype=saved[name][1]) for name in plain}
-        with _on_one_process_too():
-            dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        names = state.parameter_names(self._models)
+
+        def wanted(saved: dict) -> dict:
+            found = {}
+            for index, optimizer in enumerate(self._optimizers):
+                found |= state.optimizer_targets(index, optimizer.optimizer, names, saved)
+            return found | _empty(saved, "objects.")
+
+        tensors = self._load_models(input_dir, objects, wanted)
         for optimizer, content in zip(self._optimizers, objects["optimizers"], strict=True):
             state.restore_optimizer(optimizer.optimizer, names, tensors, content)
         for item, content in zip(others, objects["objects"], strict=True):
             item.load_state_dict(state.join_tensors(content, tensors))
-        extras = {name: state.join_tensors(content, tensors) for name, content in objects["extras"].items()}
-        state.restore_extras(self._models, extras)
         if self.scaler is not None and "scaler" in objects:
             self.scaler.load_state_dict(objects["scaler"])
+
+    def load_models(self, input_dir: str) -> None:
+        """Read the weights of what `save_state` wrote on any layout but DeepSpeed's, and nothing else of it.
+
+        Raises:
+            UserError: the checkpoint is of another model, or holds more than tensors and JSON.
+        """
+        self._load_models(input_dir, json.loads(Path(input_dir, OBJECTS).read_text()), lambda saved: {})
+
+    def _load_models(self, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
+        """Read the models' tensors, and those that are wanted besides; return all that were read."""
+        reader = StateReader(folder)
+        saved = {
+            name: (entry.size, entry.properties.dtype)
+            for name, entry in reader.read_metadata().state_dict_metadata.items()
+        }
+        tensors, _ = state.model_tensors(self._models)
+        _compare(folder, saved, tensors)
+        tensors |= wanted(saved) | _empty(saved, "extras.")
+        with _on_one_process_too():
+            dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+        extras = {name: state.join_tensors(content, tensors) for name, content in objects["extras"].items()}
+        state.restore_extras(self._models, extras)
+        return tensors
+
+
+def _empty(saved: dict, kind: str) -> dict[str, torch.Tensor]:
+    """Make room for the tensors of a kind."""
+    return {name: torch.zeros(saved[name][0], dtype=saved[name][1]) for name in saved if name.startswith(kind)}
 
 
 def _on_cpu() -> bool:

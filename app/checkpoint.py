@@ -131,6 +131,21 @@ class Checkpoints:
             )
         return None
 
+    def at(self, step: int) -> tuple[Path, dict[str, Any]]:
+        """Find one step's checkpoint, all files of which are checked, as its state's folder and its record.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
+        if step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise UserError(f"{self.folder} has no checkpoint of step {step}; there are {there}")
+        try:
+            self._verify(self.path(step), every_file=True)
+        except (OSError, ValueError) as error:
+            raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
+        return self.path(step) / STATE, json.loads((self.path(step) / RECORD).read_text())
+
     def _is_good(self, step: int) -> bool:
         """Tell whether a step already has a checkpoint that is whole."""
         try:

@@ -157,6 +157,11 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
         rest: other words are a recipe's, and no mistake.
     """
     about = (sys.modules[options_class.__module__].__doc__ or "").strip()
+    switches = {
+        f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options_class) if field.type is bool
+    }
+    followed = zip(words, [*words[1:], ""], strict=True)
+    words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
     found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
     return found if rest else (found, [])
 
@@ -202,8 +207,12 @@ def _booleans():
     return registry
 
 
+def _is_boolean(word: str) -> bool:
+    return word.lower() in ("true", "false")
+
+
 def _boolean(word: str) -> bool:
-    if word.lower() not in ("true", "false"):
+    if not _is_boolean(word):
         raise ValueError(f"{word} is neither true nor false")
     return word.lower() == "true"
 

@@ -27,11 +27,12 @@ class Card:
         (folder / "network.json").write_text(json.dumps(self.fields, indent=2) + "\n")
 
 
-def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any) -> None:
+def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
     """Write a model in Hugging Face form, whole, whatever wraps it. Every rank takes part; the main process writes.
 
     Args:
         parts: tokenizer, processor and the like, anything with `save_pretrained`.
+        shard: largest file of weights, of a model that can be cut into several.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         weights = accelerator.get_state_dict(model)
@@ -47,7 +48,7 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
 
         logging.disable_progress_bar()
         with _own_class(plain):
-            plain.save_pretrained(draft, state_dict=weights)
+            plain.save_pretrained(draft, state_dict=weights, max_shard_size=shard)
     else:
         from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""A recipe run up to where its loop would begin, without its run folder: what a plan is made from."""
+"""A recipe run without its loop and its run folder: up to the loop, for a plan; to its end, for the model it makes."""
 
 import os
 import runpy
@@ -12,6 +12,7 @@ from app.errors import UserError
 
 # Asked by app/run.py: true while a recipe is rehearsed.
 on = False
+_to_end = False
 
 
 class Reached(BaseException):
@@ -22,6 +23,20 @@ class Reached(BaseException):
         self.run, self.plan = run, plan
 
 
+class Finished(BaseException):
+    """Leave a rehearsed recipe where it would write its finished model."""
+
+    def __init__(self, run: Any, model: Any, parts: tuple, use: str):
+        super().__init__("the model would be written")
+        self.run, self.model, self.parts, self.use = run, model, parts, use
+
+
+def at_loop(run: Any, plan: Any) -> None:
+    """Leave the recipe, or have it go on as if there were no steps."""
+    if not _to_end:
+        raise Reached(run, plan)
+
+
 def rehearse(recipe: Path, flags: list[str]) -> tuple[Any, Any]:
     """Run a recipe's file, as one process on the CPU, and return its Run and its BatchPlan when the loop would begin.
 
@@ -30,14 +45,38 @@ def rehearse(recipe: Path, flags: list[str]) -> tuple[Any, Any]:
     Raises:
         UserError: there is no such file, the run would refuse to begin, or no loop begins.
     """
+    reached = _play(recipe, flags, Reached)
+    if reached is None:
+        raise UserError(f"{recipe} ended and never asked for run.batches: its loop is what a plan is about")
+    return reached.run, reached.plan
+
+
+def rehearse_to_end(recipe: Path, flags: list[str]) -> Finished:
+    """Run a recipe's file as `rehearse` does, leave out its loop, and return what it hands to run.finish.
+
+    Raises:
+        UserError: there is no such file, the run would refuse to begin, or run.finish is not called.
+    """
+    global _to_end
+    _to_end = True
+    try:
+        finished = _play(recipe, flags, Finished)
+    finally:
+        _to_end = False
+    if finished is None:
+        raise UserError(f"{recipe} ended and never called run.finish(model, ...): it has no model to export")
+    return finished
+
+
+def _play(recipe: Path, flags: list[str], awaited: type[BaseException]) -> Any:
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     with _as_a_program(recipe, flags):
         try:
             runpy.run_path(str(recipe), run_name="__main__")
-        except Reached as reached:
-            return reached.run, reached.plan
-    raise UserError(f"{recipe} ended and never asked for run.batches: its loop is what a plan is about")
+        except awaited as left:
+            return left
+    return None
 
 
 @contextmanager

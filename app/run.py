@@ -179,7 +179,7 @@ class Run:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if rehearsal.on:
-            raise rehearsal.Reached(self, plan)
+            return rehearsal.at_loop(self, plan)
         self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
@@ -344,6 +344,8 @@ class Run:
         Returns:
             The last value of every score.
         """
+        if rehearsal.on:
+            raise rehearsal.Finished(self, model, parts, use)
         self._settle()
         if self.steps_done == self._plan.steps:
             save_model(self.accelerator, model, self.dir / "model", *parts)

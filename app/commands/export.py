@@ -1,0 +1,111 @@
+"""Take a model out of a run: from any checkpoint of any layout, to a folder that others load, and to the Hub.
+
+    python -m app export runs/cls
+    python -m app export runs/cls --step 40 --to models/early
+    python -m app export runs/cls --push me/my-classifier --dry-run
+
+Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must be where the run
+found them; nothing is trained, and the run folder is only read. With the weights, in safetensors, go the tokenizer or
+the processor, the recipe with its settings, and a model card with scores, curves and the command that repeats the run.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.errors import UserError
+from app.report import size
+
+
+@dataclass
+class Options:
+    """What to export, and where to."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    step: int = 0
+    """Of the checkpoint; 0: the newest."""
+    to: str = ""
+    """Folder to write. Default: export/step-N in the run's folder; with --push alone, none is kept."""
+    shard: str = "5GB"
+    """Largest file of weights."""
+    push: str = ""
+    """Also upload it to this repository of the Hub: USER/NAME. `hf auth login` says who you are."""
+    private: bool = False
+    """Make the repository private where it is made."""
+    dry_run: bool = False
+    """Only say what would be done."""
+
+
+def main(options: Options) -> int:
+    """Export, and return the exit status.
+
+    Raises:
+        UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
+    """
+    from app import history, publish
+    from app.checkpoint import Checkpoints
+
+    run = history.read(options.run)
+    checkpoints = Checkpoints(run.folder / "checkpoints", 0, 1)
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{run.folder} has no checkpoint to export")
+    step = options.step or steps[-1]
+    state, record = checkpoints.at(step)
+    if record["layout"]["wrapping"].startswith("DeepSpeed"):
+        raise UserError(
+            f"{state}: DeepSpeed's checkpoints are read by DeepSpeed alone; run it to its end for its model/"
+        )
+    if options.push:
+        publish.check(options.push)
+    target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
+    if target.exists():
+        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
+    kept = bool(options.to) or not options.push
+    if options.dry_run:
+        _say_what(options, step, state, target if kept else None)
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = target if kept else Path(scratch, "model")
+        _write(run, step, state, record, folder, options.shard)
+        if kept:
+            print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+        if options.push:
+            print(publish.push(folder, options.push, options.private, f"Step {step} of {run.name}"))
+    return 0
+
+
+def _say_what(options: Options, step: int, state: Path, target: Path | None) -> None:
+    from app import publish
+    from app.reader import StateReader
+
+    entries = StateReader(state).read_metadata().state_dict_metadata
+    weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
+    count = sum(entry.size.numel() for entry in weights.values())
+    amount = size(sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights.values()))
+    print(f"step {step} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
+    if target:
+        print(f"would write {target}")
+    if options.push:
+        kind = "private" if options.private else "public"
+        print(f"would upload it to {publish.address(options.push)}, made {kind} where it is not there")
+
+
+def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) -> None:
+    """Build the model as the recipe does, load the checkpoint's weights into it, and write it with its card."""
+    from app import card, rehearsal
+    from app.export import save_model
+
+    flags = ["--config", str(run.folder / "config.yaml")]
+    print(f"{run.folder / 'recipe.py'}: loading data and building the model, as the run did", flush=True)
+    found = rehearsal.rehearse_to_end(run.folder / "recipe.py", flags)
+    accelerator = found.run.accelerator
+    accelerator.load_models(str(state))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    save_model(accelerator, found.model, folder, *found.parts, shard=shard)
+    plain = accelerator.unwrap_model(found.model)
+    card.write(run, folder, step, record.get("scores", {}), type(plain).__name__, found.use.format(model="."))

@@ -1,0 +1,53 @@
+"""Uploading a folder to the Hub."""
+
+import os
+from pathlib import Path
+
+from app.errors import UserError
+
+
+def address(repository: str) -> str:
+    """Return where a repository is, or will be."""
+    return f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{repository}"
+
+
+def check(repository: str) -> None:
+    """Refuse what cannot name a repository.
+
+    Raises:
+        UserError: it is no USER/NAME, or the Hub is not to be asked.
+    """
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError(f"--push {repository}: {error}") from None
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise UserError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub, or leave out --push")
+
+
+def push(folder: Path, repository: str, private: bool, message: str) -> str:
+    """Upload all files of a folder, making the repository where it is not there; return its address.
+
+    Raises:
+        UserError: the Hub cannot be reached, or refuses.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=repository, commit_message=message)
+    except LocalTokenNotFoundError:
+        raise UserError(f"--push {repository}: nobody is logged in; `hf auth login`, or set HF_TOKEN") from None
+    except HfHubHTTPError as error:
+        told = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--push {repository}: {told}; `hf auth whoami` says who you are, and the token must write"
+        ) from None
+    except (httpx.HTTPError, OSError) as error:
+        raise UserError(f"--push {repository}: {address(repository)} cannot be reached: {error}") from None
+    return address(repository)

@@ -1,0 +1,138 @@
+"""A model taken out of a run is its checkpoint's, whatever the layout; others load it; the Hub gets what is there."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from launching import ROOT, launch_all, run, saved_state
+from laws.small import SMALL
+from standin import TOKEN, hub
+
+COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
+STEP = 2
+TASKS = {"cls": "text-classification", "img": "image-classification", "lm": "text-generation"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, rows):
+    """Train every recipe on FSDP2 x2, and export the checkpoint in the middle of each."""
+    root = tmp_path_factory.mktemp("export")
+    commands = [
+        (ROOT / f"recipes/{name}.py", [*small.flags(rows), *COMMON, "--run.dir", root / name], None)
+        for name, small in SMALL.items()
+    ]
+    launch_all("fsdp_cpu", 2, commands, root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def exported(runs):
+    """Export all recipes' runs, in one process; return their folders."""
+    folders = {name: runs / "out" / name for name in SMALL}
+    calls = [["export", str(runs / n), "--step", str(STEP), "--to", str(folder)] for n, folder in folders.items()]
+    program = f"import sys\nfrom app.__main__ import main\nfor words in {calls!r}:\n    assert main(words) == 0"
+    result = run([sys.executable, "-c", program])
+    assert result.status == 0, result.output
+    return folders
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_weights_are_the_checkpoints(runs, exported, recipe):
+    saved = {
+        n.removeprefix("models.0."): b for n, b in saved_state(runs / recipe, STEP).items() if n.startswith("models.0.")
+    }
+    found = load_file(exported[recipe] / "model.safetensors")
+    assert found and all(tensor.numpy().tobytes() == saved[name] for name, tensor in found.items())
+    assert {tensor.dtype for tensor in found.values()} <= {torch.float32, torch.int64}
+    assert saved_state(runs / recipe, 4) != saved_state(runs / recipe, STEP)
+
+
+@pytest.mark.parametrize("recipe", TASKS)
+def test_a_pipeline_takes_it(exported, recipe):
+    from PIL import Image
+    from transformers import pipeline
+
+    use = pipeline(TASKS[recipe], str(exported[recipe]))
+    picture = Image.fromarray(np.zeros((32, 32), np.uint8))
+    found = use(picture) if recipe == "img" else use("alpha beta", **({"max_new_tokens": 4} if recipe == "lm" else {}))
+    assert found[0].keys() >= ({"generated_text"} if recipe == "lm" else {"label", "score"})
+
+
+@pytest.mark.parametrize("recipe", ["seg", "gan"])
+def test_what_no_pipeline_knows_says_how_to_load_it(exported, recipe):
+    """The command on the card works."""
+    card = (exported[recipe] / "README.md").read_text()
+    command = card.partition("```bash\n")[2].partition("\n```")[0]
+    result = run(["bash", "-c", command.replace("python ", f"{sys.executable} ", 1)], cwd=exported[recipe])
+    assert result.status == 0, result.output
+
+
+def test_the_card_says_how_the_model_came_about(runs, exported):
+    card = (exported["cls"] / "README.md").read_text()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front["pipeline_tag"] == "text-classification" and "accuracy" in front["metrics"]
+    assert (
+        "2 of 4 steps" in card and "2 data ranks, FSDP2, fp32, cpu" in card and "| `--run.global-batch` | 8 |" in card
+    )
+    settings = yaml.safe_load((exported["cls"] / "training_config.yaml").read_text())
+    assert settings["run"]["steps"] == 4 and "dir" not in settings["run"]
+    assert (exported["cls"] / "cls.py").read_bytes() == (ROOT / "recipes/cls.py").read_bytes()
+    assert (exported["cls"] / "curves.png").stat().st_size > 1000
+
+
+def test_the_run_is_only_read(runs, exported):
+    assert json.loads((runs / "cls" / "run.json").read_text())["status"] == "finished"
+    assert sorted(path.name for path in (runs / "cls").iterdir()) == [
+        "checkpoints", "config.yaml", "lock", "metrics.jsonl", "model", "recipe.py", "run.json",
+    ]  # fmt: skip
+
+
+def app(*words, **environment):
+    return run([sys.executable, "-m", "app", "export", *words], env={"HF_HUB_OFFLINE": "0", **environment})
+
+
+def test_pushing(runs, exported):
+    """To a stand-in; a dry run before it asks nothing of anybody, and a wrong token is said to be one."""
+    with hub() as there:
+        known = {"HF_ENDPOINT": there.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        result = app(runs / "cls", "--push", "me/model", "--dry-run", **known)
+        assert result.status == 0 and not there.files
+        assert f"would upload it to {there.url}/me/model, made public" in result.output
+        result = app(runs / "cls", "--step", STEP, "--push", "me/model", "--private", **known)
+        assert result.status == 0 and result.output.rstrip().endswith(f"{there.url}/me/model"), result.output
+        files, local = there.files["me/model"], exported["cls"]
+        assert {name: files.get(name) for name in ("model.safetensors", "config.json", "tokenizer.json", "cls.py")} == {
+            name: (local / name).read_bytes()
+            for name in ("model.safetensors", "config.json", "tokenizer.json", "cls.py")
+        }
+        assert there.private["me/model"] and not (runs / "cls" / "export").exists()
+        refused = app(runs / "cls", "--push", "me/model", **{**known, "HF_TOKEN": "hf_wrong"})
+        assert refused.status == 2 and "401" in refused.output and "hf auth whoami" in refused.output, refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["--step", "3"], {}, "no checkpoint of step 3; there are 2, 4"),
+        (["--push", "a b"], {}, "--push a b: "),
+        (["--push", "me/x"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        (["--to", "."], {}, ". is there already"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(runs, words, environment, said):
+    result = app(runs / "cls", *words, **environment)
+    assert result.status == 2 and said in result.output, result.output
+
+
+def test_a_damaged_checkpoint_is_not_exported(runs, tmp_path):
+    shutil.copytree(runs / "cls", tmp_path / "run")
+    file = next((tmp_path / "run/checkpoints/step-00000004/state").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
+    result = app(tmp_path / "run")
+    assert result.status == 2 and "step 4 is damaged" in result.output
