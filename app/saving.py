@@ -110,7 +110,8 @@ class Saving:
             folder = self.records.folder
             run = {"config": folder.config, "trackers": folder.info.get("trackers", {})}
             here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
-            record = {"metrics": measured, "scores": scores, **here, "data": data, **run}
+            # Copies: training logs on while this is written.
+            record = {"metrics": dict(measured), "scores": dict(scores), **here, "data": data, **run}
             if not self._beside:
                 self._report(step, self.checkpoints.save(step, record, self.accelerator.save_state))
                 return
@@ -119,7 +120,7 @@ class Saving:
             problems = _in_thread(
                 lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group)
             )
-            self._flight = Flight(step, measured, problems)
+            self._flight = Flight(step, record["metrics"], problems)
 
     def look(self) -> None:
         """Report a checkpoint whose writing has ended; does not wait."""

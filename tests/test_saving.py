@@ -8,14 +8,15 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 from app import UserError, accelerator
-from tiny import saved, state_of, train
+from app.checkpoint import RECORD
+from tiny import saved, state_folder, state_of, train
 
 SAVE = dcp.save
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch, beside):
-    """It holds the weights of its own step; without --run.save-async training waits."""
+    """It holds the weights and scores of its own step; without --run.save-async training waits."""
     go_on, seen, weights = threading.Event(), [], {}
 
     def slow(*args, **options):
@@ -25,17 +26,20 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch, b
 
     def after(run, model):
         weights[run.steps_done] = model.weight.detach().clone()
+        run.log({"eval/step": run.steps_done})
         if run.steps_done == 4:
             seen.append(saved(tmp_path) == [2])
             go_on.set()
 
     monkeypatch.setattr(accelerator.dcp, "save", slow)
-    train(tmp_path, after, save_async=beside)
+    train(tmp_path, after, save_async=beside, keep=4)
     assert seen == [not beside]
-    assert saved(tmp_path) == [6, 8]
-    for step in (6, 8):
+    assert saved(tmp_path) == [2, 4, 6, 8]
+    for step in (2, 4, 6, 8):
         assert state_of(tmp_path, step).equal(weights[step])
-    assert not weights[6].equal(weights[8])
+        record = json.loads((state_folder(tmp_path, step).parent / RECORD).read_text())
+        assert record["scores"] == record["metrics"] == {"eval/step": step}
+    assert not weights[2].equal(weights[8])
 
 
 def test_a_new_checkpoint_waits_for_the_one_in_flight(tmp_path, monkeypatch):
