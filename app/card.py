@@ -97,6 +97,8 @@ def _settings(run: History) -> str:
 def _history(run: History) -> str:
     sittings = "; ".join(f"from step {sitting['step']} on {sitting['layout']}" for sitting in run.sittings)
     versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
+    if run.info.get("commit"):
+        versions += f"; git commit {run.info['commit']}"
     parts = [
         "## How it was trained",
         f"{sittings[:1].upper()}{sittings[1:]}." if sittings else "",

@@ -45,6 +45,10 @@ class RunConfig:
     minus sign, as in --run.best=-eval/loss."""
     trackers: tuple[str, ...] = ("wandb",)
     """Experiment trackers beside metrics.jsonl, by their names in accelerate. Nothing after the flag: none."""
+    log_model: bool = False
+    """Also hand the finished model to the trackers that keep some: wandb, as an artifact."""
+    quiet: bool = False
+    """Print warnings and errors, and nothing else."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on where the run folder's newest good checkpoint is. never: refuse a folder that has one. must: refuse
     a folder that has none."""
@@ -130,6 +134,8 @@ HARMLESS = {
         "changed",
         "stop_at",
         "audit",
+        "quiet",
+        "log_model",
     )
 } | {"run.workers", "run.threads", "run.timeout"}
 LENGTH = {"run.steps", "run.epochs"}

@@ -12,8 +12,13 @@ _SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("to
 class Progress:
     """Show how far a run is."""
 
-    def __init__(self, speaks: bool, seconds_between_lines: float = 5.0):
-        self.speaks, self.seconds = speaks, seconds_between_lines
+    def __init__(self, speaks: bool, quiet: bool = False, seconds_between_lines: float = 5.0):
+        """Speak or not.
+
+        Args:
+            quiet: of nothing but warnings.
+        """
+        self.warns, self.speaks, self.seconds = speaks, speaks and not quiet, seconds_between_lines
         self.bar: tqdm | None = None
         self.steps = 0
         self.shown = 0.0
@@ -26,7 +31,7 @@ class Progress:
 
     def warn(self, text: str) -> None:
         """Print a line to standard error."""
-        if self.speaks:
+        if self.warns:
             tqdm.write(text, file=sys.stderr)
 
     def start(self, step: int, steps: int) -> None:

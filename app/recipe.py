@@ -3,6 +3,7 @@
 import ast
 import difflib
 import inspect
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,19 @@ def source_of(config: Any) -> str:
     try:
         return Path(inspect.getfile(type(config))).read_text(encoding="utf-8")
     except (TypeError, OSError, UnicodeDecodeError):
+        return ""
+
+
+def commit_of(config: Any) -> str:
+    """Return the git commit that a config's class is at, with `+` behind it where files differ; nothing without git."""
+    try:
+        folder = Path(inspect.getfile(type(config))).resolve().parent
+    except (TypeError, OSError):
+        folder = Path.cwd()
+    try:
+        words = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
 
 

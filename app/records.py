@@ -19,9 +19,9 @@ from app.tracking import MetricsFile, Trackers
 class Records:
     """Write down a run, its steps and scores on the main process; stay silent on the others."""
 
-    def __init__(self, speaks: bool, folder: RunFolder):
+    def __init__(self, speaks: bool, folder: RunFolder, quiet: bool = False):
         self.folder, self.speaks = folder, speaks
-        self.progress = Progress(speaks)
+        self.progress = Progress(speaks, quiet)
         self.file: MetricsFile | None = None
         self.trackers: Trackers | None = None
         self.pending: list[dict[str, Any]] = []
@@ -45,7 +45,9 @@ class Records:
             self.folder.begin(status="running", error=None, step=done, sittings=sittings, **fields)
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
-            self.trackers.start(config, done)  # which adds the trackers' names for a new run
+            self.trackers.start(
+                {**config, "commit": fields.get("commit", "")}, done
+            )  # which adds the trackers' names for a new run
             self.folder.update(trackers=ids)
         except OSError as error:
             raise self.folder.cannot_write(error) from None
@@ -111,6 +113,11 @@ class Records:
         if self.speaks:
             self.file.write(done, values)
             self.trackers.log(done, values)
+
+    def log_model(self, model: Path) -> None:
+        """Hand a finished model to the trackers that keep some."""
+        if self.speaks:
+            self.trackers.log_model(model)
 
     def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str) -> None:
         """Say how the run went, where the model lies, how to use it, and how to go on: with more of flag `longer`."""

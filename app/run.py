@@ -47,7 +47,7 @@ class Run:
             name: of the folder under runs/, where --run.dir is not given; default: the recipe's file.
         """
         self.fields, self.config, self._source = to_dict(config), config.run, recipe.source_of(config)
-        self.name = name or _recipe_name(config)
+        self.name, self._asked = name or _recipe_name(config), config
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self.steps_done = 0
         self.scores: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Run:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
         self.folder = RunFolder(self.dir, self._source)
-        self.records = Records(self.accelerator.is_main_process, self.folder)
+        self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
         self.watchdog = Watchdog(settings.timeout, self.records.failed)
@@ -212,7 +212,7 @@ class Run:
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
-        about["versions"] = layout.versions()
+        about |= {"versions": layout.versions(), "commit": recipe.commit_of(self._asked)}
         ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
@@ -349,6 +349,8 @@ class Run:
         self._settle()
         if self.steps_done == self._plan.steps:
             save_model(self.accelerator, model, self.dir / "model", *parts)
+            if self.config.log_model:
+                self.records.log_model(self.dir / "model")
             longer = "--run.steps" if self.config.steps else "--run.epochs"
             self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores

@@ -115,6 +115,19 @@ class Trackers:
 
         self._each(send)
 
+    def log_model(self, model: Path) -> None:
+        """Hand a model's folder to wandb, as an artifact of this run."""
+
+        def send(tracker):
+            if tracker.name == "wandb":
+                import wandb
+
+                artifact = wandb.Artifact(f"{self.folder.name}-model", "model")
+                artifact.add_dir(str(model))
+                tracker.tracker.log_artifact(artifact)
+
+        self._each(send)
+
     def _each(self, send: Callable[[Any], Any]) -> None:
         for name in list(self.trackers):
             try:

@@ -1,6 +1,9 @@
 """app.run, in one process: what is saved when, and which runs are refused."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from app import OptimConfig, Run, RunConfig, UserError
+from app import OptimConfig, Run, RunConfig, UserError, recipe
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -315,3 +318,34 @@ def test_pictures_belong_to_their_step(tmp_path):
 def test_what_is_no_picture_is_refused(tmp_path, pictures, words):
     with pytest.raises(UserError, match=words), Run(Config(RunConfig(dir=str(tmp_path)))) as run:
         run.log_images({"x": pictures})
+
+
+def test_a_quiet_run_prints_warnings_alone(tmp_path, capsys):
+    train(tmp_path / "loud")
+    assert "finished: 8 steps" in capsys.readouterr().out
+    train(tmp_path / "quiet", quiet=True, best="eval/no")
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("warning: --run.best eval/no")
+
+
+def test_a_recipes_commit_is_noted(tmp_path):
+    """With a + where files have changed since; and nothing without git."""
+
+    def git(*words):
+        settings = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        words = ["git", "-C", str(tmp_path / "project"), *settings, *words]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "project").mkdir()
+    file = tmp_path / "project" / "mine.py"
+    file.write_text("class Config: ...\n")
+    spec = importlib.util.spec_from_file_location("mine", file)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    sys.modules["mine"] = module
+    assert recipe.commit_of(module.Config()) == ""
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert recipe.commit_of(module.Config()) == git("rev-parse", "HEAD")
+    file.write_text("class Config: pass\n")
+    assert recipe.commit_of(module.Config()) == git("rev-parse", "HEAD") + "+"

@@ -293,16 +293,21 @@ def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
     PartialState(cpu=True)
     ids: dict = {}
     known: set = set()
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
     for resumed_from in (0, 2, 4):
         to, warnings = trackers(tmp_path / "project" / "run", "wandb", ids=ids)
         to.folder.mkdir(parents=True, exist_ok=True)
         to.start(CONFIG, resumed_from)
         for step in (resumed_from + 1, resumed_from + 2):
             to.log(step, {"loss": step / 3, "ids": "00ff"})
+        if resumed_from == 4:
+            to.log_model(model)
         to.finish()
         assert warnings == [] and list(ids) == ["wandb"]
         known.add(ids["wandb"])
-    history = []
+    history, artifacts = [], []
     files = sorted(tmp_path.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     assert len(files) == 3
     for file in files:
@@ -317,9 +322,15 @@ def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
         }
         assert runs == {(*known, "run", "project")}, [record.WhichOneof("record_type") for record in records]
         for record in records:
+            if record.WhichOneof("record_type") == "request" and record.request.HasField("log_artifact"):
+                artifacts.append(record.request.log_artifact.artifact)
+            if record.WhichOneof("record_type") == "artifact":
+                artifacts.append(record.artifact)
             if record.WhichOneof("record_type") == "history":
                 items = {
                     item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
                 }
                 history.append((items["_step"], items["loss"], "ids" in items))
     assert history == [(step, step / 3, False) for step in range(1, 7)]
+    assert {(found.name, found.type) for found in artifacts} == {("run-model", "model")}
+    assert [entry.path for entry in artifacts[0].manifest.contents] == ["model.safetensors"]
