@@ -166,7 +166,7 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
     switches = {
         f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options_class) if field.type is bool
     }
-    followed = zip(words, [*words[1:], ""], strict=True)
+    followed = zip(words, [*words[1:], ""], strict=False)
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
     found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
     return found if rest else (found, [])
