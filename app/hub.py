@@ -124,6 +124,14 @@ def image_channels(name: str) -> int:
         return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
 
 
+def check_patches(model, name: str, channels: int, sides: Sequence[int]) -> None:
+    """Refuse patches that the segmentation model that --model names does not take."""
+    import torch
+
+    flags = f"--model {name} with --data.patch {' '.join(map(str, sides))}"
+    check_images(model, flags, {"pixel_values": torch.zeros(1, channels, *sides)})
+
+
 def load_segmenter(name: str, labels: Sequence[str]):
     """Load the semantic segmentation model that --model names, with a head for these classes."""
     from transformers import AutoModelForSemanticSegmentation

@@ -14,7 +14,7 @@ from typing import Literal
 from app import OptimConfig, Run, RunConfig, UserError, parse
 from app.data.config import VolumeData
 from app.export import Card
-from app.hub import check_installed, image_channels, load_segmenter
+from app.hub import check_installed, check_patches, image_channels, load_segmenter
 from app.scratch import UNetScratch, check_unet
 
 USE_IT = (
@@ -57,8 +57,9 @@ def build_model(config: Config, patches, names):
 
     channels = channels_of(config.loss, len(names))
     if config.model:
-        labels = names if channels > 1 else names[1:]
-        return load_segmenter(config.model, labels), []
+        model = load_segmenter(config.model, names if channels > 1 else names[1:])
+        check_patches(model, config.model, patches.cases.channels, patches.cases.window)
+        return model, []
     from monai.networks.nets import UNet
 
     check_unet(config.scratch, patches.cases.window)

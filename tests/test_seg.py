@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from app import UserError
+from app.hub import check_patches
 from app.scratch import UNetScratch, check_unet
 from app.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
 from app.segmentation.overlap import Overlap
@@ -132,6 +133,17 @@ def test_a_volume_is_shown_by_its_middle_slice():
 def test_shapes_that_no_unet_has(says, shape, patch):
     with pytest.raises(UserError, match=says):
         check_unet(shape, patch)
+
+
+def test_a_pretrained_model_that_does_not_take_the_patches_is_refused(tmp_path):
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    shape = {"hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4, "depths": [1] * 4}
+    model = SegformerForSemanticSegmentation(SegformerConfig(**shape, decoder_hidden_size=8)).train()
+    check_patches(model, "some/model", 3, (32, 32))
+    assert model.training
+    with pytest.raises(UserError, match="--model some/model with --data.patch 4 4: .* images of 3 x 4 x 4"):
+        check_patches(model, "some/model", 3, (4, 4))
 
 
 @pytest.fixture(scope="module")
