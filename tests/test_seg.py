@@ -142,7 +142,7 @@ def test_a_pretrained_model_that_does_not_take_the_patches_is_refused(tmp_path):
     model = SegformerForSemanticSegmentation(SegformerConfig(**shape, decoder_hidden_size=8)).train()
     check_patches(model, "some/model", 3, (32, 32))
     assert model.training
-    with pytest.raises(UserError, match="--model some/model with --data.patch 4 4: .* images of 3 x 4 x 4"):
+    with pytest.raises(UserError, match=r"--model some/model with --data.patch 4 4: .* images of 3 x 4 x 4"):
         check_patches(model, "some/model", 3, (4, 4))
 
 
