@@ -1,0 +1,122 @@
+"""What the documents say can be typed: recipes run, flags are known, links lead somewhere, messages are real."""
+
+import importlib
+import inspect
+import itertools
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.__main__ import summaries
+from app.config import parse, parse_command
+from launching import PROFILES, ROOT, run
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.insert(0, str(ROOT))
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """List every command line of every block for a shell, with its document."""
+    found = []
+    for document in DOCUMENTS:
+        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words:
+                    found.append((document.name, words))
+    return found
+
+
+COMMANDS = commands()
+
+
+def named(words: list[str]) -> str:
+    return " ".join(words)[:60]
+
+
+RECIPES = [(d, w) for d, w in COMMANDS if any(word.startswith("recipes/") for word in w) and "app" not in w]
+
+
+@pytest.mark.parametrize(
+    ("document", "words"), RECIPES, ids=lambda value: named(value) if isinstance(value, list) else ""
+)
+def test_flags_of_recipes_are_known(document, words):
+    place = next(i for i, word in enumerate(words) if word.startswith("recipes/"))
+    module = importlib.import_module(words[place].removesuffix(".py").replace("/", "."))
+    if "--help" not in words:
+        parse(module.Config, words[place + 1 :])
+    for flag, value in itertools.pairwise(words):
+        if flag == "--config_file":
+            assert (ROOT / value).is_file()
+
+
+APP = [(d, w[w.index("app") + 1 :]) for d, w in COMMANDS if w[:3] == ["python", "-m", "app"] and len(w) > 3]
+
+
+@pytest.mark.parametrize(("document", "words"), APP, ids=lambda value: named(value) if isinstance(value, list) else "")
+def test_options_of_commands_are_known(document, words):
+    name, *rest = words
+    if name == "COMMAND":
+        return
+    assert name in summaries()
+    command = importlib.import_module(f"app.commands.{name}")
+    takes_flags = len(inspect.signature(command.main).parameters) > 1
+    _, flags = parse_command(command.Options, rest, "", takes_flags)
+    recipe = next((word for word in rest if word.startswith("recipes/")), None)
+    if flags and recipe:
+        parse(importlib.import_module(recipe.removesuffix(".py").replace("/", ".")).Config, flags)
+    assert all((ROOT / word.partition(":")[0]).is_file() for word in rest if word.startswith("accelerate_configs/"))
+
+
+def test_modules_and_targets_are_there():
+    makefile = (ROOT / "Makefile").read_text()
+    for _, words in COMMANDS:
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in makefile
+        if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks"):
+            assert importlib.util.find_spec(words[2])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+        assert link.startswith("https://") or (document.parent / link).exists(), link
+
+
+def test_messages_are_those_of_the_program():
+    """Each message in a table of symptoms stands in the source, but for what is filled in."""
+    source = re.sub(r'["\']\n\s*f?["\']', "", "".join(path.read_text() for path in (ROOT / "app").rglob("*.py")))
+    source = source.replace("the {what} of step", "the gradient of step")
+    known = {"address already in use", "doctor"}  # torch's
+    for row in re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE):
+        for message in re.findall(r"`([^`]+)`", row):
+            parts = [part.strip() for part in re.split(r"\.\.\.|\b[A-Z]\b|RUN|\b\d\b|\bnan\b", message)]
+            for part in parts:
+                assert len(part) < 4 or part in source or message in known, part
+
+
+def test_the_recipe_of_the_documents_is_the_same_everywhere(tmp_path):
+    """It stands in docs/recipe.md, and is run from there."""
+    (code,) = re.findall(r"```python\n(\"\"\"Tell two spirals.*?)```", (ROOT / "docs/recipe.md").read_text(), re.DOTALL)
+    (tmp_path / "spirals.py").write_text(code)
+    words = [
+        sys.executable,
+        "-m",
+        "app",
+        "prove",
+        tmp_path / "spirals.py",
+        "--steps",
+        4,
+        "--report",
+        tmp_path / "prove",
+    ]
+    result = run([*words, "--profiles", PROFILES / "cpu.yaml", f"{PROFILES / 'ddp_cpu.yaml'}:3"])
+    assert "same: 2 profiles, 4 steps, to the last bit" in result.output
+
+
+def test_every_document_is_reached_from_the_readme():
+    text = (ROOT / "README.md").read_text()
+    assert all(f"docs/{path.name}" in text for path in Path(ROOT / "docs").glob("*.md"))
