@@ -1,7 +1,9 @@
 """Configuration: dataclasses with defaults, read from the command line and from YAML by one validator."""
 
 import dataclasses
+import inspect
 import math
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +183,7 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
 
     from app.process import is_main_process
 
+    _reflow_help()
     with _booleans():
         return tyro.cli(
             config_class,
@@ -190,6 +193,21 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
             config=(tyro.conf.FlagConversionOff,),
             **options,
         )
+
+
+def _reflow_help() -> None:
+    """Have tyro fill the lines of a field's docstring: 1.0 keeps breaks in front of what is no letter."""
+    from tyro import _docstrings
+
+    found = getattr(_docstrings, "parse_docstring_from_object", None)
+    if found is None or hasattr(found, "reflows"):
+        return
+
+    def reflowing(thing: object) -> dict[str, str]:
+        return {name: re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text)) for name, text in found(thing).items()}
+
+    reflowing.reflows = True
+    _docstrings.parse_docstring_from_object = reflowing
 
 
 def _booleans():

@@ -231,3 +231,19 @@ def test_reading_a_config_imports_no_torch():
     result = python(code, "--run.steps", "5")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "5\n[]\n"
+
+
+def test_help_fills_its_lines(capsys, monkeypatch):
+    """Wherever the source breaks a docstring's lines."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    @dataclass
+    class Broken:
+        size: int = 1
+        """Of the thing
+        (in metres,
+        .5 at least)."""
+
+    with pytest.raises(SystemExit):
+        parse(Broken, ["--help"])
+    assert "Of the thing (in metres, .5 at least)." in capsys.readouterr().out
