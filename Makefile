@@ -26,7 +26,7 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON).
 bench-gpu:  ## speed, memory, saving, copying and the laws on one NVIDIA GPU
-	PYTHONPATH=. $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
+	PYTHONPATH=.:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

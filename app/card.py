@@ -53,17 +53,21 @@ def _front(run: History, recipe: str, scores: dict[str, Any], kind: str) -> dict
     task = next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None)
     if task:
         found |= {"library_name": "transformers", "pipeline_tag": task}
-    base, paths = run.config.get("model"), run.config.get("data", {}).get("path") or []
-    if base and not Path(base).exists():
+    # A recipe of somebody's own may mean anything by these names.
+    base, data = run.config.get("model"), run.config.get("data")
+    if isinstance(base, str) and base and not Path(base).exists():
         found["base_model"] = base
-    sets = [path for path in ([paths] if isinstance(paths, str) else paths) if _on_hub(path)]
+    paths = data.get("path") if isinstance(data, dict) else None
+    sets = [path for path in ([paths] if isinstance(paths, str) else paths or []) if _on_hub(path)]
     if sets:
         found["datasets"] = sets
     metrics = [name.removeprefix("eval/") for name in scores if name.startswith("eval/") and name != "eval/samples"]
     return found | ({"metrics": metrics} if metrics else {})
 
 
-def _on_hub(path: str) -> bool:
+def _on_hub(path: object) -> bool:
+    if not isinstance(path, str):
+        return False
     return path.count("/") == 1 and not path.startswith(("builtin:", ".", "/")) and not Path(path).exists()
 
 

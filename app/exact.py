@@ -201,8 +201,22 @@ class _Sums:
 
 
 def settle_environment() -> None:
-    """Ask CUDA's libraries for kernels with the same bits each time; before they start."""
+    """Ask CUDA's libraries for kernels with the same bits each time; before they start.
+
+    Raises:
+        UserError: this process has used the GPU without asking.
+    """
+    if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        raise UserError(
+            "--run.exact: this process has used the GPU before, and its libraries have chosen their kernels: restart "
+            "it (a notebook's kernel), or set CUBLAS_WORKSPACE_CONFIG=:4096:8 before it starts"
+        )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def leave_environment() -> None:
+    """Let torch choose its kernels again, for what this process does after an exact run."""
+    torch.use_deterministic_algorithms(False)
 
 
 def _check(accelerator: Accelerator) -> None:

@@ -27,7 +27,7 @@ class History:
     @property
     def name(self) -> str:
         """Name the run by its folder."""
-        return self.folder.name
+        return self.folder.resolve().name
 
     @property
     def step(self) -> int:
@@ -112,7 +112,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         try:
             values = json.loads(line)
             values["step"] = int(values["step"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
         found.append(values)
     return found

@@ -57,8 +57,11 @@ def load(
         collate: makes model inputs (nested dicts and lists of tensors) of a micro-batch's rows.
         augment: changes one row, with a random generator that belongs to (seed, epoch, sample).
     """
+    own = _Steps(plan, data, collate, augment, rank, ranks)
+    if device.type == "cpu" and not workers:  # a DataLoader would only add its own bookkeeping, 0.1 ms a step
+        return map(_or_raise, map(own.__getitem__, steps))
     loader = DataLoader(
-        _Steps(plan, data, collate, augment, rank, ranks),
+        own,
         batch_size=None,
         sampler=steps,
         num_workers=workers,

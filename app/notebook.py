@@ -57,15 +57,22 @@ def _follow(words: list[str]) -> int:
     # The launcher would warn that it has chosen; every run shares the cores among its processes by itself.
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
     process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     )
     try:
         try:
             _print_all(process)
         except KeyboardInterrupt:
-            for rank in psutil.Process(process.pid).children():
-                with suppress(psutil.NoSuchProcess):
-                    rank.send_signal(signal.SIGTERM)
+            with suppress(psutil.NoSuchProcess):
+                launcher = psutil.Process(process.pid)
+                for member in launcher.children() or [launcher]:  # which has not come to start any
+                    member.send_signal(signal.SIGTERM)
             _print_all(process)
             process.wait()
             raise

@@ -23,6 +23,8 @@ def check(repository: str) -> None:
         validate_repo_id(repository)
     except HFValidationError as error:
         raise UserError(f"--push {repository}: {error}") from None
+    if repository.count("/") != 1:
+        raise UserError(f"--push {repository}: give USER/NAME, or ORGANISATION/NAME")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         raise UserError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub, or leave out --push")
 
@@ -48,6 +50,8 @@ def push(folder: Path, repository: str, private: bool, message: str) -> str:
         raise UserError(
             f"--push {repository}: {told}; `hf auth whoami` says who you are, and the token must write"
         ) from None
+    except ValueError as error:  # of the card
+        raise UserError(f"--push {repository}: {error}") from None
     except (httpx.HTTPError, OSError) as error:
         raise UserError(f"--push {repository}: {address(repository)} cannot be reached: {error}") from None
     return address(repository)

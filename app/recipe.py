@@ -18,14 +18,18 @@ def source_of(config: Any) -> str:
         return ""
 
 
+def folder_of(config: Any) -> str:
+    """Return the folder of the file that a config's class is in; of a notebook, where it works."""
+    try:
+        return str(Path(inspect.getfile(type(config))).resolve().parent)
+    except (TypeError, OSError):
+        return str(Path.cwd())
+
+
 def commit_of(config: Any) -> str:
     """Return the git commit that a config's class is at, with `+` behind it where files differ; nothing without git."""
     try:
-        folder = Path(inspect.getfile(type(config))).resolve().parent
-    except (TypeError, OSError):
-        folder = Path.cwd()
-    try:
-        words = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        words = ["git", "-C", folder_of(config), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
         return subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -51,8 +51,11 @@ def rehearse(recipe: Path, flags: list[str]) -> tuple[Any, Any]:
     return reached.run, reached.plan
 
 
-def rehearse_to_end(recipe: Path, flags: list[str]) -> Finished:
+def rehearse_to_end(recipe: Path, flags: list[str], beside: str = "") -> Finished:
     """Run a recipe's file as `rehearse` does, leave out its loop, and return what it hands to run.finish.
+
+    Args:
+        beside: a further folder in which it finds modules: where it lay when it was run.
 
     Raises:
         UserError: there is no such file, the run would refuse to begin, or run.finish is not called.
@@ -60,7 +63,7 @@ def rehearse_to_end(recipe: Path, flags: list[str]) -> Finished:
     global _to_end
     _to_end = True
     try:
-        finished = _play(recipe, flags, Finished)
+        finished = _play(recipe, flags, Finished, beside)
     finally:
         _to_end = False
     if finished is None:
@@ -68,10 +71,11 @@ def rehearse_to_end(recipe: Path, flags: list[str]) -> Finished:
     return finished
 
 
-def _play(recipe: Path, flags: list[str], awaited: type[BaseException]) -> Any:
+def _play(recipe: Path, flags: list[str], awaited: type[BaseException], beside: str = "") -> Any:
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     with _as_a_program(recipe, flags):
+        sys.path[1:1] = [beside] if beside else []
         try:
             runpy.run_path(str(recipe), run_name="__main__")
         except awaited as left:

@@ -103,6 +103,8 @@ class Run:
                 self._leave_folder(error)
         finally:
             self.folder.release(discard=self._plan is None)
+            if self.config.exact:
+                exact.leave_environment()
             ranks.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
@@ -141,7 +143,7 @@ class Run:
                 learning rate is yours.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn:
+        if self.config.sync_bn and not rehearsal.on:  # which is on a CPU; names of weights are the same
             model = layout.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
@@ -213,6 +215,7 @@ class Run:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about |= {"versions": layout.versions(), "commit": recipe.commit_of(self._asked)}
+        about["recipe_folder"] = recipe.folder_of(self._asked)
         ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)

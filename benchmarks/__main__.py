@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--texts", nargs="*", default=[], help="further sets for cls: name=flags of recipes/cls.py")
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=24, help="at least 3")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     texts = dict(text.split("=", 1) for text in options.texts)

@@ -71,6 +71,9 @@ def main() -> None:
         for kind in (True, False)
     }
     copies = [(start, end) for start, end in spans[True] if end - start > 100]  # microseconds: not single numbers
+    if not copies:
+        print("the profiler saw no copies to the GPU")
+        return
     total = sum(end - start for start, end in copies) / 1000
     print(
         f"{len(copies)} copies to the GPU, {total:.1f} ms; {covered(copies, spans[False]):.0%} of it while it computed"

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import torch
 
+from app.launcher import kill_tree
 from app.machine import processor
 from benchmarks.results import as_table, machine, slug
 from benchmarks.rows import run_rows
-from benchmarks.turns import ROOT
+from benchmarks.turns import ROOT, search_path
 from benchmarks.works import QUIET, Work
 
 LM = (
@@ -40,6 +41,7 @@ COMMANDS = {
     "laws": ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/laws/test_cuda.py"],
 }
 PEERS = {"bare": 0.98, "trainer": 1.0}
+LIMIT = 900
 
 
 def main() -> None:
@@ -53,7 +55,8 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     if not on_gpu and not options.small:
         sys.exit("there is no GPU that torch can use: --small runs all of it on a CPU")
-    file = options.out / f"{slug(torch.cuda.get_device_name() if on_gpu else processor())}.json"
+    device = torch.cuda.get_device_name() if on_gpu else processor()
+    file = options.out / f"{slug(device)}{'-small' if options.small else ''}.json"
 
     def asked(name: str) -> bool:
         return not options.only or any(part in name for part in options.only)
@@ -62,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         chosen = [work for work in works(options.small, Path(folder)) if asked(work.name)]
         known = run_rows(chosen, options.rounds, file, machine())
-    if on_gpu and "lm bf16" in known["rows"]:
+    if on_gpu and asked("lm bf16"):
         add_utilisation(known["rows"]["lm bf16"], LM_SIZES[options.small])
         file.write_text(json.dumps(known, indent=1) + "\n")
         print(json.dumps({key: known["rows"]["lm bf16"][key] for key in ("matmul_flops", "mfu")}))
@@ -81,7 +84,7 @@ def works(small: bool, folder: Path) -> list[Work]:
     image = f"--data.size {size} --run.global-batch {batch} --run.micro-batch {batch} --optim.warmup 20 {QUIET}"
     kind = {"bf16": True, "gpu": True, "sessions": 1}
     compiled = torch.cuda.is_available()  # on a CPU that takes minutes, each time
-    found = [
+    return [
         Work("lm bf16", "lm", lm, PEERS, 2, **kind, compiled=compiled),
         Work("cls BERT-base bf16", "cls", cls, PEERS, 10, **kind),
         *(
@@ -89,12 +92,6 @@ def works(small: bool, folder: Path) -> list[Work]:
             for name, path in shapes.items()
         ),
     ]
-    if torch.cuda.device_count() > 1:
-        pairs = cls.replace(f"global-batch {batch}", f"global-batch {2 * batch}")
-        found.append(Work("cls BERT-base DDP x2", "cls", pairs, {"bare --wrap ddp": 0.98}, 10, **kind, profile="ddp"))
-        sharded = {"bare --wrap BertLayer": 0.98}
-        found.append(Work("cls BERT-base FSDP x2", "cls", pairs, sharded, 10, **kind, profile="fsdp"))
-    return found
 
 
 def save_shapes(folder: Path, small: bool) -> dict[str, Path]:
@@ -129,14 +126,21 @@ def save_shapes(folder: Path, small: bool) -> dict[str, Path]:
 def run_command(name: str, file: Path, on_gpu: bool) -> bool:
     """Run one of the other parts, show and keep what it prints, and tell whether it succeeded."""
     start = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_PARTS_ON_CPU": "1"}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1", "CUDA_PARTS_ON_CPU": "1"}
     words = [sys.executable, *COMMANDS[name]]
-    done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=900)
-    text = f"$ python {' '.join(COMMANDS[name])}\n{done.stdout}{done.stderr if done.returncode else ''}"
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        printed, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        kill_tree(process.pid)
+        printed = f"{process.communicate()[0]}not ended after {LIMIT} s\n"
+    text = f"$ python {' '.join(COMMANDS[name])}\n{printed}"
     print(f"{text}({time.monotonic() - start:.0f} s)\n", flush=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.with_name(f"{file.stem}-{name}.txt").write_text(text)
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def add_utilisation(row: dict, size: dict) -> None:

@@ -15,6 +15,11 @@ ROOT = Path(__file__).parent.parent
 START_LIMIT, TURN_LIMIT = 300, 300
 
 
+def search_path() -> str:
+    """Return where contestants look for modules: here, and where this process was told to."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 @dataclass
 class Contestant:
     """A command whose process waits at a Gate after some steps."""
@@ -22,7 +27,7 @@ class Contestant:
     name: str
     command: list[str]
     gpu: bool = False
-    """It may use one; else none is to be seen."""
+    """It may use one, the first; else none is to be seen."""
     turns: list[dict] = field(default_factory=list)
     peak: float = 0.0
     result: dict = field(default_factory=dict)
@@ -32,9 +37,8 @@ class Contestant:
         self.folder = folder
         for name in ("orders", "reports"):
             os.mkfifo(folder / name)
-        environment = {"BENCH_GATE": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-        if not self.gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment = {"BENCH_GATE": str(folder), "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
+        environment["CUDA_VISIBLE_DEVICES"] = "0" if self.gpu else ""
         self._log = (folder / "log").open("wb")
         self._process = subprocess.Popen(
             self.command,
@@ -58,7 +62,10 @@ class Contestant:
     def finish(self) -> None:
         """Let it train to its end, and read what it leaves."""
         os.write(self._orders, b"-1\n")
-        status = self._process.wait(START_LIMIT)
+        try:
+            status = self._process.wait(START_LIMIT)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(self._complaint(f"has not ended after {START_LIMIT} s")) from None
         file = self.folder / "result.json"
         if status or not file.exists():
             raise SystemExit(self._complaint(f"ended with status {status}"))

@@ -58,7 +58,7 @@ def test_a_loss_of_a_cell_travels_to_the_processes(executed):
     _, folder = executed
     plain, smooth = steps(folder / "texts"), steps(folder / "smooth")
     assert plain[0]["ids"] == smooth[0]["ids"] and plain[0]["loss"] != smooth[0]["loss"]
-    assert json.loads((folder / "smooth" / "run.json").read_text())["recipe"] == "cls"
+    assert json.loads((folder / "smooth" / "run.json").read_text())["recipe"] == "notebook"
 
 
 INTERRUPTED = """

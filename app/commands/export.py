@@ -63,19 +63,22 @@ def main(options: Options) -> int:
     if options.push:
         publish.check(options.push)
     target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
-    if target.exists():
-        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
     kept = bool(options.to) or not options.push
+    if kept and target.exists():
+        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
     if options.dry_run:
         _say_what(options, step, state, target if kept else None)
         return 0
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = target if kept else Path(scratch, "model")
+    if kept:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
+        folder = Path(scratch, "model")
         _write(run, step, state, record, folder, options.shard)
-        if kept:
-            print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
         if options.push:
             print(publish.push(folder, options.push, options.private, f"Step {step} of {run.name}"))
+        if kept:
+            folder.rename(target)
+            print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
     return 0
 
 
@@ -100,12 +103,21 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
     from app import card, rehearsal
     from app.export import save_model
 
-    flags = ["--config", str(run.folder / "config.yaml")]
-    print(f"{run.folder / 'recipe.py'}: loading data and building the model, as the run did", flush=True)
-    found = rehearsal.rehearse_to_end(run.folder / "recipe.py", flags)
+    recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
+    if not recipe.is_file():
+        raise UserError(
+            f"{recipe} is missing, which builds the model: a notebook's run has none. Its finished model is in model/; "
+            "for others put the recipe into a file"
+        )
+    print(f"{recipe}: loading data and building the model, as the run did", flush=True)
+    found = rehearsal.rehearse_to_end(recipe, flags, beside=run.info.get("recipe_folder", ""))
     accelerator = found.run.accelerator
-    accelerator.load_models(str(state))
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        accelerator.load_models(str(state))
+    except FileNotFoundError:
+        raise UserError(
+            f"{state} has gone: the run goes on and keeps its newest; export again, or wait for it"
+        ) from None
     save_model(accelerator, found.model, folder, *found.parts, shard=shard)
     plain = accelerator.unwrap_model(found.model)
     card.write(run, folder, step, record.get("scores", {}), type(plain).__name__, found.use.format(model="."))

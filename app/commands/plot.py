@@ -23,7 +23,8 @@ class Options:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs."""
     to: str = ""
-    """Where to: TO.png and TO.html are written. Default: plot, in the run's folder, or here for several runs."""
+    """Where to: TO.png and TO.html are written, or plot.png and plot.html into a folder. Default: in the run's folder,
+    or here for several runs."""
 
 
 def main(options: Options) -> int:
@@ -38,6 +39,8 @@ def main(options: Options) -> int:
         raise UserError("plot what? give folders of runs; `python -m app runs` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
     stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
+    if not stem.name or stem.is_dir():
+        stem = stem / "plot"
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "html")]
     try:
         curves.draw(runs, files[0])

@@ -49,7 +49,8 @@ def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> T
         gradient_accumulation_steps=job.turns,
         max_steps=job.steps,
         learning_rate=job.optim.lr,
-        lr_scheduler_type=job.optim.schedule,
+        lr_scheduler_type="cosine_with_min_lr" if job.optim.schedule == "cosine" else job.optim.schedule,
+        lr_scheduler_kwargs={"min_lr_rate": job.optim.min_lr} if job.optim.schedule == "cosine" else None,
         warmup_steps=job.optim.warmup,
         weight_decay=job.optim.weight_decay,
         adam_beta1=job.optim.betas[0],
@@ -79,8 +80,8 @@ def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> T
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return job.loss(model, inputs)
 
-    kind = Trainer if "labels" in firsts[0] and "pixel_values" not in firsts[0] else Ours
-    return kind(
+    returns_loss = "labels" in firsts[0] and "pixel_values" not in firsts[0]
+    trainer = (Trainer if returns_loss else Ours)(
         model=job.model,
         args=settings,
         train_dataset=job.rows,
@@ -88,3 +89,6 @@ def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> T
         callbacks=[_Turns(gate, items)],
         **more,
     )
+    if not returns_loss:  # a mean over the micro-batch, which Trainer shall divide by the turns
+        trainer.model_accepts_loss_kwargs = False
+    return trainer

@@ -38,19 +38,23 @@ def runs(tmp_path_factory, rows):
         file.write_text(yaml.safe_dump(settings))
         return file
 
-    def launch(name: str, precision: str, processes: int, commands: list, only: tuple = tuple(RECIPES)):
+    def launch(name, precision, processes, commands, only=tuple(RECIPES), still=False):
+        """Still: without dropout, whose random numbers are others on another kind of device."""
         words = []
         for recipe in only:
             for run, *more in commands:
-                flags = [*SMALL[recipe].flags(rows), *COMMON, *more, "--run.dir", root / recipe / run]
+                dropout = ["--scratch.dropout", 0] if still and recipe in ("cls", "lm") else []
+                flags = [*SMALL[recipe].flags(rows), *COMMON, *dropout, *more, "--run.dir", root / recipe / run]
                 words.append((ROOT / f"recipes/{recipe}.py", flags, None))
-        launch_all(profile(name, precision), processes, words, root, timeout=600)
+        launch_all(profile(name, precision), processes, words, root, timeout=600, env={"NVIDIA_TF32_OVERRIDE": "0"})
 
     gpu, exact = "gpu" if GPUS else "cpu", ("--run.exact", "true")
-    begun = [("whole",), ("again",), ("exact", *exact), ("exact again", *exact), ("stopped", *HALF), ("stopped",)]
-    launch(gpu, "no", 1, [*begun, ("to cpu", *HALF)])
-    launch("cpu", "no", 1, [("on cpu",), ("to cpu",), ("to gpu", *HALF)])
-    launch(gpu, "no", 1, [("to gpu",)])
+    launch(gpu, "no", 1, [("whole",), ("again",), ("stopped", *HALF), ("stopped",)])
+    # Of its own: CUDA's libraries choose their kernels once.
+    launch(gpu, "no", 1, [("exact", *exact), ("exact again", *exact)])
+    launch(gpu, "no", 1, [("plain",), ("to cpu", *HALF)], still=True)
+    launch("cpu", "no", 1, [("on cpu",), ("to cpu",), ("to gpu", *HALF)], still=True)
+    launch(gpu, "no", 1, [("to gpu",)], still=True)
     launch(gpu, "fp16" if GPUS else "bf16", 1, [("half",), ("half stopped", *HALF), ("half stopped",)], ("cls", "img"))
     if GPUS:
         launch(gpu, "no", 1, [("sync-bn", "--scratch.norm", "batch", "--run.sync-bn", "true")], ("img",))
@@ -72,10 +76,12 @@ def test_the_same_run_twice(runs, recipe):
 @pytest.mark.parametrize("run", ["stopped", "to cpu", "to gpu", "on cpu"])
 def test_wherever_it_goes_on_it_is_the_same_run(runs, recipe, run):
     """Same samples in every step, same losses, and every sample scored once."""
-    whole, other = steps(runs / recipe / "whole"), steps(runs / recipe / run)
+    reference = "whole" if run == "stopped" else "plain"
+    whole, other = steps(runs / recipe / reference), steps(runs / recipe / run)
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
-    assert furthest_loss(whole, other) <= (ALIKE if run == "stopped" else ACROSS)
-    counts = [[line.get("eval/samples") for line in scores(runs / recipe / name)] for name in ("whole", run)]
+    if run == "stopped" or recipe != "gan":  # whose noise is drawn on the device
+        assert furthest_loss(whole, other) <= (ALIKE if run == "stopped" else ACROSS)
+    counts = [[line.get("eval/samples") for line in scores(runs / recipe / name)] for name in (reference, run)]
     assert counts[0] == counts[1]
 
 
@@ -90,7 +96,7 @@ def test_half_precision_goes_on_with_its_scale(runs, recipe):
 
 
 @pytest.mark.skipif(not GPUS, reason="SyncBatchNorm needs a GPU")
-def test_batch_norm_is_synchronised(runs):
+def test_a_model_with_synchronised_batch_norm_trains(runs):
     assert len(steps(runs / "img" / "sync-bn")) == STEPS
 
 
