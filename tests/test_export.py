@@ -60,6 +60,8 @@ def test_a_pipeline_takes_it(exported, recipe):
 
     use = pipeline(TASKS[recipe], str(exported[recipe]))
     picture = Image.fromarray(np.zeros((32, 32), np.uint8))
+    beside = {"cls": "tokenizer.json", "lm": "generation_config.json", "img": "preprocessor_config.json"}
+    assert (exported[recipe] / beside[recipe]).exists()
     found = use(picture) if recipe == "img" else use("alpha beta", **({"max_new_tokens": 4} if recipe == "lm" else {}))
     assert found[0].keys() >= ({"generated_text"} if recipe == "lm" else {"label", "score"})
 
