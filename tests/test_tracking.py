@@ -331,6 +331,6 @@ def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
                     item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
                 }
                 history.append((items["_step"], items["loss"], "ids" in items))
-    assert history == [(step, step / 3, False) for step in range(1, 7)]
+    assert sorted(history) == [(step, step / 3, False) for step in range(1, 7)]  # wandb may end its files in any order
     assert {(found.name, found.type) for found in artifacts} == {("run-model", "model")}
     assert [entry.path for entry in artifacts[0].manifest.contents] == ["model.safetensors"]

@@ -7,7 +7,7 @@ MISTAKES = {
     # The mean over a micro-batch, as it is: neither weighed by its share nor summed over ranks.
     "weight": (r"run\.backward\(([^,\n]+), micro[^)\n]*\)", r"run.accelerator.backward(\1)"),
     # Gradients of earlier steps stay and are added to.
-    "zero_grad": (r"(\n *)(run\.step\((\w+)\))", r"\1\3.zero_grad = lambda *_, **__: None\1\2"),
+    "zero_grad": (r"(\n *)(run\.step\((\w+)\))", r"\1\3.optimizer.zero_grad = lambda *_, **__: None\1\2"),
     # The last micro-batch once more, where gradients are synchronised again.
     "second backward": (
         r"(\n *)for micro in batch\.micros\([^)\n]*\):((?:\1    [^\n]*)+)",
