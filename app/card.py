@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from app.config import flatten
+from app.config import as_flag, flatten
 from app.history import History
 
 # The task of the Hub by the suffix of a model class.
@@ -94,7 +94,7 @@ def _curves(run: History, folder: Path) -> str:
 
 def _settings(run: History) -> str:
     fields = {n: v for n, v in flatten(run.config).items() if v not in ("", None, []) and n != "run.dir"}
-    rows = [f"| `--{name.replace('_', '-')}` | {value} |" for name, value in fields.items()]
+    rows = [f"| `{as_flag(name)}` | {value} |" for name, value in fields.items()]
     return "\n".join(["## Settings", "", "| setting | value |", "| --- | --- |", *rows])
 
 

@@ -165,9 +165,7 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
         rest: other words are a recipe's, and no mistake.
     """
     about = (sys.modules[options_class.__module__].__doc__ or "").strip()
-    switches = {
-        f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(options_class) if field.type is bool
-    }
+    switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
     followed = zip(words, [*words[1:], ""], strict=False)
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
     found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
@@ -274,12 +272,17 @@ def _read_yaml(path: str) -> dict:
 def _flags(fields: dict) -> list[str]:
     words = []
     for name, value in flatten(fields).items():
-        flag = "--" + name.replace("_", "-")
+        flag = as_flag(name)
         if isinstance(value, list):
             words += [flag, *(str(item) for item in value)]
         elif value is not None:
             words.append(f"{flag}={value}")  # a value of its own may begin with a minus sign
     return words
+
+
+def as_flag(name: str) -> str:
+    """Write a field's dotted name as the flag that sets it."""
+    return "--" + name.replace("_", "-")
 
 
 def flatten(fields: dict, prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,8 @@ from app.errors import UserError
 from app.history import History
 from app.speed import SPEEDS
 
+NEEDS = "plot needs matplotlib and plotly: pip install 'samestep[plot]'"
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -72,7 +74,7 @@ def draw(runs: Sequence[History], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("plot needs matplotlib and plotly: pip install 'samestep[plot]'") from None
+        raise UserError(NEEDS) from None
     shown = panels(runs)
     if not shown:
         raise UserError(f"{', '.join(labels(runs))}: nothing has been logged yet, so there is nothing to plot")

@@ -68,6 +68,12 @@ class History:
         return None
 
     @property
+    def score_in_words(self) -> str:
+        """Write the score that matters in a few digits; nothing where there is none."""
+        score = self.score
+        return f"{score[0]} {score[1]:.4g}" if score else ""
+
+    @property
     def sittings(self) -> list[dict[str, Any]]:
         """List the times that the run was begun or resumed: `step` before the first one, `layout` in a few words."""
         return list(self.info.get("sittings", []))

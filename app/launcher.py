@@ -23,6 +23,14 @@ def words_of(profile: Path, processes: int, script: Path, *flags: str) -> list[s
     return [*head, "--main_process_port", "0", str(script), *flags]
 
 
+def environment() -> dict[str, str]:
+    """Return this process's environment for a launcher, which would else warn that it has chosen a number of threads.
+
+    Every run shares the cores among its processes by itself.
+    """
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
 class Stalled(Exception):
     """Nothing moved for as long as was allowed."""
 
@@ -40,10 +48,8 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
     Raises:
         Stalled: patience is used up.
     """
-    # The launcher would warn that it has chosen; every run shares the cores among its processes by itself.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with output.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment, start_new_session=True)
+        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment(), start_new_session=True)
     known: set[psutil.Process] = set()
     # A signal must not leave the launch behind: it ends this program as an error does.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

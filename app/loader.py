@@ -58,7 +58,7 @@ def load(
         augment: changes one row, with a random generator that belongs to (seed, epoch, sample).
     """
     own = _Steps(plan, data, collate, augment, rank, ranks)
-    if device.type == "cpu" and not workers:  # a DataLoader would only add its own bookkeeping, 0.1 ms a step
+    if device.type == "cpu" and not workers:  # a DataLoader would only add its bookkeeping
         return map(_or_raise, map(own.__getitem__, steps))
     loader = DataLoader(
         own,

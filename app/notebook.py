@@ -1,7 +1,6 @@
 """Start a recipe from a notebook under any profile, in processes of its own."""
 
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -15,10 +14,9 @@ from typing import Any
 import psutil
 
 from app import profiles
-from app.launcher import kill_tree, words_of
+from app.launcher import environment, kill_tree, words_of
 
 _WORKER = Path(__file__).with_name("launched.py")
-_PROFILES = Path(__file__).parents[1] / "accelerate_configs"
 
 
 def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int = 0) -> Any:
@@ -39,7 +37,7 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
     """
     import cloudpickle
 
-    named = _PROFILES / f"{profile}.yaml"
+    named = profiles.FOLDER / f"{profile}.yaml"
     file = named if not Path(profile).exists() and named.exists() else Path(profile)
     profiles.read(str(file))  # refuses what is none
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
@@ -54,11 +52,9 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
 
 def _follow(words: list[str]) -> int:
     """Run a command, printing what it prints as it comes; an interrupt asks its processes to stop."""
-    # The launcher would warn that it has chosen; every run shares the cores among its processes by itself.
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ}
     process = subprocess.Popen(
         words,
-        env=environment,
+        env={"PYTHONUNBUFFERED": "1", **environment()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.config import flatten
-from app.curves import labels, marks, panels
+from app.config import as_flag, flatten
+from app.curves import NEEDS, labels, marks, panels
 from app.errors import UserError
 from app.history import History
 
@@ -32,7 +32,7 @@ def write(runs: Sequence[History], file: Path) -> None:
     try:
         import plotly.io
     except ImportError:
-        raise UserError("plot needs matplotlib and plotly: pip install 'samestep[plot]'") from None
+        raise UserError(NEEDS) from None
     curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"displaylogo": False})
     title = html.escape(", ".join(labels(runs)))
     parts = [
@@ -87,12 +87,11 @@ def _colours(count: int) -> list[str]:
 def _summary(runs: Sequence[History]) -> str:
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
-        score = f"{run.score[0]} {run.score[1]:.4g}" if run.score else ""
         layout = "; ".join(
             f"{sitting['layout']} (from step {sitting['step']})" if sitting["step"] else sitting["layout"]
             for sitting in run.sittings
         )
-        rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", score, layout])
+        rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
     return _table(["run", "status", "steps", "score", "layout"], rows)
 
 
@@ -103,7 +102,7 @@ def _differences(runs: Sequence[History]) -> str:
     settings = [flatten(run.config) for run in runs]
     names = list(dict.fromkeys(name for fields in settings for name in fields))
     differing = [n for n in names if n != "run.dir" and len({repr(fields.get(n)) for fields in settings}) > 1]
-    rows = [[f"--{name.replace('_', '-')}", *(fields.get(name) for fields in settings)] for name in differing]
+    rows = [[as_flag(name), *(fields.get(name) for fields in settings)] for name in differing]
     text = _table(["setting", *labels(runs)], rows) if rows else "<p>The settings are the same.</p>"
     return f"<h2>Where the settings differ</h2>\n{text}"
 

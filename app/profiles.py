@@ -9,6 +9,7 @@ import yaml
 
 from app.errors import UserError
 
+FOLDER = Path(__file__).parents[1] / "accelerate_configs"
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 # Of models that are wrapped in nothing, copied, or sharded.
 _KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}

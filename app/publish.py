@@ -1,6 +1,5 @@
 """Uploading a folder to the Hub."""
 
-import os
 from pathlib import Path
 
 from app.errors import UserError
@@ -8,7 +7,9 @@ from app.errors import UserError
 
 def address(repository: str) -> str:
     """Return where a repository is, or will be."""
-    return f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{repository}"
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repository}"
 
 
 def check(repository: str) -> None:
@@ -17,6 +18,7 @@ def check(repository: str) -> None:
     Raises:
         UserError: it is no USER/NAME, or the Hub is not to be asked.
     """
+    from huggingface_hub import constants
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -25,7 +27,7 @@ def check(repository: str) -> None:
         raise UserError(f"--push {repository}: {error}") from None
     if repository.count("/") != 1:
         raise UserError(f"--push {repository}: give USER/NAME, or ORGANISATION/NAME")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if constants.HF_HUB_OFFLINE:
         raise UserError("--push: HF_HUB_OFFLINE is set; unset it to reach the Hub, or leave out --push")
 
 

@@ -18,21 +18,21 @@ def source_of(config: Any) -> str:
         return ""
 
 
-def folder_of(config: Any) -> str:
-    """Return the folder of the file that a config's class is in; of a notebook, where it works."""
+def origin_of(config: Any) -> dict[str, str]:
+    """Say where a config's class comes from: `recipe_folder`, and the git `commit` there.
+
+    A notebook's folder is the one it works in. The commit has `+` behind it where files differ; empty without git.
+    """
     try:
-        return str(Path(inspect.getfile(type(config))).resolve().parent)
+        folder = Path(inspect.getfile(type(config))).resolve().parent
     except (TypeError, OSError):
-        return str(Path.cwd())
-
-
-def commit_of(config: Any) -> str:
-    """Return the git commit that a config's class is at, with `+` behind it where files differ; nothing without git."""
+        folder = Path.cwd()
+    words = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
-        words = ["git", "-C", folder_of(config), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        return subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        commit = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""
+        commit = ""
+    return {"recipe_folder": str(folder), "commit": commit}
 
 
 def differences(before: str, now: str) -> list[str]:

@@ -46,7 +46,7 @@ class Run:
             config: the recipe's config; its field `run` is a RunConfig.
             name: of the folder under runs/, where --run.dir is not given; default: the recipe's file.
         """
-        self.fields, self.config, self._source = to_dict(config), config.run, recipe.source_of(config)
+        self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self.steps_done = 0
@@ -69,7 +69,7 @@ class Run:
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
-        self.folder = RunFolder(self.dir, self._source)
+        self.folder = RunFolder(self.dir, recipe.source_of(self._asked))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
@@ -214,9 +214,13 @@ class Run:
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
-        about |= {"versions": layout.versions(), "commit": recipe.commit_of(self._asked)}
-        about["recipe_folder"] = recipe.folder_of(self._asked)
-        ranks.from_main(lambda: self.records.open(self.steps_done, self.config, self.fields, **about))
+        about["versions"] = layout.versions()
+
+        def write() -> None:
+            origin = recipe.origin_of(self._asked)
+            self.records.open(self.steps_done, self.config, self.fields, **about, **origin)
+
+        ranks.from_main(write)
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
         self._plan, self._due = plan, Due(self.config, plan)

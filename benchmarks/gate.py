@@ -27,7 +27,7 @@ class Gate:
         self.left -= 1
         self._items += items
         if self.left == 0:
-            _wait_for_gpu()
+            wait_for_gpu()
             self._report(time.perf_counter() - self._start, time.process_time() - self._used, self._items)
             self._wait()
 
@@ -52,7 +52,8 @@ def _gpu() -> Any:
     return torch.cuda if torch and torch.cuda.is_initialized() else None
 
 
-def _wait_for_gpu() -> None:
+def wait_for_gpu() -> None:
+    """Wait until a GPU that this process computes on has done what it was asked to."""
     if gpu := _gpu():
         gpu.synchronize()
 

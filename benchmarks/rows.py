@@ -33,7 +33,7 @@ def run_rows(chosen: list[Work], rounds: int, file: Path, machine: dict) -> dict
 def compare(work: Work, rounds: int) -> dict:
     """Let a row's contestants take turns; return what they did, and how it compares."""
     warm_up = 1 if work.evaluate else WARM_UP
-    each = max(-(-rounds // work.sessions), -(-3 // work.sessions))  # quartiles want a few
+    each = -(-max(rounds, 3) // work.sessions)  # quartiles want a few
     total = warm_up + each * work.steps + 1
     found: list[Contestant] = []
     for session in range(1 if work.start else work.sessions):

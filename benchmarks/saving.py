@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
+from benchmarks.gate import wait_for_gpu
 
 DATA = list(torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)))
 
@@ -52,21 +53,16 @@ class Bench:
     def seconds(self, save) -> tuple[float, float]:
         """Save once; returns the seconds that the call took, and those of it and the five steps behind it."""
         next(self.steps)
-        _wait_for_gpu()
+        wait_for_gpu()
         start = time.perf_counter()
         save()
         called = time.perf_counter() - start
         for _ in range(5):
             next(self.steps)
-        _wait_for_gpu()
+        wait_for_gpu()
         taken = time.perf_counter() - start
         self.run.saving.wait()
         return called, taken
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def main() -> None:

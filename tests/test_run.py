@@ -342,10 +342,10 @@ def test_a_recipes_commit_is_noted(tmp_path):
     spec = importlib.util.spec_from_file_location("mine", file)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     sys.modules["mine"] = module
-    assert recipe.commit_of(module.Config()) == ""
+    assert recipe.origin_of(module.Config())["commit"] == ""
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert recipe.commit_of(module.Config()) == git("rev-parse", "HEAD")
+    assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD")
     file.write_text("class Config: pass\n")
-    assert recipe.commit_of(module.Config()) == git("rev-parse", "HEAD") + "+"
+    assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD") + "+"

@@ -1,7 +1,9 @@
 """Print what makes a shell complete `samestep`: its commands, their options, and files.
 
-source <(samestep completion)            # bash; in ~/.bashrc for every shell
-source <(samestep completion --shell zsh)
+    source <(samestep completion)            # bash; in ~/.bashrc for every shell
+    source <(samestep completion --shell zsh)
+
+Print it again after an update: it knows the commands of the version that printed it.
 """
 
 import dataclasses
@@ -37,11 +39,12 @@ class Options:
 def main(options: Options) -> int:
     """Print the script, and return the exit status."""
     from app.__main__ import summaries
+    from app.config import as_flag
 
     cases = []
     for name in summaries():
         fields = dataclasses.fields(importlib.import_module(f"app.commands.{name}").Options)
-        named = [f"--{field.name.replace('_', '-')}" for field in fields if "Positional" not in str(field.type)]
+        named = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
         cases.append(f'        {name}) flags="{" ".join(named)}" ;;')
     if options.shell == "zsh":
         print("autoload -U +X bashcompinit && bashcompinit")

@@ -46,7 +46,7 @@ def main(options: Options) -> int:
     Raises:
         UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
     """
-    from app import history, publish
+    from app import history, layout, publish
     from app.checkpoint import Checkpoints
 
     run = history.read(options.run)
@@ -56,7 +56,7 @@ def main(options: Options) -> int:
         raise UserError(f"{run.folder} has no checkpoint to export")
     step = options.step or steps[-1]
     state, record = checkpoints.at(step)
-    if record["layout"]["wrapping"].startswith("DeepSpeed"):
+    if layout.is_bound(record["layout"]):
         raise UserError(
             f"{state}: DeepSpeed's checkpoints are read by DeepSpeed alone; run it to its end for its model/"
         )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from app.profiles import Profile
     from app.run import Run
 
-PROFILES = Path(__file__).parents[2] / "accelerate_configs"
 _LOOKED_AT = 100  # steps whose padding is counted
 
 
@@ -70,12 +69,14 @@ def _usual() -> list[str]:
     """Choose profiles for this machine."""
     import torch
 
+    from app.profiles import FOLDER
+
     gpus = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     names = ("cpu", "ddp_cpu", "fsdp_cpu")
     if gpus:
         names = ("gpu", f"ddp:{gpus}", f"fsdp:{gpus}") if gpus > 1 else ("gpu", "cpu")
     pairs = (name.partition(":") for name in names)
-    return [f"{PROFILES / name}.yaml{colon}{count}" for name, colon, count in pairs]
+    return [f"{FOLDER / name}.yaml{colon}{count}" for name, colon, count in pairs]
 
 
 def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:

@@ -39,9 +39,8 @@ def main(options: Options) -> int:
     for run in runs:
         score, sittings = run.score, run.sittings
         layout = sittings[-1]["layout"] if sittings else ""
-        shown = f"{score[0]} {score[1]:.4g}" if score else ""
         steps = f"{run.step}/{run.info.get('steps', '?')}"
-        rows.append([str(run.folder), run.status, steps, shown, layout, history.age(run.changed)])
+        rows.append([str(run.folder), run.status, steps, run.score_in_words, layout, history.age(run.changed)])
         about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}
         listed.append({**about, "score": dict([score] if score else []), "layout": layout, "changed": run.changed})
     if not runs:

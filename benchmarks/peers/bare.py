@@ -12,7 +12,11 @@ from benchmarks.jobs import Job
 
 
 def train(job: Job, gate: Gate, wrap: str = "", compiled: bool = False) -> None:
-    """Train in one process, or in each of several with copies (wrap "ddp") or shards (the layer classes' names)."""
+    """Train in one process, or on the CPU in each of several.
+
+    Args:
+        wrap: "ddp" for copies, the layer classes' names for shards.
+    """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     model = _wrapped(job, wrap)
     if compiled:
@@ -48,18 +52,15 @@ def train(job: Job, gate: Gate, wrap: str = "", compiled: bool = False) -> None:
 
 
 def _wrapped(job: Job, wrap: str) -> nn.Module:
-    if job.device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "nccl" if job.device.type == "cuda" else "gloo"
     job.model.to(job.device)
     if wrap == "ddp":
-        torch.distributed.init_process_group(backend)
+        torch.distributed.init_process_group("gloo")
         return nn.parallel.DistributedDataParallel(job.model, gradient_as_bucket_view=True)
     if wrap:
         from torch.distributed.fsdp import fully_shard
 
-        torch.distributed.init_process_group(backend)
-        mesh = torch.distributed.init_device_mesh(job.device.type, (torch.distributed.get_world_size(),))
+        torch.distributed.init_process_group("gloo")
+        mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         for module in job.model.modules():
             if type(module).__name__ in wrap.split(","):
                 fully_shard(module, mesh=mesh)
