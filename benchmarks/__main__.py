@@ -1,6 +1,7 @@
 """Compare Samestep with bare loops and other trainers, and write what was found.
 
-    python -m benchmarks [--only NAME ...] [--texts NAME=FLAGS ...] [--rounds 24] [--out benchmarks/results]
+    python -m benchmarks [--only NAME ...] [--texts NAME=FLAGS ...] [--rounds 24] [--sessions 3]
+                         [--out benchmarks/results]
 
 The contestants of a row take turns of a few steps, each in its own process, and are compared turn by turn: what is
 shown is the median of the ratios, ours to theirs, and their quartiles. Turns are short, so that what else happens on
@@ -8,6 +9,7 @@ the machine meets all alike.
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -23,6 +25,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
     parser.add_argument("--texts", nargs="*", default=[], help="further sets for cls: name=flags of recipes/cls.py")
     parser.add_argument("--rounds", type=int, default=24, help="at least 3")
+    parser.add_argument("--sessions", type=int, help="how often a row's contestants are started anew")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     texts = dict(text.split("=", 1) for text in options.texts)
@@ -31,6 +34,8 @@ def main() -> None:
         sys.exit(
             f"no row is called like {', '.join(options.only)}: there are {', '.join(w.name for w in works(texts))}"
         )
+    if options.sessions:
+        chosen = [dataclasses.replace(work, sessions=options.sessions) for work in chosen]
     run_rows(chosen, options.rounds, options.out / f"{slug(processor())}.json", machine())
 
 

@@ -52,7 +52,8 @@ def compare(work: Work, rounds: int) -> dict:
 def summary(work: Work, contestants: list[Contestant], total: int) -> dict:
     """Compare the first contestant with each of the others."""
     ours, *peers = contestants
-    found = {"date": time.strftime("%Y-%m-%d"), "steps": total, "samestep": about(ours), "peers": {}}
+    found = {"date": time.strftime("%Y-%m-%d"), "rounds": len(ours.turns), "sessions": work.sessions, "steps": total}
+    found |= {"samestep": about(ours), "peers": {}}
     for peer in peers:
         walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
         low, middle, high = statistics.quantiles(walls, n=4)
