@@ -7,8 +7,9 @@ import warnings
 # times longer. libgomp reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from app.config import OptimConfig, RunConfig, parse
+from app.config import OptimConfig, RunConfig
 from app.errors import UserError
+from app.flags import parse
 
 # Said by tqdm's bars for notebooks, which other libraries ask for; a run prints lines there.
 warnings.filterwarnings("ignore", message="IProgress not found")

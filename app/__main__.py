@@ -6,8 +6,8 @@ import inspect
 import sys
 from pathlib import Path
 
-from app.config import parse_command
 from app.errors import UserError
+from app.flags import parse_command
 from app.process import report_user_errors
 
 FOLDER = Path(__file__).parent / "commands"

@@ -167,6 +167,10 @@ class Accelerator(accelerate.Accelerator):
             What writes it into a folder, in any thread. Every rank calls it; a second argument is the process group.
         """
         tensors, extras = state.model_tensors(self._models)
+        if not self.is_main_process:
+            # What each rank counts for itself, such as BatchNorm's statistics, is the main process's, as in model/.
+            for name in state.buffer_names(self._models):
+                tensors.pop(name, None)
         names = state.parameter_names(self._models)
         objects = {"optimizers": [], "objects": []}
         for index, optimizer in enumerate(self._optimizers):
@@ -184,7 +188,9 @@ class Accelerator(accelerate.Accelerator):
         staged = tensors if stager is None else stager.stage(tensors)
 
         def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
-            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+            # What is on the host is written as it is; torch would ask the GPU of a machine that has one.
+            ahead = {} if stager is None and self.device.type == "cuda" else {"per_thread_copy_ahead": 0}
+            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
             with _on_one_process_too():
                 dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
             if self.is_main_process:
@@ -258,7 +264,7 @@ def _on_cpu() -> bool:
     profile = process.launcher_profile()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
-    here = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    here = _gpus()
     wanted = process.local_world_size()
     if here and wanted > here:
         raise UserError(
@@ -272,6 +278,12 @@ def _on_cpu() -> bool:
             "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
+
+
+def _gpus() -> int:
+    """Count the devices to train on. Apple's are none: they have no float64, in which sums over processes are exact."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
 
 
 @contextmanager

@@ -1,11 +1,9 @@
 """What a step was fed and what it made of every weight, in numbers that two runs can be compared by."""
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from app import ranks, state
 from app.accelerator import Accelerator
 from app.errors import UserError
+from app.hashing import hash_of
 from app.steplog import StepLog
 from app.tracking import MetricsFile
 
@@ -101,31 +100,3 @@ def sketch(values: Tensor, signs: Tensor) -> Tensor:
     padded = torch.zeros(-(-len(values) // SKETCH) * SKETCH, dtype=torch.float64)
     padded[: len(values)] = values * signs[: len(values)]
     return padded.view(-1, SKETCH).sum(0)
-
-
-def hash_of(value: Any) -> str:
-    """Hash the bits of a tensor, or of the tensors, arrays, numbers and text that nested dicts and lists hold."""
-    digest = hashlib.blake2b(digest_size=8)
-    _feed(digest.update, value)
-    return digest.hexdigest()
-
-
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
-    if isinstance(value, Tensor):
-        update(f"{value.dtype}{tuple(value.shape)}".encode())
-        update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        update(f"{value.dtype}{value.shape}".encode())
-        update(value.tobytes())
-    elif isinstance(value, Mapping):
-        for key in value:
-            _feed(update, key)
-            _feed(update, value[key])
-    elif isinstance(value, list | tuple | np.ndarray):
-        update(f"{len(value)}".encode())
-        for item in value:
-            _feed(update, item)
-    elif isinstance(value, int | float | str | bytes | None):
-        update(repr(value).encode())
-    else:  # its text may hold its address
-        update(type(value).__name__.encode())

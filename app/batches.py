@@ -3,6 +3,7 @@
 Everything here is a pure function of the step; nothing remembers where it was.
 """
 
+import dataclasses
 import hashlib
 import itertools
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from app.errors import UserError
 
 
 class Turn(NamedTuple):
-    """One forward pass of one data rank: micro-batch `index`, or an idle turn, which has weight 0."""
+    """One forward pass of one data rank: micro-batch `index`, or an idle turn of weight 0, which has another's row.
+
+    A micro-batch whose samples all have weight 0 is an idle turn too.
+    """
 
     index: int
     ids: np.ndarray
@@ -46,6 +50,8 @@ class BatchPlan:
         lengths: of all samples, where known: a step's samples are then sorted by length and cut into micro-batches of
             about equal padded size.
         weights: of all samples in the loss, where they are not all 1, such as supervised tokens.
+        short: samples that steps made earlier had less than global_batch, each the last one of a run that was then
+            made longer.
     """
 
     samples: int
@@ -55,6 +61,7 @@ class BatchPlan:
     seed: int = 0
     lengths: np.ndarray | None = None
     weights: np.ndarray | None = None
+    short: int = 0
 
     @classmethod
     def of_run(cls, settings: RunConfig, samples: int, lengths=None, weights=None) -> "BatchPlan":
@@ -73,10 +80,17 @@ class BatchPlan:
             raise UserError(f"--run.stop-at {settings.stop_at}: the run has {plan.steps} steps")
         return plan
 
+    def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
+        """Plan what follows step `step`, behind which `seen` samples were used."""
+        short = step * self.global_batch - seen
+        if not short:
+            return self
+        return dataclasses.replace(self, total=self.total - short if settings.steps else self.total, short=short)
+
     @property
     def steps(self) -> int:
         """Count the steps of the run."""
-        return -(-self.total // self.global_batch)
+        return -(-(self.total + self.short) // self.global_batch)
 
     @property
     def micros_per_step(self) -> int:
@@ -123,7 +137,7 @@ class BatchPlan:
 
     def seen(self, step: int) -> int:
         """Count the samples used before step `step` (counted from 0)."""
-        return min(step * self.global_batch, self.total)
+        return min(step * self.global_batch - self.short, self.total)
 
     def epoch_ends(self, step: int) -> bool:
         """Tell whether an epoch ends in step `step` (counted from 0)."""
@@ -149,7 +163,7 @@ class BatchPlan:
         turns = -(-len(micros) // ranks)
         own = []
         for index in range(rank * turns, (rank + 1) * turns):
-            if index < len(micros):
+            if index < len(micros) and weights[index]:
                 own.append(Turn(index, *micros[index], weights[index]))
             else:
                 ids, epochs = micros[int(np.argmax(weights))]

@@ -100,7 +100,8 @@ class ExactGradients(Gradients):
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = sums.norm(parameters, LIMIT)
-        self.largest_norm = torch.maximum(self.largest_norm, norm)
+        # One that is not finite ends the step, or the scale of fp16 is still being found.
+        self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if largest:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
             for parameter in parameters:

@@ -49,11 +49,12 @@ class History:
     @property
     def columns(self) -> list[str]:
         """List the names of numbers in the lines, in the order in which they first came."""
-        return list(dict.fromkeys(name for line in self.lines for name in line if name not in NOT_SHOWN))
+        numbers = (name for line in self.lines for name in line if not isinstance(line[name], str))
+        return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN))
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a number was written, and the number at each; one that was not finite is NaN."""
-        found = [(line["step"], line[name]) for line in self.lines if name in line]
+        found = [(line["step"], line[name]) for line in self.lines if not isinstance(line.get(name, ""), str)]
         return [step for step, _ in found], [float("nan") if value is None else value for _, value in found]
 
     @property

@@ -47,10 +47,12 @@ def load_model(kind, name: str, **settings):
 
     Args:
         kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
-        settings: of `from_pretrained`.
+        settings: of `from_pretrained`. Weights are float32, whatever they were saved as: precision is the profile's.
     """
+    import torch
+
     with loading(name):
-        return kind.from_pretrained(name, **settings)
+        return kind.from_pretrained(name, dtype=torch.float32, **settings)
 
 
 def load_processor(name: str, size: int = 0):

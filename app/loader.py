@@ -1,6 +1,7 @@
 """Loading: each step's rows fetched, collated and copied to the device ahead of need."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from app.batches import BatchPlan, EvaluationPlan, Step, Turn
 from app.errors import UserError
 from app.seeding import sample_generator, seed_all
+from app.stopping import leave_to_parent, starting_helpers
 
 
 class _Steps(Dataset):
@@ -70,9 +72,15 @@ def load(
         in_order=True,
         generator=torch.Generator(),
         prefetch_factor=2 if workers else None,
+        worker_init_fn=_begin_worker,
     )
-    loaded = map(_or_raise, loader)
+    with starting_helpers():
+        loaded = map(_or_raise, loader)
     return _on_cuda(loaded, device) if device.type == "cuda" else (_to(step, device) for step in loaded)
+
+
+def _begin_worker(number: int) -> None:
+    leave_to_parent()
 
 
 def _or_raise(step: Step | UserError) -> Step:
@@ -81,9 +89,15 @@ def _or_raise(step: Step | UserError) -> Step:
     return step
 
 
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make one stream for all that is loaded: torch keeps freed memory for each by itself."""
+    return torch.cuda.Stream(device)
+
+
 def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
     """Copy each step to the GPU on a stream of its own, while the one before it is computed."""
-    copying = torch.cuda.Stream(device)
+    copying = _copying_stream(device)
 
     def copy(step: Step | None) -> Step | None:
         if step is None:

@@ -22,7 +22,7 @@ from app.process import is_alive, this_process
 BEAT = 5.0  # seconds between two touches
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead
 NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
-_TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ [\d.]+)\n")
+_TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ \S+)\n")
 
 _held: dict[Path, "FolderLock"] = {}
 
@@ -31,6 +31,7 @@ def _close_in_child() -> None:
     """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
     for lock in _held.values():
         os.close(lock.descriptor)
+    _held.clear()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

@@ -25,7 +25,8 @@ def plain(values: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode, without gradients."""
+    """Have a model in evaluation mode, without gradients, and with the main process's statistics on every rank."""
+    _share_statistics(model)
     modes, grad = {module: module.training for module in model.modules()}, torch.is_grad_enabled()
     model.eval()
     torch.set_grad_enabled(False)
@@ -37,6 +38,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training  # one by one: the recipe may keep some in evaluation mode
             if hasattr(module, "reshard"):  # FSDP2 keeps whole parameters until a backward pass, which never comes
                 module.reshard()
+
+
+def _share_statistics(model: nn.Module) -> None:
+    """Give all ranks the running statistics that are saved and exported: those of BatchNorm on the main process."""
+    if ranks.alone():
+        return
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
+            for statistic in (module.running_mean, module.running_var):
+                torch.distributed.broadcast(statistic, 0)
 
 
 class Scores:

@@ -182,7 +182,7 @@ class Run:
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if rehearsal.on:
             return rehearsal.at_loop(self, plan)
-        self._begin(plan, data, cost)
+        plan = self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
             self.steps_done += 1
@@ -198,14 +198,15 @@ class Run:
             if self._leaving:
                 break
 
-    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> None:
+    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
+        """Resume, open the records, and return the plan of what is left."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         self._drift = None if ranks.alone() else Drift(self.accelerator._models, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        saved = self.saving.resume(plan, data, self.config.changed == "accept")
+        saved, plan = self.saving.resume(plan, data, self.config)
         if saved:
             self.steps_done, self.scores = saved["step"], saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
@@ -227,6 +228,7 @@ class Run:
         self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
         self.stopping.start()
         self.watchdog.start()
+        return plan
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -309,6 +311,8 @@ class Run:
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
+        if self._begun and not self._stepped:
+            raise UserError(f"run.save in step {self.steps_done} before run.step(optimizer): call it behind the update")
         self.saving.save(self.steps_done, self._plan, self.scores, self._measured)
 
     def evaluation(

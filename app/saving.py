@@ -15,6 +15,7 @@ from app import layout, ranks, state
 from app.accelerator import Accelerator
 from app.batches import BatchPlan
 from app.checkpoint import Checkpoints
+from app.config import RunConfig
 from app.data.fingerprint import contents, difference
 from app.due import Due
 from app.errors import UserError
@@ -45,11 +46,11 @@ class Saving:
         self._contents: dict[str, Any] = {}
         self._warned = False
 
-    def resume(self, plan: BatchPlan, data: Sequence, accept: bool) -> dict[str, Any] | None:
-        """Load the newest good checkpoint and return its record; None where there is none. Every rank takes part.
+    def resume(self, plan: BatchPlan, data: Sequence, settings: RunConfig) -> tuple[dict[str, Any] | None, BatchPlan]:
+        """Load the newest good checkpoint. Every rank takes part.
 
-        Args:
-            accept: data with other contents, in as many rows of the same lengths.
+        Returns:
+            Its record, None where there is none; and the plan of what follows it.
 
         Raises:
             UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout.
@@ -57,17 +58,17 @@ class Saving:
         self._contents = ranks.from_main(lambda: contents(data))
         found = self.checkpoints.newest(self.records.progress.warn)
         if found is None:
-            return None
+            return None, plan
         path, saved = found
         folder = self.records.folder.path
         for note in ranks.from_main(lambda: self.records.folder.settle(saved.get("config", {}))):
             self.records.progress.say(note)
         self.records.folder.info.setdefault("trackers", saved.get("trackers", {}))
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
-        check_fits(saved, plan, folder)
-        self._check_contents(folder, saved["data"], accept)
+        plan = fitting(saved, plan, settings, folder)
+        self._check_contents(folder, saved["data"], settings.changed == "accept")
         self.accelerator.load_state(str(path))
-        return saved
+        return saved, plan
 
     def _check_contents(self, folder: Path, saved: dict[str, Any], accept: bool) -> None:
         changed = difference(saved["contents"], self._contents) if "contents" in saved else ""
@@ -94,7 +95,7 @@ class Saving:
         improves = due.may_be_best(step) and ranks.from_main(lambda: self.checkpoints.improves(step, measured, flying))
         if due.saves(step) or leaving or improves:
             self.save(step, due.plan, scores, measured)
-        if best and measured and best not in scores and not self._warned:
+        if due.may_be_best(step) and measured and best not in scores and not self._warned:
             self._warned = True
             self.records.progress.warn(
                 f"warning: --run.best {best}: there is no such score, so none is kept for it; there are "
@@ -111,20 +112,25 @@ class Saving:
             run = {"config": folder.config, "trackers": folder.info.get("trackers", {})}
             here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
             # Copies: training logs on while this is written.
-            record = {"metrics": dict(measured), "scores": dict(scores), **here, "data": data, **run}
+            record = {"seen": plan.seen(step), "metrics": dict(measured), "scores": dict(scores)}
+            record |= {**here, "data": data, **run}
             if not self._beside:
                 self._report(step, self.checkpoints.save(step, record, self.accelerator.save_state))
                 return
-            self._stager = self._stager or _stager()
+            self._stager = self._stager or _stager(self.accelerator.device.type == "cuda")
             write, group = self.accelerator.snapshot_state(self._stager), ranks.background()
             problems = _in_thread(
-                lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group)
+                lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group),
+                self.accelerator.device,
             )
             self._flight = Flight(step, record["metrics"], problems)
 
     def look(self) -> None:
-        """Report a checkpoint whose writing has ended; does not wait."""
-        if self._flight and self._flight.problems.done():
+        """Report a checkpoint whose writing has ended; does not wait.
+
+        What ends the run is left to `wait`, which all ranks come to behind the same step.
+        """
+        if self._flight and self._flight.problems.done() and not self._flight.problems.exception():
             self.wait()
 
     def wait(self, quietly: bool = False) -> None:
@@ -150,7 +156,10 @@ class Saving:
     def _report(self, step: int, problems: list[str]) -> None:
         """Tell of a checkpoint. A failure costs a warning; earlier checkpoints stay."""
         if problems:
-            kept = self.checkpoints.steps()
+            try:
+                kept = self.checkpoints.steps()
+            except OSError:
+                kept = []
             self.records.progress.warn(
                 f"warning: no checkpoint was saved at step {step}: {'; '.join(problems)}{self._room()}. Training goes "
                 f"on; the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
@@ -162,16 +171,20 @@ class Saving:
         """Say what a checkpoint needs and what the disk has, where that is too little."""
         needed = state.size(self.accelerator._models, self.accelerator._optimizers)
         folder = self.records.folder.path
-        free = shutil.disk_usage(folder).free
+        try:
+            free = shutil.disk_usage(folder).free
+        except OSError:
+            return ""
         return f" (it needs {needed:,} bytes, and {folder} has {free:,} free)" if free < needed else ""
 
 
-def check_fits(saved: dict[str, Any], plan: BatchPlan, folder: Path) -> None:
-    """Refuse to go on from a checkpoint whose record is not one of this plan.
+def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
+    """Plan what follows a checkpoint, from its record.
 
     Raises:
         UserError: it is of other data, or of a longer run.
     """
+    plan = plan.going_on(settings, saved["step"], saved.get("seen", plan.seen(saved["step"])))
     if saved["step"] > plan.steps:
         raise UserError(
             f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
@@ -184,26 +197,29 @@ def check_fits(saved: dict[str, Any], plan: BatchPlan, folder: Path) -> None:
             f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
             "data that it had, or another --run.dir"
         )
+    return plan
 
 
-def _stager() -> DefaultStager:
+def _stager(from_gpu: bool) -> DefaultStager:
     """Make what copies to the host; it keeps its memory from one checkpoint to the next."""
     return DefaultStager(
         StagingOptions(
-            use_pinned_memory=torch.cuda.is_available(),
+            use_pinned_memory=from_gpu,
             use_shared_memory=False,
             use_async_staging=False,
-            use_non_blocking_copy=torch.accelerator.is_available(),
+            use_non_blocking_copy=from_gpu,
         )
     )
 
 
-def _in_thread(call: Callable[[], list[str]]) -> Future:
+def _in_thread(call: Callable[[], list[str]], device: torch.device) -> Future:
     """Run a call beside training; the program can end before it does."""
     future = Future()
 
     def run() -> None:
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a thread begins on the first one
             future.set_result(call())
         except BaseException as error:
             future.set_exception(error)

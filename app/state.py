@@ -49,8 +49,8 @@ def check_finite(models: list[nn.Module], step: int) -> None:
     bad = [name for name in found if name is not None]
     if bad:
         raise UserError(
-            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: lower --optim.lr; the same "
-            "command goes on from the last checkpoint"
+            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: the same command goes on "
+            "from the last checkpoint; a lower --optim.lr wants another --run.dir"
         )
 
 

@@ -103,8 +103,8 @@ class StepLog:
 
     def _advice(self, what: str) -> str:
         return (
-            f"{what}; nothing of it was saved. Look at those samples or lower --optim.lr; the same command goes on "
-            "from the last checkpoint, and --run.nonfinite skip leaves such steps out"
+            f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip the same command goes "
+            "on from the last checkpoint and leaves such steps out; a lower --optim.lr wants another --run.dir"
         )
 
 

@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,6 +15,7 @@ from app import process, ranks
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 _runs = 0
+_listening: "Stopping | None" = None
 
 
 class Stopping:
@@ -37,7 +39,7 @@ class Stopping:
 
     def start(self) -> None:
         """Begin to listen. Every rank takes part; in a notebook Ctrl-C interrupts the cell, as always."""
-        global _runs
+        global _runs, _listening
         _runs += 1
         self._key = f"samestep/stop/{_runs}"
         self._siblings = ranks.local_processes()
@@ -48,6 +50,7 @@ class Stopping:
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         # Python writes a signal's number into the pipe at once, whatever the main thread is waiting for.
         self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+        _listening = self
         threading.Thread(target=self._listen, args=self._pipe, name="signals", daemon=True).start()
 
     def _listen(self, read: int, write: int) -> None:
@@ -99,10 +102,51 @@ class Stopping:
 
     def close(self) -> None:
         """Give the signals back."""
+        global _listening
         if self._pipe is None:
             return
-        signal.set_wakeup_fd(self._wakeup)
+        self._give_back(self._wakeup)
+        os.write(self._pipe[1], b"\0")
+        self._pipe = _listening = None
+
+    def _give_back(self, wakeup: int) -> None:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.write(self._pipe[1], b"\0")
-        self._pipe = None
+
+
+def _forget_in_child() -> None:
+    """Keep a forked process from writing the signals that it gets into its parent's pipe."""
+    if _listening is not None:
+        _listening._give_back(-1)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def starting_helpers() -> Iterator[None]:
+    """Start in this block the processes that load data; each calls `leave_to_parent` when it begins.
+
+    Terminals, torchrun and schedulers send what asks a run to stop to all its processes. Threads of a helper that are
+    there before its first line of Python must not be ended by it either, so they are born with it held back.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if hasattr(signal, "sigwaitinfo") else ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def leave_to_parent() -> None:
+    """Have a process that loads data go on where the run is asked to stop; only its parent ends it."""
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        threading.Thread(target=_end_with_parent, name="signals", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -42,14 +42,16 @@ class MetricsFile:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
-        whole = self.path.stat().st_size
         self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
+        whole = None
         try:
+            whole = self.path.stat().st_size
             if self.file.write(self.waiting) < len(self.waiting):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.waiting = b""
         except OSError as error:
-            os.truncate(self.path, whole)
+            if whole is not None:
+                os.truncate(self.path, whole)
             if not held:
                 self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")
 

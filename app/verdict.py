@@ -4,8 +4,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.audit import hash_of
 from app.compare import EXACT, ORDINARY, Tolerances, compare
+from app.hashing import hash_of
 from app.layout import changes_bits, in_short
 from app.proof import Comparison, Difference
 from app.report import table

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from app import order
 from app.batches import BatchPlan
-from app.config import OptimConfig, RunConfig, parse
+from app.config import OptimConfig, RunConfig
+from app.flags import parse
 from app.optim import build_optimizer, learning_rate
 from app.seeding import seed_all
 

@@ -57,7 +57,10 @@ def summary(work: Work, contestants: list[Contestant], total: int) -> dict:
     for peer in peers:
         walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
         low, middle, high = statistics.quantiles(walls, n=4)
-        compared = {"ratio": middle, "quartiles": [low, high], "cpu_ratio": statistics.median(cpus)}
+        each = len(walls) // (1 if work.start else work.sessions)
+        by_session = [statistics.median(walls[at : at + each]) for at in range(0, len(walls), each)]
+        compared = {"ratio": middle, "quartiles": [low, high], "by_session": by_session}
+        compared["cpu_ratio"] = statistics.median(cpus)
         found["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
     return found
 

@@ -61,11 +61,10 @@ def load_data(config: Config):
 
 def build_model(config: Config, tokenizer):
     """Return a transformers model that predicts the next token, with adapters where they are asked for."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     if config.model:
-        model = load_model(AutoModelForCausalLM, config.model, dtype=torch.float32)
+        model = load_model(AutoModelForCausalLM, config.model)
     else:
         model = decoder(config.scratch, tokenizer, config.data.block)
     if config.data.packing == "documents":

@@ -23,8 +23,8 @@ EITHER = st.booleans()
 
 
 @st.composite
-def plans(draw, lengths=EITHER, weights=EITHER):
-    """Draw a plan of a few short epochs, and a number of ranks that it allows."""
+def plans(draw, lengths=EITHER, weights=EITHER, least=1):
+    """Draw a plan of a few short epochs, samples that weigh at least so much, and a number of ranks that it allows."""
     samples = draw(st.integers(1, 50))
     total = draw(st.integers(1, 3 * samples))
     global_batch, micro_batch = draw(st.integers(1, 40)), draw(st.integers(1, 20))
@@ -36,7 +36,7 @@ def plans(draw, lengths=EITHER, weights=EITHER):
         micro_batch,
         seed=draw(st.integers(0, 9)),
         lengths=columns.integers(0, 60, samples) if draw(lengths) else None,
-        weights=columns.integers(0, 9, samples) if draw(weights) else None,
+        weights=columns.integers(least, 9, samples) if draw(weights) else None,
     )
     return plan, draw(st.integers(1, plan.micros_per_step))
 
@@ -109,6 +109,21 @@ def test_idle_turns_weigh_nothing_and_hold_a_real_row(drawn):
         for turn in (turn for step in steps for turn in step.turns if turn.idle):
             assert turn.weight == 0 and len(turn.ids) == 1
             assert (turn.ids[0], turn.epochs[0]) in rows
+
+
+@properties
+@given(plans(weights=st.just(True), least=0))
+def test_micro_batches_without_weight_are_idle_turns(drawn):
+    """A weighted mean over one would be 0 / 0. Samples without weight beside others stay where they are."""
+    plan, ranks = drawn
+    for step, steps in steps_of_ranks(plan, ranks):
+        weights = [plan.weights[ids].sum() for ids, _ in plan.micros(step)]
+        assert sorted(turn.index for turn in real(steps)) == [i for i, weight in enumerate(weights) if weight]
+        for turn in real(steps):
+            assert np.array_equal(turn.ids, plan.micros(step)[turn.index][0])
+        idle = [turn for one in steps for turn in one.turns if turn.idle]
+        assert all(plan.weights[turn.ids[0]] > 0 or not sum(weights) for turn in idle)
+        assert {one.weight for one in steps} == {sum(weights)}
 
 
 @properties

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import OptimConfig, RunConfig, check, diff, flatten, parse, to_dict
+from app.config import OptimConfig, RunConfig, check, diff, flatten, to_dict
 from app.errors import UserError
+from app.flags import parse
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import summaries
-from app.config import parse, parse_command
+from app.flags import parse, parse_command
 from launching import PROFILES, ROOT, run
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

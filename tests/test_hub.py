@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
@@ -31,6 +32,13 @@ def test_tokenizer_and_longest_text(model):
     assert load_tokenizer(str(model), 32).model_max_length == 32
     with refused("--data.max-length 33", "32", f"--model {model}"):
         load_tokenizer(str(model), 33)
+
+
+def test_weights_are_float32_whatever_they_were_saved_as(model, tmp_path):
+    BertForSequenceClassification.from_pretrained(model, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    loaded = load_model(AutoModelForSequenceClassification, str(tmp_path))
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "t5", "mpnet"])

@@ -17,7 +17,7 @@ from app.data.images import ImageColumn, Images, load_images, load_labelled, own
 from app.hub import load_processor
 from app.seeding import sample_generator
 from app.vision.pictures import confusion, sheet
-from launching import ROOT, launch_many, scores, steps
+from launching import ROOT, launch_many, saved_state, scores, steps, weights
 from tables import refused
 
 pytestmark = pytest.mark.usefixtures("data_cache")
@@ -186,6 +186,11 @@ def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
     again = ["--run.dir", tmp_path / "again", "--model", tmp_path / "group" / "model"]
     launch_many("fsdp_cpu", 2, RECIPE, [*commands, [*common, "--run.steps", 2, *again]], tmp_path)
     assert steps(tmp_path / "stopped") == steps(tmp_path / "whole")
+    # Running statistics, which each rank has of its own, are the main process's: scored with, saved, resumed, exported.
+    assert scores(tmp_path / "stopped") == scores(tmp_path / "whole")
+    state = saved_state(tmp_path / "whole", 4)
+    assert saved_state(tmp_path / "stopped", 4) == state
+    assert {name: state[f"models.0.{name}"] for name in weights(tmp_path / "whole")} == weights(tmp_path / "whole")
     assert steps(tmp_path / "again")[0]["loss"] < 0.8 * steps(tmp_path / "group")[0]["loss"]
 
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "whole" / "model")

@@ -4,14 +4,16 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from app import lock
+from app import lock, process
 from app.errors import UserError
 from app.lock import FolderLock
 
@@ -105,6 +107,18 @@ def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
     was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} 978307200.0\n"
     (tmp_path / "lock").write_text(was)
     assert take(tmp_path) == []
+
+
+def test_a_process_keeps_its_name_when_the_clock_is_set(monkeypatch):
+    name = process.this_process()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
+    assert process.this_process() == name and process.is_alive(name)
+    assert not process.is_alive(name + "0") and not process.is_alive(f"{2**22 + 1} {name.split()[1]}")
+    child = subprocess.Popen(["true"])
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert process._began(child.pid) == ""
+    child.wait()
 
 
 def test_another_fault_of_the_disk_is_no_lock(tmp_path, monkeypatch):

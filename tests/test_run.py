@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import tiny
 from app import OptimConfig, Run, RunConfig, UserError, recipe
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
@@ -67,6 +69,36 @@ def test_a_best_that_no_evaluation_gives_is_said_once(tmp_path, capsys):
     train(tmp_path, best="eval/acuracy")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "--run.best" in line]
     assert "eval/acuracy" in line and "there are eval/x" in line
+
+
+def test_scores_beside_those_of_an_evaluation_say_nothing_of_the_best(tmp_path, capsys):
+    curve = {4: {"eval/late": 1.0}, 8: {"eval/late": 2.0}}
+    train(tmp_path, best="eval/late", eval_every=2, scores=lambda step: curve.get(step, {"x": 1.0}))
+    assert "--run.best" in capsys.readouterr().err  # a control: an evaluation without it
+    with open_run(tmp_path / "other", best="eval/late", eval_every=4, save_every=1) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            go(run, model, optimizer, batch)
+            run.log({"x": 1.0} | ({"eval/late": 1.0} if run.due(4) else {}))
+    assert "--run.best" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("longer", [{"epochs": 3.0}, {"steps": 11}])
+def test_a_run_that_is_made_longer_misses_no_sample(tmp_path, longer):
+    """Its last step was short: 40 rows in steps of 12. What follows begins where that one ended."""
+    drawn = []
+
+    def collate(rows):
+        drawn.extend(rows)
+        return torch.stack([DATA[row] for row in rows])
+
+    common = {"global_batch": 12, "micro_batch": 6, "log_every": 1}
+    for fields in ({"epochs": 1.0}, {"epochs": 2.0}, longer):
+        tiny.train(tmp_path, rows=list(range(40)), collate=collate, **common, **fields)
+    assert [sorted(drawn[start : start + 40]) for start in (0, 40)] == [list(range(40))] * 2
+    assert len(set(drawn[80:])) == len(drawn[80:]) == (40 if "epochs" in longer else 36)
+    made = [line["samples"] for line in lines(tmp_path) if "samples" in line]
+    assert made == [12, 24, 36, 40, 52, 64, 76, 80, 92, 104, 116, *([120] if "epochs" in longer else [])]
 
 
 def test_fewer_steps_than_were_made_are_refused(tmp_path):
@@ -205,6 +237,29 @@ def test_a_forgotten_update_is_refused(tmp_path):
         for batch in run.batches(DATA, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
+
+
+def test_saving_before_the_update_is_refused(tmp_path):
+    """It would be a checkpoint of this step with the weights of the one before."""
+    with pytest.raises(UserError, match=r"run\.save in step 1 before run\.step"), open_run(tmp_path) as run:
+        run.prepare(nn.Linear(4, 1), OptimConfig())
+        for _ in run.batches(DATA, torch.stack):
+            run.save()
+
+
+def test_a_micro_batch_without_weight_adds_nothing(tmp_path):
+    """Though its weighted mean is 0 / 0."""
+    rows = [(row, float(number > 19)) for number, row in enumerate(DATA)]
+    with open_run(tmp_path, micro_batch=1, steps=4, log_every=1) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        weights = np.array([weight for _, weight in rows])
+        for batch in run.batches(rows, lambda rows: [torch.stack([r for r, _ in rows]), rows[0][1]], weights=weights):
+            for micro in batch.micros(model):
+                inputs, weight = micro.inputs
+                run.backward(model(inputs).square().mean() * weight / torch.tensor(weight), micro)
+            run.step(optimizer)
+        run.finish(model)
+    assert all(math.isfinite(line["loss"]) for line in lines(tmp_path))
 
 
 def test_a_second_loop_over_all_batches_is_refused(tmp_path):

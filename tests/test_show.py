@@ -77,6 +77,8 @@ def test_what_is_damaged_is_left_out(folder, tmp_path):
     assert steps == [*range(1, 9), 8] and math.isnan(values[-1])
     (tmp_path / "run/config.yaml").write_text("{")
     assert history.read(tmp_path / "run").config == {}
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "eval/note": "a text"}\n{"step": 1, "loss": 0.5}\n')
+    assert history.read(tmp_path / "run").score_in_words == "loss 0.5"
     (tmp_path / "run/run.json").write_text("[]")
     with pytest.raises(UserError, match="holds no run"):
         history.read(tmp_path / "run")

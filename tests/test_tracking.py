@@ -279,6 +279,15 @@ def test_lines_wait_until_there_is_room(tmp_path):
     assert len(said) == 1 and "No space left" in said[0]
 
 
+def test_a_file_that_is_taken_away_costs_a_warning(tmp_path):
+    said = []
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0, said.append)
+    (tmp_path / "metrics.jsonl").unlink()
+    file.write(1, {"loss": 0.5})
+    file.write(2, {"loss": 0.5})
+    assert len(said) == 1 and "No such file" in said[0]
+
+
 def test_what_json_does_not_have_is_null(tmp_path):
     """NaN is no JSON: other programs would refuse the whole file."""
     file = MetricsFile(tmp_path / "metrics.jsonl", 0)

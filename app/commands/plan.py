@@ -154,7 +154,7 @@ def _plain_optimizers(run: "Run") -> list:
 def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
     """Read what resuming the run folder would restore, and what would change."""
     from app import layout
-    from app.saving import check_fits
+    from app.saving import fitting
 
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "changes": [], "trouble": ""}
     warnings: list[str] = []
@@ -166,7 +166,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
             if (run.dir / "config.yaml").exists():
                 found["changes"] = [change._asdict() for change in run.folder.changes(run.fields, run.config)]
-            check_fits(saved, plan, run.dir)
+            fitting(saved, plan, run.config, run.dir)
             if any(change["effect"] == "refused" for change in found["changes"]):
                 found["trouble"] = f"{run.dir} holds a run with other settings: give those, or another --run.dir"
     except UserError as error:

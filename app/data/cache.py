@@ -72,6 +72,20 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
     return value
 
 
+def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
+    """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole."""
+    if not folder.exists():
+        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+        try:
+            draft.mkdir(parents=True, exist_ok=True)
+            make(draft)
+            with contextlib.suppress(OSError):  # another process was first, with the same
+                draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
 def _listing(path: str) -> list[tuple]:
     """List the files at a path, links followed: name, size and time of change of each."""
     if not os.path.isdir(path):

@@ -1,14 +1,12 @@
 """Texts with their labels: loaded, and tokenized once for all runs."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from app.data.cache import cache_folder, fingerprint, using_cache
+from app.data.cache import cache_folder, fingerprint, made_once, using_cache
 from app.data.columns import check_columns, check_texts, name_of
 from app.data.config import TextData
 from app.data.labels import Labels, only_of_their_class, read_labels
@@ -105,14 +103,8 @@ def trained_once(key: Sequence[object], train: Callable[[], Any]):
     from transformers import AutoTokenizer
 
     folder = cache_folder() / f"tokenizer-{fingerprint(FORMAT, tokenizers.__version__, *key)}"
-    if not folder.exists():
-        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
-        with using_cache():
-            train().save_pretrained(draft)
-            try:
-                draft.rename(folder)
-            except OSError:  # another process was first, with the same tokenizer
-                shutil.rmtree(draft)
+    with using_cache():
+        made_once(folder, lambda draft: train().save_pretrained(draft))
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -1,15 +1,12 @@
 """Images with masks, found, decoded once into memory-mapped files, and split."""
 
-import contextlib
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from app.data.cache import cache_of, using_cache
+from app.data.cache import cache_of, made_once, using_cache
 from app.data.cases import Case, Cases, Patches
 from app.data.config import VolumeData
 from app.data.grains import NAMES, grains
@@ -104,17 +101,12 @@ def _of_dims(cases: list[Case], dims: int) -> list[Case]:
 
 def _decoded(pairs: list[Pair]) -> list[Case]:
     """Decode files, once: what is read is kept as memory-mapped arrays until they change."""
-    folder = cache_of([str(file) for pair in pairs for file in pair[1:]]) / f"volumes-{FORMAT}"
-    if not folder.exists():
-        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
-        try:
-            draft.mkdir()
-            abouts = [_decode(pair, draft / str(number)) for number, pair in enumerate(pairs)]
-            (draft / "about.json").write_text(json.dumps(abouts))
-            with contextlib.suppress(OSError):  # another process was first, with the same
-                draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+
+    def decode(draft: Path) -> None:
+        abouts = [_decode(pair, draft / str(number)) for number, pair in enumerate(pairs)]
+        (draft / "about.json").write_text(json.dumps(abouts))
+
+    folder = made_once(cache_of([str(file) for pair in pairs for file in pair[1:]]) / f"volumes-{FORMAT}", decode)
     cases = []
     for number, (pair, about) in enumerate(zip(pairs, json.loads((folder / "about.json").read_text()), strict=True)):
         image, mask = (np.load(folder / f"{number}-{kind}.npy", mmap_mode="r") for kind in ("image", "mask"))

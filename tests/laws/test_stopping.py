@@ -111,22 +111,47 @@ def test_killed_ranks_and_launchers(tmp_path):
     assert steps(tmp_path / "run") == steps(tmp_path / "whole") and len(steps(tmp_path / "run")) == 40
 
 
-def test_ctrl_c_twice_leaves_at_once(tmp_path):
-    """Once, a plain program finishes its step; a second time it does not wait for it."""
-    words = [sys.executable, SCRIPT, tmp_path, "run@5"]
+@contextmanager
+def program(folder, run):
+    """Run stopped.py without a launcher, in a process group of its own, until it is in a step."""
+    words = [sys.executable, SCRIPT, folder, run]
     process = subprocess.Popen(
-        words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True
+        words,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         end = time.monotonic() + 60
-        while not (tmp_path / "run" / "run.json").exists() and time.monotonic() < end:
+        while not (folder / "run" / "run.json").exists() and time.monotonic() < end:
             time.sleep(0.02)
         time.sleep(1)
+        yield process
+    finally:
+        kill_tree(process.pid)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_processes_that_load_data_leave_signals_to_the_run(tmp_path, name):
+    """A terminal's Ctrl-C, torchrun's SIGTERM and SLURM's signals reach all processes of a run."""
+    with program(tmp_path, "run@0.3:--run.workers:2") as process:
+        assert len(psutil.Process(process.pid).children()) == 2
+        os.killpg(process.pid, getattr(signal, name))
+        status, said = process.wait(20), process.stderr.read()
+    assert status == 0 and "Traceback" not in said, said
+    made = len(steps(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "preempted" and made < 40
+    assert (tmp_path / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path):
+    """Once, a plain program finishes its step; a second time it does not wait for it."""
+    with program(tmp_path, "run@5") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(2) == 130
         assert "Ctrl-C again leaves at once" in process.stderr.read()
-    finally:
-        kill_tree(process.pid)

@@ -1,0 +1,51 @@
+"""A hash of what a value holds: the same in every process and on every machine."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+
+def hash_of(value: Any) -> str:
+    """Hash the bits of tensors, arrays, images, numbers and text, and of collections of them; of others, the type."""
+    hasher = xxhash.xxh3_64()
+    _feed(hasher, value)
+    return hasher.hexdigest()
+
+
+def _feed(hasher: xxhash.xxh3_64, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        _feed_bytes(hasher, f"tensor {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        _feed_bytes(hasher, f"array {value.dtype} {value.shape}", value.tobytes())
+    elif hasattr(value, "mode") and hasattr(value, "tobytes"):  # an image of PIL
+        _feed_bytes(hasher, f"image {value.mode} {value.size}", value.tobytes())
+    elif isinstance(value, str):
+        _feed_bytes(hasher, "str", value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, bytes | bytearray | memoryview):
+        _feed_bytes(hasher, "bytes", bytes(value))
+    elif value is None or isinstance(value, bool | int | float | complex):
+        _feed_bytes(hasher, type(value).__name__, repr(value).encode())
+    elif isinstance(value, Mapping):
+        _feed_all(hasher, "dict", [part for item in value.items() for part in item])
+    elif isinstance(value, list | tuple | np.ndarray):
+        _feed_all(hasher, "list", list(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        _feed_all(hasher, type(value).__name__, [getattr(value, field.name) for field in dataclasses.fields(value)])
+    else:
+        _feed_bytes(hasher, "object", type(value).__qualname__.encode())
+
+
+def _feed_all(hasher: xxhash.xxh3_64, kind: str, items: list) -> None:
+    _feed_bytes(hasher, kind, str(len(items)).encode())
+    for item in items:
+        _feed(hasher, item)
+
+
+def _feed_bytes(hasher: xxhash.xxh3_64, kind: str, data: bytes | np.ndarray) -> None:
+    hasher.update(f"{kind} {len(data)}:".encode())
+    hasher.update(data)

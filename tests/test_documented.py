@@ -1,0 +1,97 @@
+"""Every command for a recipe that stands in a document runs, and those for its run behind it: in small, on the CPU.
+
+Commands keep their own flags, but for sizes. What they name (`book.txt`, `photos/`, `bert-base-cased`) is there as a
+small stand-in. Launches and profiles are tested elsewhere; here each command is one process.
+"""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+from supplies import lay_out
+from test_docs import APP, RECIPES, named
+
+from app import history
+from app.__main__ import main as command
+from app.flags import parse
+from launching import ROOT
+
+SMALL = "--run.steps 2 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"
+SMALLER = {
+    "cls": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
+    "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.block 32",
+    "img": "--scratch.layers 1 --scratch.width 8",
+    "gan": "--width 8 --samples 8",
+    "seg": "--scratch.channels 4 8 --data.patches-per-image 1",
+}
+# What takes long to read, or wants a GPU, and what is taken instead.
+INSTEAD = {
+    "--run.stop-at": "--run.stop-at 1",
+    "--run.sync-bn": "--run.sync-bn false",
+    "--data.dims": "--data.patch 32",
+}
+
+
+def each(commands: list[tuple[str, list[str]]]) -> list[list[str]]:
+    """List commands once, whatever documents they stand in."""
+    return list({" ".join(words): words for _, words in commands}.values())
+
+
+@pytest.fixture(scope="module")
+def place(data_cache, tmp_path_factory):
+    """Work where all is that the commands name."""
+    folder = tmp_path_factory.mktemp("documented")
+    lay_out(folder)
+    for name in ("accelerate_configs", "recipes"):
+        (folder / name).symlink_to(ROOT / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.parametrize("words", each(RECIPES), ids=named)
+def test_recipes(words, place, capfd):
+    train(words)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def train(words: list[str]) -> None:
+    """Run a command for a recipe in this process."""
+    at = next(i for i, word in enumerate(words) if word.startswith("recipes/"))
+    recipe = importlib.import_module(words[at].removesuffix(".py").replace("/", "."))
+    name, flags = Path(words[at]).stem, words[at + 1 :]
+    if "--help" in flags:
+        with pytest.raises(SystemExit, match="0"):
+            parse(recipe.Config, flags)
+        return
+    folder = Path(flags[flags.index("--run.dir") + 1]) if "--run.dir" in flags else Path("runs", name)
+    here = Path("runs", folder.name)
+    if "--run.dir" not in flags:
+        shutil.rmtree(here, ignore_errors=True)  # another command's
+    small = [*SMALL.split(), *SMALLER[name].split(), "--run.dir", str(here)]
+    if name == "lm" and "--data.path" not in flags:
+        small += ["--data.path", "book.txt", "--scratch.tokenizer", "byte"]
+    for flag, instead in INSTEAD.items():
+        small += instead.split() if flag in flags else []
+    recipe.main(parse(recipe.Config, [*flags, *small]))
+    stopped = "--run.stop-at" in flags
+    assert history.read(here).status == ("preempted" if stopped else "finished")
+
+
+# Those that launch processes have tests of their own.
+INSPECTING = [(d, w) for d, w in APP if w[0] in ("plan", "runs", "watch", "plot", "export")]
+
+
+@pytest.mark.parametrize("words", each(INSPECTING), ids=named)
+def test_commands(words, place, monkeypatch):
+    for word in words:
+        if word.startswith("runs/") and not Path(word).exists():
+            train(["recipes/cls.py", "--run.dir", word])
+    words = ["2" if before == "--step" else word for before, word in zip(["", *words], words, strict=False)]
+    if words[0] == "plan":
+        words += [*SMALL.split(), *SMALLER["cls"].split()]
+    if "--push" in words:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        words += ["--dry-run"]
+    assert command(words) == 0
