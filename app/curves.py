@@ -49,11 +49,11 @@ def panels(runs: Sequence[History]) -> list[Panel]:
 
 
 def marks(run: History) -> list[Mark]:
-    """List where a run went on after a stop, saying where its layout changed."""
+    """List where a run made further steps after a stop, saying where its layout changed."""
     found, before = [], None
     for sitting in run.sittings:
         step, layout = sitting["step"], sitting["layout"]
-        if step and before is not None:
+        if 0 < step < run.step and before is not None:
             found.append(Mark(step, "resumed" if layout == before else f"resumed on {layout}"))
         before = layout
     return found
@@ -63,6 +63,11 @@ def labels(runs: Sequence[History]) -> list[str]:
     """Name runs by their folders, with as much of the path as tells them apart."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def widths(count: int) -> list[float]:
+    """Give the widths of so many runs' lines, in points: earlier ones stand out below later ones that lie on them."""
+    return [1.4 + 3 * (count - 1 - place) / max(count - 1, 1) for place in range(count)]
 
 
 def draw(runs: Sequence[History], file: Path) -> None:
@@ -83,17 +88,21 @@ def draw(runs: Sequence[History], file: Path) -> None:
     figure = Figure(figsize=(5.5 * across, 2.6 * down + 0.6), layout="constrained")
     figure.suptitle(", ".join(labels(runs)), fontsize=11)
     axes = list(figure.subplots(down, across, squeeze=False).flat)
-    last = max(run.step for run in runs)
+    last, thick = max(run.step for run in runs), widths(len(runs))
     for axis, panel in zip(axes, shown, strict=False):
         axis.set_title(panel.title, fontsize=10)
         for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
             for nth, name in enumerate(panel.names):
                 steps, values = run.column(name)
                 told = label if len(panel.names) == 1 else f"{label}: {name}"
-                dot = "." if len(steps) == 1 else ""
-                axis.plot(steps, values, color=f"C{place}", linestyle=("-", "--", ":")[nth % 3], marker=dot, label=told)
+                look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[nth % 3], "linewidth": thick[place]}
+                look |= {"marker": "." if len(steps) == 1 else "", "alpha": 1 if thick[place] < 2 else 0.5}
+                axis.plot(steps, values, label=told, **look)
             for mark in marks(run):
                 axis.axvline(mark.step, color=f"C{place}", linewidth=0.8, linestyle=(0, (2, 3)))
+                if axis is axes[0]:
+                    where = {"transform": axis.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
+                    axis.text(mark.step, 0.98, mark.text, fontsize=6, color="0.3", **where)
         if len(runs) > 1 or len(panel.names) > 1:
             axis.legend(fontsize=7)
         axis.tick_params(labelsize=8)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import as_flag, flatten
-from app.curves import NEEDS, labels, marks, panels
+from app.curves import NEEDS, labels, marks, panels, widths
 from app.errors import UserError
 from app.history import History
 
@@ -61,11 +61,17 @@ def _figure(runs: Sequence[History]) -> Any:
     named: set[str] = set()
     for number, panel in enumerate(shown):
         place = {"row": number // across + 1, "col": number % across + 1}
-        for run, label, colour in zip(runs, labels(runs), _colours(len(runs)), strict=True):
+        looks = zip(runs, labels(runs), _colours(len(runs)), widths(len(runs)), strict=True)
+        for run, label, colour, width in looks:
             for nth, name in enumerate(panel.names):
                 steps, values = run.column(name)
-                line = {"color": colour, "dash": DASHES[nth % len(DASHES)]}
-                told = {"name": label, "legendgroup": label, "showlegend": label not in named}
+                line = {"color": colour, "dash": DASHES[nth % len(DASHES)], "width": width}
+                told = {
+                    "opacity": 1 if width < 2 else 0.5,
+                    "name": label,
+                    "legendgroup": label,
+                    "showlegend": label not in named,
+                }
                 hover = f"{label}: {name} %{{y:.5g}}<br>step %{{x}}<extra></extra>"
                 mode = "lines+markers" if len(steps) < 20 else "lines"
                 figure.add_trace(Scatter(x=steps, y=values, mode=mode, line=line, hovertemplate=hover, **told), **place)
