@@ -17,6 +17,7 @@ from accelerate.utils import DistributedDataParallelKwargs, DistributedType, Par
 from accelerate.utils import imports as accelerate_imports
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
 
 from app import allocator, fsdp, process, ranks, state, zero
 from app.batches import Turn
@@ -167,10 +168,6 @@ class Accelerator(accelerate.Accelerator):
             What writes it into a folder, in any thread. Every rank calls it; a second argument is the process group.
         """
         tensors, extras = state.model_tensors(self._models)
-        if not self.is_main_process:
-            # What each rank counts for itself, such as BatchNorm's statistics, is the main process's, as in model/.
-            for name in state.buffer_names(self._models):
-                tensors.pop(name, None)
         names = state.parameter_names(self._models)
         objects = {"optimizers": [], "objects": []}
         for index, optimizer in enumerate(self._optimizers):
@@ -184,6 +181,11 @@ class Accelerator(accelerate.Accelerator):
         }
         if self.scaler is not None:
             objects["scaler"] = self.scaler.state_dict()
+        if not self.is_main_process:
+            # What each rank has of its own, such as BatchNorm's statistics, is the main process's, as in model/.
+            own = state.buffer_names(self._models)
+            whole = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
+            tensors = {n: tensor for n, tensor in tensors.items() if n not in whole or isinstance(tensor, DTensor)}
         text, alone = json.dumps(objects), not dist.is_initialized()
         staged = tensors if stager is None else stager.stage(tensors)
 
@@ -264,7 +266,7 @@ def _on_cpu() -> bool:
     profile = process.launcher_profile()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
-    here = _gpus()
+    here = process.gpus_here()
     wanted = process.local_world_size()
     if here and wanted > here:
         raise UserError(
@@ -278,12 +280,6 @@ def _on_cpu() -> bool:
             "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
-
-
-def _gpus() -> int:
-    """Count the devices to train on. Apple's are none: they have no float64, in which sums over processes are exact."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Which samples make a step, how they split into micro-batches, and who computes which.
 
-Everything here is a pure function of the step; nothing remembers where it was.
+Everything here is a pure function of the step; nothing remembers where it was. A run that is made longer knows, beside
+it, by how many samples the last step of the shorter one was short.
 """
 
 import dataclasses
@@ -68,17 +69,14 @@ class BatchPlan:
         """Plan a run's steps from its settings.
 
         Raises:
-            UserError: there is no sample, no step, or no such step as --run.stop-at.
+            UserError: there is no sample, or no step.
         """
         if not samples:
             raise UserError("the training set is empty: there is nothing to train on")
         total = settings.steps * settings.global_batch if settings.steps else round(settings.epochs * samples)
         if not total:
             raise UserError(f"--run.epochs {settings.epochs} of {samples} samples is less than one sample")
-        plan = cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
-        if settings.stop_at > plan.steps:
-            raise UserError(f"--run.stop-at {settings.stop_at}: the run has {plan.steps} steps")
-        return plan
+        return cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
 
     def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
         """Plan what follows step `step`, behind which `seen` samples were used."""
@@ -86,6 +84,11 @@ class BatchPlan:
         if not short:
             return self
         return dataclasses.replace(self, total=self.total - short if settings.steps else self.total, short=short)
+
+    def check_stop(self, settings: RunConfig) -> None:
+        """Refuse a --run.stop-at that the run does not reach."""
+        if settings.stop_at > self.steps:
+            raise UserError(f"--run.stop-at {settings.stop_at}: the run has {self.steps} steps")
 
     @property
     def steps(self) -> int:

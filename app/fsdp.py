@@ -11,7 +11,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 
 from app.errors import UserError
-from app.process import is_main_process
+from app.process import gpus_here, is_main_process
 
 
 def read_plugin() -> FullyShardedDataParallelPlugin:
@@ -23,7 +23,7 @@ def read_plugin() -> FullyShardedDataParallelPlugin:
         os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": str(keep_sharded).lower()}
     os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
     os.environ.pop("FSDP_BACKWARD_PREFETCH", None)
-    if not torch.accelerator.is_available():
+    if not gpus_here():
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     plugin = FullyShardedDataParallelPlugin()
     # Compute is autocast's business, on FSDP as on DDP: weights gathered and gradients reduced in their own type.

@@ -52,7 +52,7 @@ def load_model(kind, name: str, **settings):
     import torch
 
     with loading(name):
-        return kind.from_pretrained(name, dtype=torch.float32, **settings)
+        return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
 
 
 def load_processor(name: str, size: int = 0):

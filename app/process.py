@@ -30,6 +30,14 @@ def cores_per_process() -> int:
     return max(1, cores // local_world_size())
 
 
+def gpus_here() -> int:
+    """Count the devices to train on. Apple's are none: they have no float64, in which sums over processes are exact."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
+
+
 def in_notebook() -> bool:
     """Tell whether this process is a notebook's, or an interactive IPython."""
     return hasattr(builtins, "__IPYTHON__")
@@ -52,10 +60,13 @@ def _began(number: int) -> str:
         # psutil's time moves when the machine's clock is set. Behind the name: the state first, the start as the 20th.
         try:
             state, *rest = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         except OSError:
             return ""
-        return "" if state == b"Z" else f"{boot[:8]}.{rest[18].decode()}"
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        except OSError:  # some containers hide it
+            boot = "0"
+        return "" if state == b"Z" else f"{boot}.{rest[18].decode()}"
     import psutil
 
     try:

@@ -207,6 +207,7 @@ class Run:
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
         saved, plan = self.saving.resume(plan, data, self.config)
+        plan.check_stop(self.config)
         if saved:
             self.steps_done, self.scores = saved["step"], saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"

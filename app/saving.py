@@ -184,11 +184,14 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
     Raises:
         UserError: it is of other data, or of a longer run.
     """
-    plan = plan.going_on(settings, saved["step"], saved.get("seen", plan.seen(saved["step"])))
-    if saved["step"] > plan.steps:
+    step, seen = saved["step"], saved.get("seen")
+    if seen is not None:  # an earlier version did not write it
+        plan = plan.going_on(settings, step, seen)
+    if step > plan.steps or (seen or 0) > plan.total:
+        asked = f"{plan.steps} steps" if step > plan.steps else f"{plan.total:,} samples, fewer than it has seen,"
         raise UserError(
-            f"{folder} holds a run after step {saved['step']}, and {plan.steps} steps are asked for: give at least "
-            "as many with --run.steps or --run.epochs, or another --run.dir"
+            f"{folder} holds a run after step {step}, and {asked} are asked for: give at least as many with "
+            "--run.steps or --run.epochs, or another --run.dir"
         )
     rows, before = plan.samples, saved["data"]["rows"]
     if plan.fingerprint != saved["data"]["fingerprint"]:

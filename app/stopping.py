@@ -117,8 +117,10 @@ class Stopping:
 
 def _forget_in_child() -> None:
     """Keep a forked process from writing the signals that it gets into its parent's pipe."""
+    global _listening
     if _listening is not None:
         _listening._give_back(-1)
+        _listening._pipe = _listening = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
@@ -139,7 +141,10 @@ def starting_helpers() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Have a process that loads data go on where the run is asked to stop; only its parent ends it."""
+    """Have a process that loads data go on where the run is asked to stop; only its parent ends it.
+
+    Programs that it starts (a decoder of videos) are born with SIGTERM held back, and are ended by SIGKILL.
+    """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):

@@ -8,10 +8,12 @@ Both train the same model on the same rows, a few steps each in turn.
 
 import argparse
 import importlib
+import os
 import statistics
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 
 from app import Run, parse
@@ -74,7 +76,7 @@ def main() -> None:
         # One step more, so that neither ends while the other is at it.
         flags = [*work.flags.split(), "--run.steps", str(total + 1), "--run.quiet", "true"]
         job = job_of(options.recipe, flags, False)
-        threading.Thread(target=bare.train, args=(job, Theirs(turn)), daemon=True).start()
+        threading.Thread(target=_train, args=(job, turn), daemon=True).start()
         recipe = importlib.import_module(f"recipes.{options.recipe}")
         Run.batches = _in_turns(Run.batches, turn, total)
         recipe.main(parse(recipe.Config, [*flags, "--run.dir", folder]))
@@ -82,6 +84,14 @@ def main() -> None:
     for place, clock in enumerate(("time", "processor time")):
         low, middle, high = statistics.quantiles((theirs[place] / ours[place] for ours, theirs in pairs), n=4)
         print(f"{options.recipe}, by {clock}: {middle:.3f} ({low:.3f}-{high:.3f}) of a bare loop's speed")
+
+
+def _train(job, turn: Turn) -> None:
+    try:
+        bare.train(job, Theirs(turn))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # ours would wait for its turn
 
 
 def _in_turns(batches, turn: Turn, total: int):

@@ -243,13 +243,21 @@ def test_length_of_a_run():
     [
         (0, {}, "empty"),
         (10, {"epochs": 0.01}, r"--run\.epochs 0\.01 of 10 samples"),
-        (10, {"steps": 5, "stop_at": 6}, r"--run\.stop-at 6.*5 steps"),
     ],
 )
 def test_of_run_refuses_what_cannot_be_run(samples, fields, words):
     with pytest.raises(UserError, match=words):
         BatchPlan.of_run(RunConfig(**fields), samples)
-    BatchPlan.of_run(RunConfig(steps=5, stop_at=5), 10)
+
+
+def test_a_stop_that_is_not_reached_is_refused():
+    """A run that is made longer has a step more than one that was long from the start."""
+    once, twice = (RunConfig(epochs=epochs, global_batch=12, stop_at=8) for epochs in (1, 2))
+    with pytest.raises(UserError, match=r"--run\.stop-at 8: the run has 4 steps"):
+        BatchPlan.of_run(once, 40).check_stop(once)
+    plan = BatchPlan.of_run(twice, 40)
+    assert plan.steps == 7 and plan.going_on(twice, 4, 40).steps == 8
+    plan.going_on(twice, 4, 40).check_stop(twice)
 
 
 def test_a_late_step_of_a_huge_run_costs_what_the_first_one_costs():

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit import SKETCH, hash_of, sketch
+from app.audit import SKETCH, sketch
 from app.compare import EXACT, ORDINARY, Trace, compare
+from app.hashing import hash_of
 from app.proof import MEANS
 
 

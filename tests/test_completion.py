@@ -1,19 +1,31 @@
 """A shell completes the program's commands and options."""
 
+import os
+import pty
+import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 from app.__main__ import summaries
 from launching import ROOT
 
 
+def script(shell: str) -> str:
+    """Return what `samestep completion` prints for a shell."""
+    words = [sys.executable, "-m", "app", "completion", "--shell", shell]
+    return subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def completed(*words: str) -> list[str]:
     """Ask bash what it would offer for the last of the words."""
-    script = subprocess.run(
-        [sys.executable, "-m", "app", "completion"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
     ask = f'COMP_WORDS=(samestep "$@"); COMP_CWORD={len(words)}; _samestep; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    shell = ["bash", "-c", f"{script}\n{ask}", "bash", *words]
+    shell = ["bash", "-c", f"{script('bash')}\n{ask}", "bash", *words]
     return subprocess.run(shell, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
 
 
@@ -23,3 +35,34 @@ def test_commands_options_and_files():
     assert completed("export", "--") == ["--step", "--to", "--shard", "--push", "--private", "--dry-run", "--help"]
     assert completed("plan", "--pr") == ["--profile"]
     assert completed("plan", "recipes/c") == ["recipes/cls.py"]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
+def test_zsh_completes_what_is_typed(tmp_path):
+    """Typed on a terminal, with Tab: a program reads it instead."""
+    (tmp_path / "samestep").write_text('#!/bin/sh\necho "typed: $*"\n')
+    (tmp_path / "samestep").chmod(0o755)
+    (tmp_path / "script").write_text(script("zsh"))
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {"PATH": path, "HOME": str(tmp_path), "TERM": "dumb"})
+    try:
+        os.write(terminal, f"source {tmp_path}/script; echo sour''ced\n".encode())
+        printed = until(terminal, "sourced")
+        os.write(terminal, b"samestep export --st\t recipes/c\t\n")
+        assert "typed: export --step recipes/cls.py" in (said := until(terminal, "typed: ")), printed + said
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def until(terminal: int, text: str) -> str:
+    """Read what a terminal shows up to the end of the line with a text; at most 20 seconds."""
+    found, end = "", time.monotonic() + 20
+    while not re.search(f"{re.escape(text)}.*\n", found) and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            found += os.read(terminal, 4096).decode(errors="replace")
+    return found

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -109,6 +110,7 @@ def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
     assert take(tmp_path) == []
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere psutil's time is all there is")
 def test_a_process_keeps_its_name_when_the_clock_is_set(monkeypatch):
     name = process.this_process()
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)

@@ -11,6 +11,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Literal
 
+from app.config import as_flag
+
 SCRIPT = """_samestep() {
     local word=${COMP_WORDS[COMP_CWORD]} flags=
     if [ "$COMP_CWORD" = 1 ]; then
@@ -39,7 +41,6 @@ class Options:
 def main(options: Options) -> int:
     """Print the script, and return the exit status."""
     from app.__main__ import summaries
-    from app.config import as_flag
 
     cases = []
     for name in summaries():
@@ -47,6 +48,7 @@ def main(options: Options) -> int:
         named = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
         cases.append(f'        {name}) flags="{" ".join(named)}" ;;')
     if options.shell == "zsh":
+        print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }")
         print("autoload -U +X bashcompinit && bashcompinit")
     print(SCRIPT % (" ".join(summaries()), "\n".join(cases)))
     return 0

@@ -69,12 +69,14 @@ def fits(profile: "Profile") -> Iterator[Finding]:
     """Compare a profile with this machine."""
     import torch
 
+    from app.process import gpus_here
+
     name = f"profile {profile.name}"
     kind = f"{profile.wrapping or 'one process'} x{profile.processes}, {profile.precision}"
     yield Finding(name, f"{kind}, {'CPU' if profile.on_cpu else 'GPU'}")
     for found, fix in profile.troubles:
         yield Finding(name, found, TROUBLE, fix)
-    gpus = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    gpus = gpus_here()
     here = -(-profile.processes // profile.machines)
     if not profile.on_cpu and here > gpus:
         fix = f"--num_processes {gpus * profile.machines}, or " if gpus else ""

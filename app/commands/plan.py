@@ -55,9 +55,10 @@ def main(options: Options, flags: list[str]) -> int:
     run, plan = rehearsal.rehearse(options.recipe, flags)
     chosen = chosen or [profiles.read(text) for text in _usual()]
     weights, buffers = memory.weigh(run.accelerator._models, _plain_optimizers(run))
+    folder, plan = _folder(run, plan)
+    plan.check_stop(run.config)
     about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
     layouts = [_layout(run, plan, profile, weights, buffers) for profile in chosen]
-    folder = _folder(run, plan)
     _show(about, layouts, folder)
     if any(weight.remembered is None for weight in weights):
         print("the optimizer's own state could not be found out, and is left out of every number")
@@ -67,11 +68,10 @@ def main(options: Options, flags: list[str]) -> int:
 
 def _usual() -> list[str]:
     """Choose profiles for this machine."""
-    import torch
-
+    from app.process import gpus_here
     from app.profiles import FOLDER
 
-    gpus = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    gpus = gpus_here()
     names = ("cpu", "ddp_cpu", "fsdp_cpu")
     if gpus:
         names = ("gpu", f"ddp:{gpus}", f"fsdp:{gpus}") if gpus > 1 else ("gpu", "cpu")
@@ -151,8 +151,8 @@ def _plain_optimizers(run: "Run") -> list:
     return [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
 
 
-def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
-    """Read what resuming the run folder would restore, and what would change."""
+def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
+    """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
     from app import layout
     from app.saving import fitting
 
@@ -166,12 +166,12 @@ def _folder(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
             if (run.dir / "config.yaml").exists():
                 found["changes"] = [change._asdict() for change in run.folder.changes(run.fields, run.config)]
-            fitting(saved, plan, run.config, run.dir)
+            plan = fitting(saved, plan, run.config, run.dir)
             if any(change["effect"] == "refused" for change in found["changes"]):
                 found["trouble"] = f"{run.dir} holds a run with other settings: give those, or another --run.dir"
     except UserError as error:
         found["trouble"] = str(error)
-    return {**found, "warnings": warnings}
+    return {**found, "warnings": warnings}, plan
 
 
 def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str, Any]) -> None:

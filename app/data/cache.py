@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,15 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
 def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
     """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole."""
     if not folder.exists():
-        draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+        draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")  # other machines may share the cache
         try:
-            draft.mkdir(parents=True, exist_ok=True)
+            draft.mkdir(parents=True)
             make(draft)
-            with contextlib.suppress(OSError):  # another process was first, with the same
+            try:
                 draft.rename(folder)
+            except OSError:
+                if not folder.exists():  # else another process was first, with the same
+                    raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return folder

@@ -7,7 +7,7 @@ import pytest
 from launching import ROOT, launch_many, scores
 
 RECIPE = ROOT / "recipes" / "cls.py"
-SIZES = (7, 101, 307)
+SIZES = (2, 101, 307)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def evaluated(tmp_path_factory, rows):
     return evaluated
 
 
-@pytest.mark.parametrize("processes", [5])
+@pytest.mark.parametrize("processes", [3])
 def test_same_score_on_any_number_of_processes(evaluated, processes):
     """Accuracy, F1 and count are equal to the last digit; the loss, a sum in another order, to 1e-6."""
     for size in SIZES:
