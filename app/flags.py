@@ -120,25 +120,37 @@ def _expand_file(words: list[str]) -> list[str]:
             if position + 1 == len(words):
                 raise UserError("--config: give the file after it, for example --config runs/cls/config.yaml")
             position += 1
-            flags += _flags(_read_yaml(words[position]))
+            flags += _flags(_read_fields(words[position]))
         elif word.startswith("--config="):
-            flags += _flags(_read_yaml(word.partition("=")[2]))
+            flags += _flags(_read_fields(word.partition("=")[2]))
         else:
             rest.append(word)
         position += 1
     return flags + rest
 
 
-def _read_yaml(path: str) -> dict:
-    try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path} is not YAML: {error}") from None
+def _read_fields(path: str) -> dict:
+    loaded = read_yaml("--config", path)
     if not isinstance(loaded or {}, dict):
         raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
     return loaded or {}
+
+
+def read_yaml(flag: str, path: str, advice: str = "") -> Any:
+    """Read the YAML file that a flag names.
+
+    Args:
+        advice: what to do where it cannot be read; ends the message.
+
+    Raises:
+        UserError: it cannot be read, or is no YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}{advice}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path} is not YAML: {error}") from None
 
 
 def _flags(fields: dict) -> list[str]:

@@ -5,9 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from app.errors import UserError
+from app.flags import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "accelerate_configs"
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
@@ -128,12 +127,7 @@ def read(text: str) -> Profile:
     name, colon, count = text.rpartition(":")
     if not (colon and count.isdigit()):
         name, count = text, ""
-    try:
-        settings = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--profile {name}: {error.strerror}; give a file like those of accelerate_configs") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--profile {name} is not YAML: {error}") from None
+    settings = read_yaml("--profile", name, "; give a file like those of accelerate_configs")
     if not isinstance(settings, dict) or "distributed_type" not in settings:
         raise UserError(f"--profile {name} has no distributed_type: give a file that `accelerate config` writes")
     # A YAML reader takes an unquoted NO for false.
