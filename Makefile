@@ -36,6 +36,7 @@ setup: $(READY)
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Samestep needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	@echo "installing the packages of requirements.lock into .venv: some minutes, about 2 GB"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import accelerate
@@ -13,14 +13,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.state import PartialState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ParallelismConfig
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    DynamoBackend,
+    InitProcessGroupKwargs,
+    ParallelismConfig,
+)
 from accelerate.utils import imports as accelerate_imports
 from torch import nn
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
-from app import allocator, fsdp, process, ranks, state, zero
+from app import allocator, fsdp, process, ranks, shares, state, zero
 from app.batches import Turn
+from app.casts import LateCasts
 from app.errors import UserError
 from app.reader import StateReader
 
@@ -38,11 +45,12 @@ class Accelerator(accelerate.Accelerator):
     for without a time limit, and its failure is everybody's.
     """
 
-    def __init__(self, threads: int = 0):
+    def __init__(self, threads: int = 0, timeout: float = 1800.0):
         """Join the launcher's process group.
 
         Args:
             threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
+            timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
         """
         if torch.cuda._is_in_bad_fork():
             raise UserError(
@@ -51,6 +59,7 @@ class Accelerator(accelerate.Accelerator):
             )
         on_cpu = _on_cpu()
         zero.check(on_cpu)
+        _check_mesh()
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
@@ -58,8 +67,10 @@ class Accelerator(accelerate.Accelerator):
         if not on_cpu:
             process.record_collectives()
         process.settle_network()
-        ranks.join_anew(on_cpu)
-        super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp])
+        time_limit = ranks.limit(timeout)
+        ranks.join_anew(on_cpu, time_limit)
+        group = InitProcessGroupKwargs(timeout=time_limit)
+        super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
             self._wrap_policy = plugin.auto_wrap_policy
@@ -73,6 +84,7 @@ class Accelerator(accelerate.Accelerator):
             self.state.parallelism_config = ParallelismConfig()
             self.state.device_mesh = self.parallelism_config.get_device_mesh(self.device.type)
             self.parallelism_config._validate_accelerator(self)
+        ranks.set_limit(time_limit)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or process.cores_per_process())
             if plugin is None:  # who shards wants the memory
@@ -83,11 +95,6 @@ class Accelerator(accelerate.Accelerator):
             raise UserError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
                 "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
-            )
-        parallelism = self.parallelism_config
-        if parallelism and (parallelism.cp_enabled or parallelism.sp_enabled):
-            raise UserError(
-                "cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1"
             )
 
     @property
@@ -123,27 +130,33 @@ class Accelerator(accelerate.Accelerator):
                     fsdp.check_optimizer(optimizer)
                 for model in (arg for arg in args if isinstance(arg, nn.Module)):
                     stack.enter_context(fsdp.embeddings_known(model))
+                    stack.enter_context(fsdp.shared_weights_kept(model))
                     # accelerate puts the layers of the model before this one in its place.
                     self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
                     fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                     if self.native_amp:
-                        model.forward = self._in_mixed_precision(model.forward)
+                        model.forward = self._in_mixed_precision(model)
             result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
-                # It would cost a broadcast a step, for buffers that are the same everywhere or that nobody shares.
+                # It would broadcast all of them in each step, most for nothing; app/buffers.py has those that change.
                 wrapper.forward_sync_buffers = False
                 _settle_buckets(wrapper)
         return result
 
-    def _in_mixed_precision(self, forward):
+    def _in_mixed_precision(self, model: nn.Module):
         """Run a forward pass under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
         from accelerate.utils import convert_outputs_to_fp32
 
+        forward = model.forward
+        # A compiler makes casts of its own, and does not look into these.
+        compiled = self.state.dynamo_plugin.backend != DynamoBackend.NO
+        casts = None if compiled else LateCasts(model, self.device.type)
+
         @functools.wraps(forward)
         def mixed(*args, **kwargs):
-            with self.autocast():
+            with self.autocast(), casts.forward() if casts else nullcontext():
                 return forward(*args, **kwargs)
 
         return convert_outputs_to_fp32(mixed)
@@ -181,11 +194,12 @@ class Accelerator(accelerate.Accelerator):
         }
         if self.scaler is not None:
             objects["scaler"] = self.scaler.state_dict()
-        if not self.is_main_process:
-            # What each rank has of its own, such as BatchNorm's statistics, is the main process's, as in model/.
-            own = state.buffer_names(self._models)
-            whole = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
-            tensors = {n: tensor for n, tensor in tensors.items() if n not in whole or isinstance(tensor, DTensor)}
+        # Buffers and what modules keep beside them are the main process's, and written once.
+        own = state.buffer_names(self._models)
+        mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
+        mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
+        # Before they are copied: what processes have alike is held, and written, by one of them.
+        tensors = shares.own(tensors, mains, state.tied_names(self._models))
         text, alone = json.dumps(objects), not dist.is_initialized()
         staged = tensors if stager is None else stager.stage(tensors)
 
@@ -282,6 +296,17 @@ def _on_cpu() -> bool:
     return here == 0
 
 
+def _check_mesh() -> None:
+    """Refuse a profile whose mesh of processes splits what is not split here, before accelerate makes the mesh."""
+    if os.environ.get(_MESHED, "false").lower() != "true":
+        return
+    mesh = ParallelismConfig()
+    if mesh.cp_enabled or mesh.sp_enabled:
+        raise UserError("cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1")
+    if mesh.tp_enabled:
+        raise UserError("tp_size in the profile: weights are not split inside a layer yet; set it to 1")
+
+
 @contextmanager
 def _on_one_process_too():
     """Keep torch from warning that one process saves alone, which is what was asked for."""
@@ -294,8 +319,11 @@ def _settle_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     """Make DDP arrange its buckets now.
 
     It does so after its first backward pass; sums over three or more ranks depend on the place in a bucket, so a
-    resumed run's first step would differ in the last bit from the same step of a run that never stopped.
+    resumed run's first step would differ in the last bit from the same step of a run that never stopped. One that looks
+    for unused parameters keeps the buckets that it began with.
     """
+    if model.find_unused_parameters:
+        return
     model.reducer.prepare_for_backward([])
     total = sum((p * 0).sum() for p in model.module.parameters() if p.requires_grad)
     total.backward()

@@ -6,6 +6,7 @@ it, by how many samples the last step of the shorter one was short.
 
 import dataclasses
 import hashlib
+import heapq
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +17,14 @@ import numpy as np
 from app import order
 from app.config import RunConfig
 from app.errors import UserError
+from app.seeding import EVALUATION
+
+# Samples whose lengths are digested at a time.
+DIGESTED = 1 << 16
 
 
 class Turn(NamedTuple):
-    """One forward pass of one data rank: micro-batch `index`, or an idle turn of weight 0, which has another's row.
+    """One forward pass of one data rank: micro-batch `index`, or an idle turn of weight 0, which has another's rows.
 
     A micro-batch whose samples all have weight 0 is an idle turn too.
     """
@@ -51,8 +56,10 @@ class BatchPlan:
         lengths: of all samples, where known: a step's samples are then sorted by length and cut into micro-batches of
             about equal padded size.
         weights: of all samples in the loss, where they are not all 1, such as supervised tokens.
-        short: samples that steps made earlier had less than global_batch, each the last one of a run that was then
-            made longer.
+        short: samples by which the steps made so far fell short of global_batch: the last step of a run may, and the
+            run may then have been made longer.
+        made: how many steps that is. Which of them were short is not known; the plan takes the last ones, and only
+            what looks back at them depends on it.
     """
 
     samples: int
@@ -63,6 +70,7 @@ class BatchPlan:
     lengths: np.ndarray | None = None
     weights: np.ndarray | None = None
     short: int = 0
+    made: int = 0
 
     @classmethod
     def of_run(cls, settings: RunConfig, samples: int, lengths=None, weights=None) -> "BatchPlan":
@@ -83,7 +91,8 @@ class BatchPlan:
         short = step * self.global_batch - seen
         if not short:
             return self
-        return dataclasses.replace(self, total=self.total - short if settings.steps else self.total, short=short)
+        total = self.total - short if settings.steps else self.total
+        return dataclasses.replace(self, total=total, short=short, made=step)
 
     def check_stop(self, settings: RunConfig) -> None:
         """Refuse a --run.stop-at that the run does not reach."""
@@ -135,12 +144,18 @@ class BatchPlan:
         """Digest what the plan knows of the data, on which all its steps depend."""
         digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
         for known in (self.lengths, self.weights):
-            digest.update(b"|" if known is None else np.asarray(known, dtype="<f8").tobytes())
+            if known is None:
+                digest.update(b"|")
+                continue
+            for start in range(0, len(known), DIGESTED):  # a copy of a piece, not of all
+                digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8"))
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:
         """Count the samples used before step `step` (counted from 0)."""
-        return min(step * self.global_batch - self.short, self.total)
+        seen = min(max(step, self.made) * self.global_batch - self.short, self.total)
+        # Before the steps that were short: all that came before, less at least one sample for each step in between.
+        return seen if step >= self.made else min(step * self.global_batch, seen - (self.made - step))
 
     def epoch_ends(self, step: int) -> bool:
         """Tell whether an epoch ends in step `step` (counted from 0)."""
@@ -169,21 +184,24 @@ class BatchPlan:
             if index < len(micros) and weights[index]:
                 own.append(Turn(index, *micros[index], weights[index]))
             else:
-                ids, epochs = micros[int(np.argmax(weights))]
-                # A row that has a loss: one without may have NaN for it, and 0 times NaN is NaN.
-                row = len(ids) - 1 if self.weights is None else int(np.argmax(self.weights[ids]))
-                own.append(Turn(index, ids[row : row + 1], epochs[row : row + 1], 0.0, idle=True))
+                # All rows of a micro-batch that has a loss: BatchNorm, and a loss over the batch, may fail or be NaN on
+                # one row, and so may a loss over rows without weight; and 0 times NaN is NaN.
+                own.append(Turn(index, *micros[int(np.argmax(weights))], 0.0, idle=True))
         return Step(step, own, len(micros), sum(weights))
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Each sample once, in micro-batches that do not depend on the number of ranks; a "step" is one turn."""
+    """Each sample once, in micro-batches that do not depend on the number of ranks; a "step" is one turn.
+
+    The index of every such step is EVALUATION: a turn's own number would depend on the number of ranks.
+    """
 
     samples: int
     micro_batch: int
     lengths: np.ndarray | None = None
     weights: np.ndarray | None = None
+    seed: int = 0
 
     def steps(self, ranks: int) -> int:
         """Count the turns of each of `ranks` data ranks."""
@@ -201,14 +219,12 @@ class EvaluationPlan:
         """Choose what data rank `rank` of `ranks` evaluates in a turn."""
         index = rank * self.steps(ranks) + step
         idle = index >= self._micros
-        if idle:
-            start, end = self.samples - 1, self.samples
-        else:
-            start, end = (even_start(self.samples, self._micros, piece) for piece in (index, index + 1))
+        taken = self._micros - 1 if idle else index  # the last one has the shortest rows
+        start, end = (even_start(self.samples, self._micros, piece) for piece in (taken, taken + 1))
         own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
         weight = float(len(own) if self.weights is None else self.weights[own].sum())
         turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else weight, idle)
-        return Step(step, [turn], 1, turn.weight)
+        return Step(EVALUATION, [turn], 1, turn.weight)
 
 
 def even_start(rows: int, pieces: int, piece: int) -> int:
@@ -226,21 +242,39 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
     rows = len(lengths)
     longest = np.maximum(lengths, 1).tolist()
 
-    def starts(limit: int) -> list[int]:
+    def starts(limit: int) -> list[int]:  # of pieces that cost `limit` at most; the longest row costs no more
         found, position = [], 0
         while position < rows and len(found) <= pieces:
             found.append(position)
-            position += max(1, limit // longest[position])
+            position += limit // longest[position]
         return found
 
-    low, high = longest[0], longest[0] * rows
+    # No piece can do with less than its rows' own lengths; cuts of equal size are one way that works.
+    low = max(longest[0], -(-sum(longest) // pieces))
+    edges = [0, *even_cuts(rows, pieces), rows]
+    high = max(longest[a] * (b - a) for a, b in itertools.pairwise(edges) if b > a)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(starts(middle)) <= pieces else (middle + 1, high)
     found = starts(low)
-    while len(found) < pieces:  # fewer pieces were enough: halve the fullest, so that every rank has work
-        edges = [*found, rows]
-        sizes = [b - a for a, b in itertools.pairwise(edges)]
-        fullest = max(range(len(sizes)), key=lambda i: (sizes[i] > 1) * sizes[i] * longest[found[i]])
-        found.insert(fullest + 1, found[fullest] + (sizes[fullest] + 1) // 2)
-    return np.array(found[1:], dtype=np.int64)
+    return np.array(_halved(found, longest, pieces)[1:], dtype=np.int64)
+
+
+def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
+    """Halve the fullest of the pieces that begin where `found` says, until there are so many: every rank has work."""
+    by_cost = []
+
+    def add(start: int, size: int) -> None:
+        if size > 1:  # of those that cost alike, the first
+            heapq.heappush(by_cost, (-size * longest[start], start, size))
+
+    if len(found) < pieces:
+        for a, b in itertools.pairwise([*found, len(longest)]):
+            add(a, b - a)
+    for _ in range(pieces - len(found)):
+        _, start, size = heapq.heappop(by_cost)
+        half = (size + 1) // 2
+        found.append(start + half)
+        add(start, half)
+        add(start + half, size - half)
+    return sorted(found)

@@ -3,36 +3,53 @@
 import contextlib
 import json
 import math
-import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 
-from app import ranks
+from app import manifest, ranks
 from app.errors import UserError
 
-MANIFEST, RECORD, STATE = "manifest.json", "record.json", "state"
+RECORD, STATE = "record.json", "state"
+SCORES = "scores.json"  # what was measured at a step after its checkpoint was committed; in no manifest
+_LATER = ("metrics", "scores", "unevaluated")  # fields of the record that it replaces
+_DAMAGE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # which a disk gives for what is not whole
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Checkpoints:
     """The checkpoints of one run: written by all ranks together, committed by renaming a finished folder."""
 
-    def __init__(self, folder: Path, rank: int, world_size: int, keep: int = 2, best: str = ""):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        world_size: int,
+        keep: int = 2,
+        best: str = "",
+        check_owner: Callable[[], Any] = lambda: None,
+        on_block: Callable[[], None] = lambda: None,
+    ):
         """Look after `folder`.
 
         Args:
             keep: how many of the newest to keep.
             best: a metric whose best checkpoint is kept too; a leading minus sign means that lower is better.
+            check_owner: raises where another run has taken the folder; asked before anything is written or deleted.
+            on_block: called for every block of a file that is read.
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        self.keep, self.best = keep, best
+        self.keep, self.best, self.check_owner, self._on_block = keep, best, check_owner, on_block
+        # What this run went on from before: found damaged, or not to be had from the disk.
+        self._damaged: set[int] = set()
+        self._unread: set[int] = set()
 
     def steps(self) -> list[int]:
         """List the steps that have a committed checkpoint, oldest first."""
@@ -52,7 +69,11 @@ class Checkpoints:
             saving: the metrics of a checkpoint that is being written.
         """
         value = self._value(metrics)
-        known = [self._value(saving), *(self._score(other) for other in self.steps() if other < step)]
+        known = [self._value(saving)]
+        for other in self.steps() if value is not None else ():
+            if other < step:
+                with contextlib.suppress(OSError):
+                    known.append(self._score(other))
         return value is not None and all(value > other for other in known if other is not None)
 
     def save(
@@ -72,37 +93,48 @@ class Checkpoints:
         Returns:
             What went wrong, one line for each failing rank; nothing is committed then.
         """
-        if ranks.from_main(lambda: self._is_good(step), group):
-            return []
-        target = self.path(step)
-        draft = target.with_name(target.name + ".tmp")
+        stands, problem = ranks.from_main(lambda: self._stands(step, record), group)
+        if stands:
+            return [problem] if problem else []
+        draft: Path | None = None
         problem: BaseException | None = None
         sums: dict[str, dict] = {}
         try:
-            ranks.from_main(lambda: self._start(draft), group)
+            draft = ranks.from_main(lambda: self._start(step), group)
             write(str(draft / STATE))
-            own = self._own_files(draft)
-            for file in own:
-                _flush(file)
-            sums = _checksums(draft, own)
         except (Exception, CheckpointException) as error:  # torch's is a BaseException
-            problem = _cause(error)
-        problems = ranks.agree(problem, group)
+            problem = self._reason(error)
+        problems = ranks.agree(problem, group)  # from here on all files are there, whoever has written them
+        if not problems:
+            try:
+                sums = manifest.vouch(draft, self.rank, self._on_block)
+            except Exception as error:
+                problem = self._reason(error)
+            problems = ranks.agree(problem, group)
         if not problems:
             sums = {name: entry for part in ranks.gather(sums, group) for name, entry in part.items()}
             try:
                 if self.rank == 0:
-                    self._commit(draft, target, {**record, "step": step}, sums)
+                    self._commit(draft, self.path(step), {**record, "step": step}, sums)
+                    self._prune(step)
             except Exception as error:
-                problem = error
+                problem = self._reason(error)
             problems = ranks.agree(problem, group)
-        if self.rank == 0:
+        if self.rank == 0 and draft:
             shutil.rmtree(draft, ignore_errors=True)
-            if not problems:
-                self._prune(step)
         if problems and any(ranks.gather(isinstance(problem, UserError), group)):
             raise UserError("; ".join(problems))
         return problems
+
+    def _reason(self, error: BaseException) -> BaseException:
+        """Name the loss of the folder, where that is why something failed: another run deletes drafts."""
+        try:
+            self.check_owner()
+        except UserError as lost:
+            return lost
+        except OSError:
+            pass
+        return _cause(error)
 
     def newest(self, warn: Callable[[str], Any]) -> tuple[Path, dict[str, Any]] | None:
         """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
@@ -113,18 +145,19 @@ class Checkpoints:
         steps = ranks.from_main(self.steps)
         bad = []
         for step in reversed(steps):
-            folder = self.path(step)
-            problem = None
+            folder, problem = self.path(step), None
             try:
-                self._verify(folder)
+                _patiently(lambda folder=folder: manifest.verify(folder, self.rank, self.world_size, self._on_block))
             except (OSError, ValueError) as error:
-                problem = UserError(str(error))
-            problems = ranks.agree(problem)
+                problem = error
+            problems = ranks.agree(problem and UserError(str(problem)))
             if not problems:
-                record = json.loads((folder / RECORD).read_text())
-                return folder / STATE, record
+                return folder / STATE, ranks.from_main(lambda step=step: self._record(step))
+            unread = any(ranks.gather(isinstance(problem, OSError) and not isinstance(problem, _DAMAGE)))
+            (self._unread if unread else self._damaged).add(step)
             bad.append(problems[0])
-            warn(f"warning: checkpoint {folder.name} is damaged and left out: {problems[0]}")
+            what = "cannot be read" if unread else "is damaged"
+            warn(f"warning: checkpoint {folder.name} {what} and left out: {problems[0]}")
         if bad:
             raise UserError(
                 f"no checkpoint in {self.folder} is good: {'; '.join(bad)}; move the folder away to start anew"
@@ -141,30 +174,61 @@ class Checkpoints:
             there = ", ".join(map(str, self.steps())) or "none"
             raise UserError(f"{self.folder} has no checkpoint of step {step}; there are {there}")
         try:
-            self._verify(self.path(step), every_file=True)
+            manifest.verify(self.path(step), on_block=self._on_block)
         except (OSError, ValueError) as error:
             raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
-        return self.path(step) / STATE, json.loads((self.path(step) / RECORD).read_text())
+        return self.path(step) / STATE, self._record(step)
 
-    def _is_good(self, step: int) -> bool:
-        """Tell whether a step already has a checkpoint that is whole."""
+    def _stands(self, step: int, record: dict) -> tuple[bool, str]:
+        """Tell whether a step already has a checkpoint that is whole, and bring what was measured there up to date.
+
+        Returns:
+            Also what went wrong with the latter.
+        """
         try:
-            self._verify(self.path(step), every_file=True)
+            manifest.verify(self.path(step), on_block=self._on_block)
         except (OSError, ValueError):
-            return False
-        return True
+            return False, ""
+        try:
+            self._bring_up_to_date(step, record)
+        except OSError as error:
+            return True, f"the one that is there keeps its earlier scores: {error}"
+        return True, ""
 
-    def _start(self, draft: Path) -> None:
+    def _bring_up_to_date(self, step: int, record: dict) -> None:
+        before = self._record(step)
+        now = {name: record[name] for name in _LATER if name in record}
+        now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}
+        if any(before.get(name) != value for name, value in now.items()):
+            self.check_owner()
+            path = self.path(step) / SCORES
+            draft = path.with_name(f"{SCORES}.tmp")
+            try:
+                draft.write_text(json.dumps(now))
+                manifest.flush(draft)
+                draft.rename(path)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def _record(self, step: int) -> dict[str, Any]:
+        """Read what a step's checkpoint says of itself, with what was measured there later."""
+        record, later = json.loads((self.path(step) / RECORD).read_text()), {}
+        with contextlib.suppress(FileNotFoundError, ValueError):  # nothing was measured later, or it is damaged
+            later = json.loads((self.path(step) / SCORES).read_text())
+        return {**record, **{name: later[name] for name in _LATER if name in later}}
+
+    def _start(self, step: int) -> Path:
+        """Make a draft's folder. Its name is new: a run that lost this folder may still be writing its own."""
+        self.check_owner()
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+        draft = self._aside(step)
         draft.mkdir()
+        return draft
 
-    def _own_files(self, draft: Path) -> list[Path]:
-        """Choose the files that this rank vouches for: its own, and on the main process those of no other rank."""
-        files = sorted(path for path in draft.rglob("*") if path.is_file())
-        owners = [re.match(r"__(\d+)_", path.name) for path in files]
-        return [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == self.rank]
+    def _aside(self, step: int) -> Path:
+        return self.folder / f"{self.path(step).name}.{secrets.token_hex(4)}.tmp"
 
     def _commit(self, draft: Path, target: Path, record: dict, sums: dict) -> None:
         away = [name for name in sums if not (draft / name).is_file()]
@@ -174,53 +238,57 @@ class Checkpoints:
                 "machines share"
             )
         (draft / RECORD).write_text(json.dumps(record))
-        sums = {**sums, **_checksums(draft, [draft / RECORD])}
-        (draft / MANIFEST).write_text(json.dumps({"hash": "xxh3_128", "files": sums}, indent=1))
-        for name in (RECORD, MANIFEST):
-            _flush(draft / name)
-        for folder in sorted({(draft / name).parent for name in sums}):
-            _flush(folder)
+        manifest.flush(draft / RECORD)
+        manifest.write(draft, {**sums, **manifest.entries(draft, [draft / RECORD])})
+        self.check_owner()
         if target.exists():  # damaged, or it would not be written again
-            shutil.rmtree(target)
+            self._remove(record["step"])
         draft.rename(target)
-        _flush(self.folder)
-
-    def _verify(self, folder: Path, every_file: bool = False) -> None:
-        """Check this rank's share of a checkpoint's files against its manifest, or all of them."""
-        try:
-            files = json.loads((folder / MANIFEST).read_text())["files"]
-            files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
-        for name in sorted(files) if every_file else sorted(files)[self.rank :: self.world_size]:
-            path, (size, checksum) = folder / name, files[name]
-            if not path.is_file():
-                raise ValueError(f"{path} is missing")
-            if path.stat().st_size != size:
-                raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
-            if _checksum(path) != checksum:
-                raise ValueError(f"{path} does not have the contents that were written")
+        manifest.flush(self.folder)
+        self._damaged.discard(record["step"])
 
     def _prune(self, newest: int) -> None:
-        # What lies behind the newest was found damaged when this run went on from before it.
-        steps = [step for step in self.steps() if step <= newest]
-        wanted = set(steps[-self.keep :])
+        """Delete what is no longer wanted: never what another run may have made, nor what cannot be read just now."""
+        steps = self.steps()
+        # A later step is another run's, unless this one found it damaged and went on from before it.
+        before = [step for step in steps if step <= newest]
+        wanted = set(before[-self.keep :])
         if self.best:
-            scores = {step: self._score(step) for step in steps}
-            known = {step: score for step, score in scores.items() if score is not None}
-            if known:
-                wanted.add(max(known, key=lambda step: (known[step], step)))
-        for step in set(self.steps()) - wanted:
-            # Renamed first: a folder with a checkpoint's name is never half deleted.
-            gone = self.path(step).with_name(self.path(step).name + ".tmp")
-            with contextlib.suppress(OSError):  # the next save tries again
-                self.path(step).rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            known, unread = {}, set()
+            for step in before:
+                try:
+                    known[step] = self._score(step)
+                except OSError:
+                    unread.add(step)
+            known = {step: score for step, score in known.items() if score is not None}
+            wanted |= unread | ({max(known, key=lambda step: (known[step], step))} if known else set())
+        for step in sorted({*before, *(self._damaged | self._unread).intersection(steps)} - wanted):
+            self.check_owner()
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        """Delete a checkpoint; one that could not be read is put aside.
+
+        Renamed first: a folder with a checkpoint's name is never half deleted.
+        """
+        gone = self._aside(step)
+        if step in self._unread:
+            self.path(step).rename(gone.with_suffix(".unread"))
+            self._unread.discard(step)
+            return
+        with contextlib.suppress(OSError):  # the next save tries again
+            self.path(step).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _score(self, step: int) -> float | None:
+        """Read the metric that decides; None where there is none, or the record is damaged.
+
+        Raises:
+            OSError: it cannot be read just now.
+        """
         try:
-            return self._value(json.loads((self.path(step) / RECORD).read_text())["metrics"])
-        except (OSError, ValueError, KeyError):
+            return self._value(self._record(step)["metrics"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def _value(self, metrics: dict[str, float]) -> float | None:
@@ -236,22 +304,13 @@ def _cause(error: BaseException) -> BaseException:
     return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
-def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _checksums(root: Path, files: list[Path]) -> dict[str, dict]:
-    return {str(f.relative_to(root)): {"size": f.stat().st_size, "xxh3": _checksum(f)} for f in files}
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _patiently(read: Callable[[], Any], seconds: float = 1.0, tries: int = 3) -> Any:
+    """Read, more than once where a disk says no: a network disk now and then does so for a moment (ESTALE)."""
+    for _ in range(tries - 1):
+        try:
+            return read()
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(seconds)
+    return read()

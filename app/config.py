@@ -55,11 +55,12 @@ class RunConfig:
     """What a gradient with NaN or infinity does. stop: end the run before the update. skip: leave the update out, name
     the samples, and count the step as skipped_steps."""
     check_every: int = 0
-    """Compare the weights of all ranks every so many steps: those that are copies of each other must have the same
-    bits. 0: at the end of every epoch."""
+    """Compare weights and buffers of all ranks every so many steps: copies of each other must have the same bits. 0: at
+    the end of every epoch. The first step is always checked."""
     timeout: float = 1800.0
-    """Seconds without a step, a micro-batch of an evaluation or a checkpoint after which a rank counts as hung: all
-    ranks show their stacks and end with status 1. 0: never."""
+    """A rank counts as hung after this many seconds without progress: a step, a micro-batch of an evaluation, or bytes
+    of a checkpoint or of the finished model read or written. All ranks then show their stacks and end with status 1.
+    0: never."""
     exact: bool = False
     """Give every layout the same bits: order-free sums of gradients. Costs time and 8 bytes a parameter."""
     audit: bool = False
@@ -158,13 +159,13 @@ def flatten(fields: dict, prefix: str = "") -> dict[str, Any]:
 
 def to_dict(config: Any) -> dict:
     """Turn a config into plain values that YAML and JSON keep."""
+    return _plain(dataclasses.asdict(config))
 
-    def plain(value):
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
-    return plain(dataclasses.asdict(config))
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def finite(value: Any) -> Any:
@@ -176,9 +177,31 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def diff(before: dict, after: dict) -> dict[str, tuple[Any, Any]]:
-    """List the fields in which two configs differ, by dotted name, as (before, after)."""
+def defaults(config: Any) -> dict[str, Any]:
+    """List what the fields of a config are by default, by dotted name; those without a default are left out.
+
+    Where a recipe's own defaults differ from those of a part, such as OptimConfig, the recipe's count.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+        elif dataclasses.is_dataclass(value):
+            found |= {f"{field.name}.{name}": default for name, default in defaults(value).items()}
+    return flatten(_plain({k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in found.items()}))
+
+
+def diff(before: dict, after: dict, default: dict[str, Any] | None = None) -> dict[str, tuple[Any, Any]]:
+    """List the fields in which two configs differ, by dotted name, as (before, after).
+
+    Args:
+        default: by dotted name; a field that the first one lacks, because the setting did not exist then, had it.
+    """
     before, after = flatten(before), flatten(after)
+    before |= {name: value for name, value in (default or {}).items() if name in after and name not in before}
     names = [*before, *(name for name in after if name not in before)]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 

@@ -1,6 +1,7 @@
-"""Finding ranks that have drifted apart: weights that should be copies of each other, and the order of samples."""
+"""Finding ranks that have drifted apart: weights and buffers that should be copies, and the order of samples."""
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -9,21 +10,26 @@ from torch.distributed.tensor import DTensor
 from app import ranks, sums
 from app.errors import UserError
 
+if TYPE_CHECKING:
+    from app.buffers import Buffers
+
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Drift:
-    """Fingerprints of this rank's weights, to be compared inside a collective that runs anyway."""
+    """Fingerprints of this rank's weights and buffers, to be compared inside a collective that runs anyway."""
 
-    def __init__(self, models: list[nn.Module], plan: str):
+    def __init__(self, models: list[nn.Module], buffers: "Buffers", plan: str):
         """Compare `models`. Every rank takes part.
 
         Args:
+            buffers: of them; every rank holds all.
             plan: a fingerprint of what decides the order of samples, compared at once: it does not change.
 
         Raises:
             UserError: a rank has another plan.
         """
+        self.buffers = buffers
         self.named = [(name, p) for model in models for name, p in model.named_parameters()]
         found = ranks.gather((plan, [_place(p) for _, p in self.named]))
         for rank, (other, _) in enumerate(found):
@@ -36,10 +42,21 @@ class Drift:
         self.places = [str(place) for _, place in found]
 
     def slots(self) -> Tensor:
-        """Return two numbers for each rank, this rank's filled in and the others 0; their sums are exact in float64."""
-        slots = torch.zeros(len(self.places), 2, dtype=torch.float64)
-        slots[ranks.rank()] = torch.tensor(_numbers(repr(self._prints())), dtype=torch.float64)
+        """Return four numbers for each rank, this rank's filled in and the others 0; sums are exact in float64."""
+        slots = torch.zeros(len(self.places), 4, dtype=torch.float64)
+        numbers = [number for prints in (self._weights(), self._buffers()) for number in _numbers(repr(prints))]
+        slots[ranks.rank()] = torch.tensor(numbers, dtype=torch.float64)
         return slots.flatten()
+
+    def compare_now(self, step: int) -> None:
+        """Compare all ranks in a collective of its own. Every rank takes part.
+
+        Raises:
+            UserError: as `compare`.
+        """
+        slots = self.slots().to(self.named[0][1].device)
+        torch.distributed.all_reduce(slots)
+        self.compare(slots.tolist(), step)
 
     def compare(self, slots: list[float], step: int) -> None:
         """Compare all ranks' numbers. Every rank takes part, with the same numbers.
@@ -47,24 +64,43 @@ class Drift:
         Raises:
             UserError: ranks differ; it names them, and the first tensor that differs.
         """
-        rows = [tuple(slots[i : i + 2]) for i in range(0, len(slots), 2)]
+        rows = [(tuple(slots[i : i + 2]), tuple(slots[i + 2 : i + 4])) for i in range(0, len(slots), 4)]
         first: dict[str, int] = {}
         pairs = [(first.setdefault(place, rank), rank) for rank, place in enumerate(self.places)]
-        apart = [(one, other) for one, other in pairs if rows[one] != rows[other]]
+        apart = [(one, other) for one, other in pairs if rows[one][0] != rows[other][0]]
         if apart:
-            one, other = apart[0]
-            prints = ranks.gather(self._prints())
-            names = [name for (name, _), a, b in zip(self.named, prints[one], prints[other], strict=True) if a != b]
+            names = [name for name, _ in self.named]
             raise UserError(
-                f"rank {other} has drifted from rank {one}: after step {step}, {len(names)} of {len(self.named)} "
-                f"weights differ, first {names[0]}; nothing of it was saved. Something changes weights or gradients on "
-                "one rank alone; the same command goes on from the last checkpoint"
+                f"{_differing(apart[0], step, 'weights', names, self._weights())}; nothing of it was saved. Something "
+                "changes weights or gradients on one rank alone; the same command goes on from the last checkpoint"
+            )
+        apart = [(0, rank) for rank, (_, numbers) in enumerate(rows) if numbers != rows[0][1]]
+        if apart:
+            raise UserError(
+                f"{_differing(apart[0], step, 'buffers', list(self.buffers.places), self._buffers())}; nothing of it "
+                "was saved. Look where the model is built: does code read the rank there, or draw unseeded numbers?"
             )
 
-    def _prints(self) -> list[list[int]]:
-        """Return two numbers for each weight."""
-        found = [_print(sums.local(p.detach())) for _, p in self.named]
-        return torch.stack([torch.stack(pair) for pair in found]).tolist()
+    def _weights(self) -> list[list[int]]:
+        return fingerprints([sums.local(p) for _, p in self.named])
+
+    def _buffers(self) -> list[list[int]]:
+        return fingerprints([place.tensor for place in self.buffers.places.values()])
+
+
+def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], own: list[list[int]]) -> str:
+    """Name the first tensor in which two ranks differ. Every rank takes part, with fingerprints of its own."""
+    (one, other), found = pair, ranks.gather(own)
+    differ = [name for name, a, b in zip(names, found[one], found[other], strict=True) if a != b]
+    return (
+        f"rank {other} has drifted from rank {one}: after step {step}, {len(differ)} of {len(names)} {what} differ, "
+        f"first {differ[0].removeprefix('models.0.')}"
+    )
+
+
+def fingerprints(tensors: list[Tensor]) -> list[list[int]]:
+    """Return two numbers for each tensor, which tell its bits. Waits for the device, once."""
+    return torch.stack([torch.stack(_print(t.detach())) for t in tensors]).tolist() if tensors else []
 
 
 def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +108,7 @@ def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if not tensor.numel():
         zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return zero, zero
-    bits = tensor.contiguous().view(_BITS[tensor.element_size()])
+    bits = tensor.contiguous().reshape(-1).view(_BITS.get(tensor.element_size(), torch.int64))
     return torch.hash_tensor(bits).view(torch.int64), bits.sum(dtype=torch.int64)
 
 

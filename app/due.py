@@ -32,8 +32,8 @@ class Due:
         return logs or self.saves(step) or self.may_be_best(step) or self.checks(step)
 
     def checks(self, step: int) -> bool:
-        """Tell whether ranks are compared with each other."""
-        return self.at(step, self.settings.check_every)
+        """Tell whether ranks are compared with each other: the first time as soon as a mistake can show."""
+        return step == 1 or self.at(step, self.settings.check_every)
 
     def may_be_best(self, step: int) -> bool:
         """Tell whether an evaluation is due that decides which checkpoint is best."""

@@ -10,17 +10,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app import ranks, sums
+from app import sums
 from app.accelerator import Accelerator
 from app.errors import UserError
 from app.gradients import Gradients
+from app.grid import GRID, Grid, Shards, Sums
 
-GRID = 40  # gradients are rounded to multiples of 2**-GRID
-LIMIT = 2.0 ** (52 - GRID)  # norm of the gradient below which its sums are exact
+_asked_in_time = False  # this process first used the GPU in an exact run
+
+LIMIT = 2.0 ** (52 - GRID)  # of the gradient's norm, and of its sums over micro-batches: exact below
 
 
 class ExactGradients(Gradients):
@@ -30,8 +31,9 @@ class ExactGradients(Gradients):
         super().__init__(accelerator, seed)
         _check(accelerator)
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
-        self.grid = _Grid(accelerator)
-        self.sums: dict[nn.Module, _Sums] = {}
+        self.grid = Grid(accelerator)
+        self.sums: dict[nn.Module, Sums] = {}
+        self.shards: dict[nn.Module, Shards] = {}
         self.current: Sequence[nn.Module] = ()
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.said: set[str] = set()
@@ -47,32 +49,13 @@ class ExactGradients(Gradients):
                 group["fused"] = bool(group.get("fused")) and all(map(_fills_vectors, group["params"]))
         if not self.sharded:
             model, optimizer = super().prepare(model, optimizer, clip)
-            self.sums[model] = _Sums(model)
+            self.sums[model] = Sums(model, self.grid)
             return model, optimizer
         policy = torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float64)
         self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
         model, optimizer = super().prepare(model, optimizer, clip)
-        self._round_in_shards(model)
+        self.shards[model] = Shards(model, self.grid)
         return model, optimizer
-
-    def _round_in_shards(self, model: nn.Module) -> None:
-        """Have FSDP2 round each whole gradient before it accumulates and reduces it, and add up where it would average.
-
-        The whole parameters exist from the first forward pass on, behind FSDP's own hook.
-        """
-        seen = set()
-
-        def hook_parameters(module, _):
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter.requires_grad and parameter not in seen:
-                    seen.add(parameter)
-                    parameter.register_hook(self.grid.nearest)
-
-        for module in model.modules():
-            if hasattr(module, "set_gradient_divide_factor"):
-                module.set_gradient_divide_factor(1.0)
-            if module._parameters:
-                module.register_forward_pre_hook(hook_parameters)
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -80,20 +63,23 @@ class ExactGradients(Gradients):
         if self.sharded:
             with super().turn(models, last):
                 yield
+            for model in models if last else ():
+                self.shards[model].check()
             return
         with super().turn(models, last=False):
             self.current = models
             yield
         if last:
             for model in models:
-                self.sums[model].finish(self.grid)
+                self.sums[model].finish()
 
-    def backward(self, loss: Tensor, share: float) -> None:
-        """Add the rounded gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's."""
+    def _pass_back(self, loss: Tensor, share: float) -> None:
+        models = () if self.sharded else self.current
+        for model in models:
+            self.sums[model].set_aside()
         self.accelerator.backward(loss * share)
-        if not self.sharded:
-            for model in self.current:
-                self.sums[model].add(self.grid)
+        for model in models:
+            self.sums[model].add()
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
         """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
@@ -109,16 +95,23 @@ class ExactGradients(Gradients):
         return norm
 
     def watch(self, closely: bool) -> None:
-        """Count, in the step that begins, gradients that the grid loses; it costs a pass over them."""
-        self.grid.counting = closely
+        """Count, in the step that begins, gradients that the grid loses, and how far their sums reach."""
+        self.grid.watch(closely)
 
     def troubles(self) -> list[str]:
-        """Say, once, what the grid did not fit: sums too large to be exact, and values too small to be kept."""
-        found = {}
-        largest, share = self.largest_norm.item(), self.grid.share_lost()
+        """Say, once, what the grid did not fit: sums too large to be exact, and values too small to be kept.
+
+        A sum is exact where every partial sum is, in any order: micro-batches whose gradients cancel count in full.
+        """
+        found, large = {}, ""
+        largest, (share, reach, name) = self.largest_norm.item(), self.grid.survey()
         if largest >= LIMIT:
+            large = f"the gradient's norm has been {largest:.4g}"
+        elif reach >= LIMIT:
+            large = f"sums over some of a step's micro-batches may reach {reach:.4g} in the gradient of {name}"
+        if large:
             found["large"] = (
-                f"the gradient's norm has been {largest:.4g}; sums are exact below {LIMIT:.0f}, so from here on other "
+                f"{large}; sums are exact below {LIMIT:.0f}, so from here on other "
                 "layouts may differ: lower --optim.lr, or scale the loss down"
             )
         if share > 0.01:
@@ -131,110 +124,54 @@ class ExactGradients(Gradients):
         return new
 
 
-class _Grid:
-    """Multiples of 2**-GRID, and under fp16 of that times the loss's scale."""
-
-    def __init__(self, accelerator: Accelerator):
-        self.scaler = accelerator.scaler
-        self.counting = False
-        self.counts = torch.zeros(2, dtype=torch.float64, device=accelerator.device)  # lost, not zero
-
-    @property
-    def points(self) -> Tensor | float:
-        """How many grid points make a gradient of 1."""
-        return 2.0**GRID if self.scaler is None else 2.0**GRID / self.scaler._scale
-
-    def numbers(self, gradient: Tensor, in_place: bool = False) -> Tensor:
-        """Return the number of the grid point nearest to each value."""
-        present = gradient != 0 if self.counting else None
-        found = (gradient.mul_(self.points) if in_place else gradient * self.points).round_()
-        found.add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
-        if present is not None:
-            self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
-        return found
-
-    def nearest(self, gradient: Tensor) -> Tensor:
-        """Round each value to the grid."""
-        return self.numbers(gradient).div_(self.points)
-
-    def share_lost(self) -> float:
-        """Return the share of values, since the last call, that were not 0 and were rounded to it."""
-        lost, present = self.counts.tolist()
-        self.counts.zero_()
-        return lost / present if present else 0.0
-
-
-class _Sums:
-    """Float64 sums of one model's gradients, in grid points: 8 bytes a parameter, reduced as one tensor."""
-
-    def __init__(self, model: nn.Module):
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        size = sum(p.numel() for p in self.parameters)
-        # Behind the sums: how many ranks had a gradient for each parameter.
-        self.flat = torch.zeros(size + len(self.parameters), dtype=torch.float64, device=self.parameters[0].device)
-        pieces = self.flat[:size].split([p.numel() for p in self.parameters])
-        self.sums = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
-        self.seen = [False] * len(self.parameters)
-
-    def add(self, grid: _Grid) -> None:
-        """Round the gradients at hand and add them."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                numbers = grid.numbers(parameter.grad, in_place=True)
-                self.sums[index].add_(numbers) if self.seen[index] else self.sums[index].copy_(numbers)
-                self.seen[index] = True
-                parameter.grad = None
-
-    def finish(self, grid: _Grid) -> None:
-        """Sum over ranks and hand the parameters their gradients. Every rank takes part."""
-        for sum_, seen in zip(self.sums, self.seen, strict=True):
-            if not seen:
-                sum_.zero_()
-        if not ranks.alone():
-            self.flat[-len(self.seen) :] = torch.tensor(self.seen, dtype=torch.float64)
-            dist.all_reduce(self.flat)
-        # One that no rank had a gradient for gets none, so that the optimizer leaves it alone on any layout.
-        had = self.seen if all(self.seen) or ranks.alone() else self.flat[-len(self.seen) :].tolist()
-        for parameter, sum_, some in zip(self.parameters, self.sums, had, strict=True):
-            if some:
-                parameter.grad = torch.div(sum_, grid.points, out=torch.empty_like(parameter))
-        self.seen = [False] * len(self.seen)
-
-
-def settle_environment() -> None:
-    """Ask CUDA's libraries for kernels with the same bits each time; before they start.
+@contextmanager
+def settings() -> Iterator[None]:
+    """Ask torch and CUDA's libraries for kernels with the same bits each time; afterwards, give back what was set.
 
     Raises:
         UserError: this process has used the GPU without asking.
     """
-    if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+    global _asked_in_time
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    before = os.environ.get(name)
+    asked = before is not None or _asked_in_time or not torch.cuda.is_initialized()
+    if not asked:
         raise UserError(
             "--run.exact: this process has used the GPU before, and its libraries have chosen their kernels: restart "
-            "it (a notebook's kernel), or set CUBLAS_WORKSPACE_CONFIG=:4096:8 before it starts"
+            f"it (a notebook's kernel), or set {name}=:4096:8 before it starts"
         )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def leave_environment() -> None:
-    """Let torch choose its kernels again, for what this process does after an exact run."""
-    torch.use_deterministic_algorithms(False)
+    kernels, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fill, short_cut = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.mha.get_fastpath_enabled()
+    os.environ.setdefault(name, ":4096:8")
+    # TransformerEncoderLayer's short cut for evaluation has other bits, and is not taken where FSDP2 has hooks.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        _asked_in_time = asked and torch.cuda.is_initialized()
+        if before is None:
+            os.environ.pop(name, None)
+        torch.use_deterministic_algorithms(kernels, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch.backends.mha.set_fastpath_enabled(short_cut)
 
 
 def _check(accelerator: Accelerator) -> None:
     zero = accelerator.distributed_type == DistributedType.DEEPSPEED
     compiled = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-    reason = refusal(zero, compiled, accelerator.data_ranks != accelerator.num_processes)
+    reason = refusal(zero, compiled)
     if reason:
         raise UserError(f"--run.exact: {reason}")
 
 
-def refusal(zero: bool, compiled: bool, tensor_parallel: bool) -> str:
+def refusal(zero: bool, compiled: bool) -> str:
     """Say why the bits of a layout cannot be those of the others; nothing where they can."""
     if zero:
         return "DeepSpeed sums gradients in its own order; use an fsdp or ddp profile"
-    if compiled:
-        return "compiled code differs between layouts; take dynamo_config out of the profile"
-    return "tensor parallelism splits sums inside the model; set tp_size to 1" if tensor_parallel else ""
+    return "compiled code differs between layouts; take dynamo_config out of the profile" if compiled else ""
 
 
 def _fills_vectors(parameter: nn.Parameter) -> bool:

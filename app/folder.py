@@ -27,13 +27,14 @@ class Change(NamedTuple):
 class RunFolder:
     """One run's folder, held for as long as the run uses it."""
 
-    def __init__(self, path: Path, source: str = ""):
+    def __init__(self, path: Path, source: str = "", defaults: dict[str, Any] | None = None):
         """Look after a folder.
 
         Args:
             source: of the recipe, kept beside its settings.
+            defaults: of the settings, by dotted name: those of a run from before a setting existed.
         """
-        self.path, self.source = path, source
+        self.path, self.source, self._defaults = path, source, defaults or {}
         self.info: dict[str, Any] = {}
         self.config: dict = {}
         self._settings: RunConfig | None = None
@@ -108,7 +109,7 @@ class RunFolder:
         return self._compare(saved, self.config, self._settings) if self._unread else []
 
     def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
-        changes = _changes(before, config, settings)
+        changes = self._changes(before, config, settings)
         refused = [change for change in changes if change.effect == "refused"]
         if refused:
             lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
@@ -132,7 +133,18 @@ class RunFolder:
     def changes(self, config: dict, settings: RunConfig) -> list[Change]:
         """List the fields in which these settings differ from those of config.yaml; none where it cannot be read."""
         before = self._read("config.yaml", yaml.safe_load)
-        return [] if before is None else _changes(before, config, settings)
+        return [] if before is None else self._changes(before, config, settings)
+
+    def _changes(self, before: dict, now: dict, settings: RunConfig) -> list[Change]:
+        by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
+
+        def effect(name: str) -> str:
+            if name in LENGTH:
+                return _LONGER if name == by else "none"
+            return "taken as it is now" if name in HARMLESS else "refused"
+
+        differing = diff(before, now, self._defaults)
+        return [Change(name, old, new, effect(name)) for name, (old, new) in differing.items()]
 
     def _check_recipe(self, settings: RunConfig) -> list[str]:
         kept = self.path / "recipe.py"
@@ -164,9 +176,13 @@ class RunFolder:
         Raises:
             UserError: another run has taken the folder.
         """
-        self._lock.check()
+        self.check()
         self.info |= fields
         self._write("run.json", json.dumps(finite(self.info), indent=1))
+
+    def check(self) -> None:
+        """Refuse to go on where another run has taken the folder; see `FolderLock.check`."""
+        self._lock.check()
 
     def _read(self, name: str, parse: Callable[[str], Any]) -> dict | None:
         """Read a file of fields; None where it is damaged or missing."""
@@ -197,14 +213,3 @@ class RunFolder:
                     path.rmdir()
         self._made = []
         self._lock.release()
-
-
-def _changes(before: dict, now: dict, settings: RunConfig) -> list[Change]:
-    by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
-
-    def effect(name: str) -> str:
-        if name in LENGTH:
-            return _LONGER if name == by else "none"
-        return "taken as it is now" if name in HARMLESS else "refused"
-
-    return [Change(name, old, new, effect(name)) for name, (old, new) in diff(before, now).items()]

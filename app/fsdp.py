@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
 
+from app import state
 from app.errors import UserError
 from app.process import gpus_here, is_main_process
 
@@ -63,6 +64,21 @@ def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: 
             file=sys.stderr,
         )
     plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+@contextmanager
+def shared_weights_kept(model: nn.Module) -> Iterator[None]:
+    """Refuse to make two weights of one that modules share, as torch 2.13 does, unasked, of one in two FSDP groups."""
+    before = state.shared_names(model)
+    yield
+    after = state.shared_names(model)
+    lost = [f"{name} and {first}" for name, first in before.items() if name not in after]
+    if lost:
+        raise UserError(
+            f"FSDP would train {lost[0]}, which are one weight, as two: let fsdp_transformer_layer_cls_to_wrap in the "
+            "profile name classes of which none holds one of them, or set fsdp_auto_wrap_policy: NO_WRAP; on GPUs a "
+            "model without tie_weights also needs fsdp_cpu_ram_efficient_loading: false"
+        )
 
 
 @contextmanager

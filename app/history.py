@@ -17,9 +17,10 @@ NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
 
 @dataclass
 class History:
-    """One run: run.json, its settings, and the lines of metrics.jsonl."""
+    """One run: whether it is at work, run.json, its settings, and the lines of metrics.jsonl."""
 
     folder: Path
+    held: bool
     info: dict[str, Any]
     config: dict[str, Any]
     lines: list[dict[str, Any]]
@@ -38,7 +39,7 @@ class History:
     def status(self) -> str:
         """Return run.json's status; `lost` for a run that says it is running and whose process is gone."""
         status = str(self.info.get("status", "?"))
-        return "lost" if status == "running" and not lock.in_use(self.folder) else status
+        return "lost" if status == "running" and not self.held else status
 
     @property
     def changed(self) -> float:
@@ -94,6 +95,7 @@ def read(folder: Path) -> History:
     Raises:
         UserError: it holds no run.
     """
+    held = lock.in_use(folder)  # before its status: a run that ends writes that first
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -106,7 +108,7 @@ def read(folder: Path) -> History:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    return History(folder, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
+    return History(folder, held, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunCon
             "that are computed at a time, so losses and scores depend on the number of processes"
         )
     if False in found:
-        share = "all" if ranks == 1 else f"one process's {-(-micros // ranks)} of"
+        share = "all" if ranks == 1 else f"the main process's {-(-micros // ranks)} of"
         notes.append(
             f"warning: {found[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
             f"are those of {share} {micros} micro-batches of a step, so scores (not losses) depend on the number of "

@@ -25,13 +25,13 @@ class _Steps(Dataset):
     def __getitem__(self, index: int) -> Step | UserError:
         step = self.plan.step(index, self.rank, self.ranks)
         try:
-            return step._replace(turns=[turn._replace(inputs=self._inputs(index, turn)) for turn in step.turns])
+            return step._replace(turns=[turn._replace(inputs=self._inputs(step, turn)) for turn in step.turns])
         except UserError as error:  # raised in a worker, torch would bury its message in a traceback
             return error
 
-    def _inputs(self, step: int, turn: Turn) -> Any:
+    def _inputs(self, step: Step, turn: Turn) -> Any:
         # For what rows and collate functions draw from torch's own generators: known by the plan alone, like dropout.
-        seed_all(getattr(self.plan, "seed", 0), step, turn.index, -1)
+        seed_all(self.plan.seed, step.index, turn.index, -1)
         ids = turn.ids.tolist()
         many = getattr(self.data, "__getitems__", None)
         rows = many(ids) if many else [self.data[i] for i in ids]

@@ -5,6 +5,7 @@ nothing (the disk does not know it, or keeps it on each machine for itself), tho
 whether they go on. The clocks of two machines are never compared.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError
-from app.process import is_alive, this_process
+from app.process import is_alive, this_process, was_here
 
 BEAT = 5.0  # seconds between two touches
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead
@@ -78,7 +79,7 @@ class FolderLock:
         alone = bool(sure)  # a machine's own flock says all about its own processes
         if before:
             host, process = _parse(before)
-            if host != socket.gethostname():
+            if not _is_here(host, process):
                 alone = False
                 if self._goes_on(before):
                     raise self._in_use(self._holder())
@@ -128,15 +129,31 @@ class FolderLock:
     def _beat(self) -> None:
         while not self._released.wait(BEAT):
             try:
-                if self._read() != self._text:
+                if not self._is_ours():
                     return self._lost.set()
                 os.utime(self.path)
             except OSError:  # of a disk that is away for a while
                 continue
 
+    def _is_ours(self) -> bool:
+        try:
+            return self._read() == self._text
+        except FileNotFoundError:  # somebody has deleted it, and nobody has taken the folder since
+            return True
+
     def check(self) -> None:
-        """Refuse to go on where another run has taken the folder, because this one stood still for so long."""
-        if self._lost.is_set():
+        """Refuse to go on where another run has taken the folder, because this one stood still for so long.
+
+        Reads the lock anew: this process may just have woken up.
+
+        Raises:
+            UserError: by whom it was taken.
+            OSError: the disk does not say.
+        """
+        if self.descriptor is None:  # not the main process, or not any more
+            return
+        if self._lost.is_set() or not self._is_ours():
+            self._lost.set()
             raise UserError(
                 f"{self.folder} was taken over by {self._holder()}, as this run showed no sign of life for "
                 f"{WATCHED * BEAT:.0f} s: it ends here"
@@ -148,8 +165,9 @@ class FolderLock:
             return
         self._released.set()
         _held.pop(self._key)
-        if not self._lost.is_set():
-            os.ftruncate(self.descriptor, 0)
+        with contextlib.suppress(OSError):
+            if not self._lost.is_set() and self._is_ours():
+                os.ftruncate(self.descriptor, 0)
         os.close(self.descriptor)
         self.descriptor = None
 
@@ -164,9 +182,14 @@ def in_use(folder: Path) -> bool:
     except OSError:
         return False
     host, process = _parse(text)
-    if host == socket.gethostname():
+    if _is_here(host, process):
         return is_alive(process)
     return bool(host) and time.time() - touched < 60  # its clock may differ from ours
+
+
+def _is_here(host: str, process: str) -> bool:
+    """Tell whether a holder is a process of this machine, which can look whether it still runs."""
+    return host == socket.gethostname() and was_here(process)
 
 
 def _flock(descriptor: int) -> bool | None:

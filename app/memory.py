@@ -14,8 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from app.profiles import Profile
+from app.shares import divide
 
-LEFT_OUT = "activations, gathered layers, buffers of communication, kernels' own space, the program itself (about 1 GB)"
+LEFT_OUT = (
+    "activations, gathered layers, 16-bit copies of weights (none under FSDP), buffers of communication, kernels' own "
+    "space, the program itself (about 1 GB)"
+)
 _DOUBLE = 8
 # Bytes that torch 2.13 writes around a tensor's own: an archive's head and foot, and its names in two lists.
 _AROUND = 1900
@@ -129,7 +133,19 @@ def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: in
         gradients = max(whole, buckets + whole * beside_buckets)
         sums = _doubles(trained) + _DOUBLE * len(trained) if exact else 0
     optimizer = sum(_remembered_bytes(w, shards) for w in weights)
-    return Memory(held, gradients, sums, optimizer, (held + optimizer) * beside)
+    return Memory(held, gradients, sums, optimizer, _copied(weights, buffers, profile) * beside)
+
+
+def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
+    """Count what the fullest process copies to the host for a checkpoint: of what several have alike, its share."""
+    parts, whole = [], []
+    for weight in weights:
+        for shape in (weight.shape, *(weight.remembered or ())):
+            sharded = profile.shards > 1 and shape.dims == weight.shape.dims
+            (parts if sharded else whole).append(shape.bytes(profile.shards if sharded else 1))
+    copies = max(1, profile.processes // profile.shards)
+    (_, split), (_, alike) = divide(parts, copies), divide(whole, profile.processes, taken=buffers)
+    return max(split) + max(alike)
 
 
 def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory:

@@ -25,8 +25,7 @@ def plain(values: dict[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode, without gradients, and with the main process's statistics on every rank."""
-    _share_statistics(model)
+    """Have a model in evaluation mode and without gradients."""
     modes, grad = {module: module.training for module in model.modules()}, torch.is_grad_enabled()
     model.eval()
     torch.set_grad_enabled(False)
@@ -40,16 +39,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 module.reshard()
 
 
-def _share_statistics(model: nn.Module) -> None:
-    """Give all ranks the running statistics that are saved and exported: those of BatchNorm on the main process."""
-    if ranks.alone():
-        return
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
-            for statistic in (module.running_mean, module.running_var):
-                torch.distributed.broadcast(statistic, 0)
-
-
 class Scores:
     """Measures and torchmetrics, each updated with every sample once and combined over ranks when computed."""
 
@@ -58,13 +47,13 @@ class Scores:
 
         Args:
             metrics: by the name under which it is logged, objects of torchmetrics, or any with `update`, `compute` and
-                `to`.
+                `to`, whose `compute`, called on every rank, combines ranks by itself.
         """
         self.measures = measures
         for measure in measures:
             measure.state = measure.state.to(device)
-        self.metrics = {name: metric.to(device) for name, metric in metrics.items()}
-        for metric in self.metrics.values():
+        self.metrics = {name: metric.to(device) or metric for name, metric in metrics.items()}
+        for metric in filter(_of_torchmetrics, self.metrics.values()):
             metric.dist_sync_fn = _gather
         # Samples, weight of the losses, and the weighted losses in the parts of an order-free sum.
         self.sums = torch.zeros(2 + sums.PARTS, dtype=torch.float64, device=device)
@@ -95,8 +84,9 @@ class Scores:
             measure.total = total
             results |= {prefix + name: score for name, score in measure.scores().items()}
         for name, metric in self.metrics.items():
-            # Quiet torchmetrics' warning on a rank that had no samples: its zeros are what it has to add.
-            metric._update_count = max(metric._update_count, 1)
+            if _of_torchmetrics(metric):
+                # Quiet its warning on a rank that had no samples: its zeros are what it has to add.
+                metric._update_count = max(metric._update_count, 1)
             results[prefix + name] = float(metric.compute())
         if weight:
             results[prefix + "loss"] = sums.total(parts) / weight
@@ -105,6 +95,11 @@ class Scores:
 
     def _split(self, combined: Tensor) -> tuple[Tensor, ...]:
         return combined.split([len(self.sums), *(len(measure.state) for measure in self.measures)])
+
+
+def _of_torchmetrics(metric: Any) -> bool:
+    """Tell whether a metric has what torchmetrics 1.9 uses to combine ranks, without importing it."""
+    return hasattr(metric, "_update_count") and hasattr(metric, "dist_sync_fn")
 
 
 def _gather(state: Tensor, group: Any = None) -> list[Tensor]:

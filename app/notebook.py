@@ -37,8 +37,7 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
     """
     import cloudpickle
 
-    named = profiles.FOLDER / f"{profile}.yaml"
-    file = named if not Path(profile).exists() and named.exists() else Path(profile)
+    file = profiles.find(str(profile))
     profiles.read(str(file))  # refuses what is none
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
         folder = Path(name)

@@ -54,6 +54,24 @@ def is_alive(process: str) -> bool:
     return _began(int(number)) == began
 
 
+def was_here(process: str) -> bool:
+    """Tell whether a process that `this_process` named began on this machine, since it was last started.
+
+    The name of a host does not say it: several containers and machines may have the same one.
+    """
+    machine = process.split()[1].rpartition(".")[0]
+    return not sys.platform.startswith("linux") or (bool(machine) and machine == _machine())
+
+
+def _machine() -> str:
+    """Tell this machine, and this container on it, from all others since it was started; nothing where it is hidden."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
 def _began(number: int) -> str:
     """Tell when a process began, by a clock that nobody sets; nothing where there is none, or it has ended."""
     if sys.platform.startswith("linux"):
@@ -62,11 +80,7 @@ def _began(number: int) -> str:
             state, *rest = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             return ""
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-        except OSError:  # some containers hide it
-            boot = "0"
-        return "" if state == b"Z" else f"{boot}.{rest[18].decode()}"
+        return "" if state == b"Z" else f"{_machine()}.{rest[18].decode()}"
     import psutil
 
     try:
@@ -160,20 +174,20 @@ def launcher_profile() -> Profile | None:
 
 
 _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
-# Set where all has gone well and nothing but the interpreter's own end is left to do.
-leave_at_once = False
+# Set where nothing but the interpreter's own end is left to do: the status to leave with.
+leave_with: int | None = None
 
 
 def _leave() -> None:
-    """Skip the end of the interpreter: gloo's threads (torch 2.13) now and then abort in it, and the launcher fails.
+    """Skip the end of the interpreter: threads in torch's C++ (gloo's; one that saves, after Ctrl-C) can abort in it.
 
     A status that the program gives to sys.exit after its run is lost with it.
     """
-    if leave_at_once:
+    if leave_with is not None:
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(leave_with)
 
 
 def report_user_errors() -> None:
@@ -182,8 +196,8 @@ def report_user_errors() -> None:
     atexit.register(_leave)  # before torch and the others register theirs, so it comes last
 
     def hook(kind, error, traceback):
-        global leave_at_once
-        leave_at_once = False
+        global leave_with
+        leave_with = 130 if issubclass(kind, KeyboardInterrupt) else None
         if issubclass(kind, KeyboardInterrupt):
             raise SystemExit(130)
         if not isinstance(error, UserError):

@@ -8,7 +8,9 @@ from typing import Any
 from app.errors import UserError
 from app.flags import read_yaml
 
-FOLDER = Path(__file__).parents[1] / "accelerate_configs"
+# An installed package has the profiles inside; a copy of the repository has them next to it.
+_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[:2]]
+FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 # Of models that are wrapped in nothing, copied, or sharded.
 _KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}
@@ -102,15 +104,13 @@ class Profile:
         if self.section("parallelism_config") and self.mesh("dp_shard") > 1 and size != self.processes:
             fix = f"start {size} processes, or change the sizes in parallelism_config"
             found.append((f"a mesh of {size} for {self.processes} processes", fix))
-        elif self.processes % self.mesh("tp"):
-            found.append(
-                (f"tp_size {self.mesh('tp')} does not divide {self.processes} processes", "change one of them")
-            )
         turns = self.section("deepspeed_config").get("gradient_accumulation_steps", 1)
         if turns not in (1, "1"):
             found.append((f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"))
         split = [f"{name}_size" for name in ("cp", "sp") if self.mesh(name) > 1]
         found += [(f"{name} {self.mesh(name[:2])}: sequences are not split yet", "set it to 1") for name in split]
+        if self.mesh("tp") > 1:
+            found.append((f"tp_size {self.mesh('tp')}: weights are not split inside a layer yet", "set it to 1"))
         if self.on_cpu and self.zero_stage:
             found.append(("DeepSpeed on CPU", "take accelerate_configs/fsdp_cpu.yaml"))
         if self.on_cpu and self.precision == "fp16":
@@ -118,8 +118,16 @@ class Profile:
         return found
 
 
+def find(name: str) -> Path:
+    """Return the file that a name stands for: itself, or one of our own, such as `ddp_cpu`, wherever they lie."""
+    file = Path(name)
+    ours = FOLDER / file.with_suffix(".yaml").name
+    known = file.suffix in ("", ".yaml") and file.parent in (Path(), Path(FOLDER.name))
+    return ours if known and not file.is_file() and ours.is_file() else file
+
+
 def read(text: str) -> Profile:
-    """Read `FILE`, or `FILE:PROCESSES` for another number of processes.
+    """Read `FILE`, or `FILE:PROCESSES` for another number of processes; for our own, the name is enough.
 
     Raises:
         UserError: there is no such file, or it is no profile.
@@ -127,7 +135,11 @@ def read(text: str) -> Profile:
     name, colon, count = text.rpartition(":")
     if not (colon and count.isdigit()):
         name, count = text, ""
-    settings = read_yaml("--profile", name, "; give a file like those of accelerate_configs")
+    file = find(name)
+    ours = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    settings = read_yaml(
+        "--profile", str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}"
+    )
     if not isinstance(settings, dict) or "distributed_type" not in settings:
         raise UserError(f"--profile {name} has no distributed_type: give a file that `accelerate config` writes")
     # A YAML reader takes an unquoted NO for false.
@@ -135,7 +147,7 @@ def read(text: str) -> Profile:
     processes = count or settings.get("num_processes") or 1
     if not str(processes).isdigit() or int(processes) < 1:
         raise UserError(f"--profile {text}: {processes} processes: at least 1 must train")
-    return Profile(Path(name), Path(name).stem + (f":{count}" if count else ""), int(processes), settings)
+    return Profile(file, file.stem + (f":{count}" if count else ""), int(processes), settings)
 
 
 def _unknown(profile: Profile) -> list[str]:

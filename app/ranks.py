@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,12 +19,37 @@ from app.errors import UserError
 
 T = TypeVar("T")
 
-_uses = 0
+# Longer than the watchdog takes to show all stacks, between machines too, whose clocks it starts one after the other.
+_MARGIN = 120.0
+_LEAST, _NEVER = timedelta(minutes=30), timedelta(days=7)
+
+_uses: Counter[str] = Counter()
 _clean: bool | None = None
 _background: dist.ProcessGroup | None = None
 
 
-def join_anew(on_cpu: bool) -> None:
+def limit(timeout: float) -> timedelta:
+    """Return how long a collective may take: longer than a rank may hang (--run.timeout), so that its stack is shown.
+
+    It is never short: before the first step ranks wait for each other's data without being watched.
+
+    Args:
+        timeout: in seconds; 0: a rank may hang for ever.
+    """
+    return max(_LEAST, timedelta(seconds=timeout + _MARGIN)) if timeout else _NEVER
+
+
+def set_limit(time_limit: timedelta) -> None:
+    """Give all process groups of training a time limit; those of a mesh of processes have torch's own until then."""
+    if not dist.is_initialized():
+        return
+    # torch 2.13 has no public names for either.
+    for group in dist.distributed_c10d._world.pg_map:
+        if group is not _background:
+            dist.distributed_c10d._set_pg_timeout(time_limit, group)
+
+
+def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST) -> None:
     """Join the process group of ranks of which some were started again; the first time, accelerate does it.
 
     Between machines, a rank that nobody started again may belong to a launcher that was.
@@ -36,7 +62,7 @@ def join_anew(on_cpu: bool) -> None:
         return
     backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
     own = dist.PrefixStore(f"samestep/generation/{generation}", found)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=time_limit)
 
 
 def _generation(found: dist.Store, rank: int, world: int) -> int:
@@ -93,10 +119,13 @@ def local_processes() -> list[str]:
 
 
 def background() -> dist.ProcessGroup | None:
-    """Return the process group of threads beside training, on CPU; every rank asks for it, first, at the same point."""
+    """Return the process group of threads beside training, on CPU; every rank asks for it, first, at the same point.
+
+    It has no time limit: ranks wait in it for the slowest one's files. The watchdog looks after whoever waits for them.
+    """
     global _background
     if not alone() and _background is None:
-        _background = dist.new_group(backend="gloo")
+        _background = dist.new_group(backend="gloo", timeout=_NEVER)
     return _background
 
 
@@ -109,7 +138,8 @@ def leave(clean: bool) -> None:
     if _clean is None:
         atexit.register(_end)
     _clean = clean
-    process.leave_at_once = clean and not alone() and (dist.get_backend() == "gloo" or _background is not None)
+    aborts = not alone() and (dist.get_backend() == "gloo" or _background is not None)
+    process.leave_with = 0 if clean and aborts else None
 
 
 def _end() -> None:
@@ -119,24 +149,55 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
-def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, long: bool = False) -> T:
     """Run `call` on the main process and return its result on every rank. Its error is raised on every rank.
 
-    For quick work only: the others wait in a collective of `group`, which has a time limit.
+    Args:
+        group: in whose collective the others wait.
+        long: they wait on the store first, for as long as it takes: a collective has a time limit. Not for threads.
     """
     if alone():
         return call()
+    key = _next("main") if long else ""
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
             outcome = [call(), None]
         except Exception as error:
-            dist.broadcast_object_list([None, _portable(error)], src=0, group=group)
+            outcome = [None, _portable(error)]
             raise
+        finally:
+            if long:
+                store().set(key, "done")
+            if outcome[1] is not None:
+                dist.broadcast_object_list(outcome, src=0, group=group)
+    elif long:
+        store().wait([key], _NEVER)
     dist.broadcast_object_list(outcome, src=0, group=group)
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
+    """Run `call` on the first process of each machine; return results by rank, on every rank.
+
+    The others wait for it as long as it takes. An error of one is raised on every rank.
+    """
+    if alone():
+        return {0: call()}
+    outcome: tuple[Any, Exception | None] | None = None
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        try:
+            outcome = call(), None
+        except Exception as error:
+            outcome = None, _portable(error)
+    _meet("machines")
+    found = {rank: each for rank, each in enumerate(gather(outcome)) if each is not None}
+    for _, error in found.values():
+        if error is not None:
+            raise error
+    return {rank: value for rank, (value, _) in found.items()}
 
 
 def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
@@ -160,13 +221,12 @@ def local_main_first() -> Iterator[None]:
 
     They wait on the store, for as long as it takes; where the first one fails, they fail at once.
     """
-    global _uses
-    _uses += 1
+    key = _next("first")
     if alone():
         yield
         return
     rank, local_rank = dist.get_rank(), int(os.environ.get("LOCAL_RANK", "0"))
-    key = f"samestep/first/{_uses}/{rank - local_rank}"
+    key = f"{key}/{rank - local_rank}"
     if local_rank == 0:
         try:
             yield
@@ -175,11 +235,25 @@ def local_main_first() -> Iterator[None]:
             raise
         store().set(key, "done")
         return
-    store().wait([key], timedelta(days=7))
+    store().wait([key], _NEVER)
     kind, _, text = store().get(key).decode().partition(":")
     if kind != "done":
         raise UserError(text) if kind == "user" else RuntimeError(f"the first process of this machine failed: {text}")
     yield
+
+
+def _meet(what: str) -> None:
+    """Wait until every rank has come, on the store: a collective has a time limit."""
+    key = _next(what)
+    if store().add(f"{key}/here", 1) == dist.get_world_size():
+        store().set(key, "all")
+    store().wait([key], _NEVER)
+
+
+def _next(what: str) -> str:
+    """Name a key of the store that was not used before: the same on every rank, as all do the same in their order."""
+    _uses[what] += 1
+    return f"samestep/{what}/{_uses[what]}"
 
 
 def heard_on_main(error: UserError) -> bool:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ class Records:
         self.pending_images: images.Images = {}
         self.aside = 0.0
 
-    def open(self, done: int, settings: RunConfig, config: dict, **fields: Any) -> None:
+    def open(self, done: int, settings: RunConfig, config: dict, scores_too: bool = False, **fields: Any) -> None:
         """Write down what this run is, and open the file and the trackers after step `done`, on the main process.
 
         Args:
+            scores_too: see MetricsFile.
             fields: the first ones of run.json.
 
         Raises:
@@ -43,7 +44,7 @@ class Records:
         sittings = [*(sitting for sitting in before.get("sittings", []) if sitting["step"] <= done), began]
         try:
             self.folder.begin(status="running", error=None, step=done, sittings=sittings, **fields)
-            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn)
+            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(
                 {**config, "commit": fields.get("commit", "")}, done
@@ -109,8 +110,15 @@ class Records:
             self.trackers.log_images(done, self.pending_images)
         self.pending, self.pending_images = [], {}
 
+    def drop_pending(self) -> None:
+        """Forget what a step's body logged; it will be run again. What skipped an update is the step's own."""
+        self.pending = [values for values in self.pending if "skipped_steps" in values]
+        self.pending_images = {}
+
     def _write(self, done: int, values: dict[str, Any]) -> None:
         if self.speaks:
+            with suppress(OSError):  # of a disk that is away for a while
+                self.folder.check()
             self.file.write(done, values)
             self.trackers.log(done, values)
 
@@ -132,16 +140,19 @@ class Records:
         for name, value in lines.items():
             self.progress.say(f"  {name:<{width}}   {value}")
 
-    def stopped(self, done: int, saved: list[int], asked: bool) -> None:
-        """Say how to go on with a run that has steps left.
+    def stopped(self, done: int, saved: list[int], asked: bool, left: bool = False) -> None:
+        """Say how to go on with a run that has something left to do.
 
         Args:
             saved: the steps that have a checkpoint.
             asked: --run.stop-at has stopped it.
+            left: it was in an evaluation.
         """
+        place = "in the evaluation of" if left else "after"
         where = f"after step {saved[-1]}" if saved else "from the start"
         again = "the same command without --run.stop-at" if asked else "the same command"
-        self.progress.say(f"stopped after step {done} of {self.plan.steps}; {again} goes on {where}")
+        then = "evaluates, and goes on" if left else "goes on"
+        self.progress.say(f"stopped {place} step {done} of {self.plan.steps}; {again} {then} {where}")
 
     def close(self) -> None:
         """Close the bar and the trackers."""

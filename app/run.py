@@ -2,24 +2,27 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from app import exact, images, layout, ranks, recipe, rehearsal
+from app import exact, images, layout, ranks, recipe, rehearsal, state
 from app.accelerator import Accelerator
 from app.audit import Audit
 from app.batches import BatchPlan, EvaluationPlan, Turn
+from app.buffers import Buffers
 from app.checkpoint import Checkpoints
-from app.config import OptimConfig, RunConfig, check, to_dict
+from app.config import OptimConfig, RunConfig, check, defaults, to_dict
 from app.drift import Drift
 from app.due import Due
 from app.errors import UserError
-from app.export import save_model
+from app.export import draft_of, save_model
+from app.faults import FirstFault
 from app.folder import RunFolder
 from app.gradients import Batch, Gradients
 from app.loader import load
@@ -29,10 +32,10 @@ from app.optim import Optimizers, build_optimizer
 from app.optim import check as check_optim
 from app.records import Records
 from app.saving import Saving
-from app.seeding import seed_all
+from app.seeding import EVALUATION, aside, seed_all
 from app.speed import Cost, peak_flops
 from app.steplog import StepLog, numbered
-from app.stopping import Stopping
+from app.stopping import Left, Stopping
 from app.watchdog import Watchdog
 
 
@@ -54,34 +57,49 @@ class Run:
         self._measured: dict[str, float] = {}  # scores of this very step
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
+        self._unevaluated = False  # the step that the run resumes from
         self._leaving = False  # stopped by a signal
         self._begun = self._stepped = False  # of a step: its body has been entered; it has updated
+        self._left = False  # in the middle of an evaluation
+        self._undo: Callable[[], None] | None = None  # of a step that was made before, and is there to be evaluated
 
     def __enter__(self) -> "Run":
-        settings: RunConfig = self.config
-        check(settings)
+        check(self.config)
+        with ExitStack() as taken:  # given back at once where the run does not begin
+            self._open(self.config, taken)
+            self._taken = taken.pop_all()
+        return self
+
+    def _open(self, settings: RunConfig, taken: ExitStack) -> None:
         if settings.exact:
-            exact.settle_environment()
-        self.accelerator = Accelerator(settings.threads or int(settings.exact))
+            taken.enter_context(exact.settings())
+        self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
         kind = exact.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
         # Asked for now: the answer does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.checkpoints = Checkpoints(self.dir / "checkpoints", rank, world, settings.keep, settings.best)
-        self.folder = RunFolder(self.dir, recipe.source_of(self._asked))
+        self.folder = RunFolder(self.dir, recipe.source_of(self._asked), defaults(self._asked))
+        taken.callback(lambda: self.folder.release(discard=self._plan is None))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
-        self.saving = Saving(self.accelerator, self.checkpoints, self.records, settings.save_async)
+        at = self.dir / "checkpoints"
+        self.watchdog = Watchdog(settings.timeout, self.records.failed, [at, draft_of(self.dir / "model")])
+        kept = {"keep": settings.keep, "best": settings.best}
+        asked = {"check_owner": self.folder.check, "on_block": self.watchdog.moved}
+        self.checkpoints = Checkpoints(at, rank, world, **kept, **asked)
+        self.buffers = Buffers(self.accelerator, self.warn)
+        about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
+        self.saving = Saving(*about, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
-        self.watchdog = Watchdog(settings.timeout, self.records.failed)
         if not rehearsal.on:
             has = bool(self.checkpoints.steps())
-            for note in ranks.from_main(lambda: self.folder.claim(self.fields, settings, has)):
+            for note in ranks.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
         seed_all(settings.seed)
-        return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, kind, error, traceback) -> bool:
+        if isinstance(error, Left):
+            self._left, error = True, None
         try:
             if error is None:
                 self._settle()
@@ -91,6 +109,7 @@ class Run:
             raise
         finally:
             self._close(error)
+        return self._left
 
     def _close(self, error: BaseException | None) -> None:
         try:
@@ -102,20 +121,18 @@ class Run:
             if self.accelerator.is_main_process:
                 self._leave_folder(error)
         finally:
-            self.folder.release(discard=self._plan is None)
-            if self.config.exact:
-                exact.leave_environment()
+            self._taken.close()
             ranks.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
         if self._plan is None:
             return
-        if error is None and self.steps_done == self._plan.steps:
+        if error is None and self.steps_done == self._plan.steps and not self._left:
             self.records.note(status="finished", step=self.steps_done, metrics=self.scores)
         elif error is None or isinstance(error, KeyboardInterrupt):
             self.records.note(status="preempted")
             asked = error is None and 0 < self.config.stop_at <= self.steps_done
-            self.records.stopped(self.steps_done, self.checkpoints.steps(), asked)
+            self.records.stopped(self.steps_done, self.checkpoints.steps(), asked, self._left)
         else:
             self.records.failed(f"{type(error).__name__}: {error}")
 
@@ -184,14 +201,20 @@ class Run:
             return rehearsal.at_loop(self, plan)
         plan = self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
-        for step in load(plan, range(self.steps_done, end), data, collate, *self._place, augment):
-            self.steps_done += 1
+        # One that was left in its evaluation comes once more, for its body to evaluate; its update stays as it is.
+        again = int(self._unevaluated)
+        for step in load(plan, range(self.steps_done - again, end), data, collate, *self._place, augment):
+            self._undo = state.remember_buffers(self.accelerator._models) if step.index < self.steps_done else None
+            self.steps_done = step.index + 1
             self.watchdog.beat(self.steps_done)
             self._measured, self._begun, self._stepped = {}, True, False
             self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
             self.gradients.watch(self._due.measures(self.steps_done))
-            self._log = StepLog(self.accelerator, step, self.config.nonfinite == "skip")
-            yield Batch(self.gradients, step)
+            self._log = StepLog(self.accelerator, step, self._faults, self.config.nonfinite == "skip")
+            # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
+            seed_all(plan.seed, step.index)
+            self._batch = Batch(self.gradients, step)
+            yield self._batch
             if not self._stepped:
                 raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
             self._settle()
@@ -201,17 +224,21 @@ class Run:
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
         """Resume, open the records, and return the plan of what is left."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        self._drift = None if ranks.alone() else Drift(self.accelerator._models, order)
+        self._drift = None if ranks.alone() else Drift(self.accelerator._models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
         saved, plan = self.saving.resume(plan, data, self.config)
         plan.check_stop(self.config)
+        # An earlier version did not write them.
+        self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
         if saved:
             self.steps_done, self.scores = saved["step"], saved["scores"]
+            self._unevaluated = bool(saved.get("unevaluated"))
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
-            self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}")
+            first = ", whose evaluation comes first" if self._unevaluated else ""
+            self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}{first}")
             changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
@@ -220,12 +247,13 @@ class Run:
 
         def write() -> None:
             origin = recipe.origin_of(self._asked)
-            self.records.open(self.steps_done, self.config, self.fields, **about, **origin)
+            self.records.open(self.steps_done, self.config, self.fields, self._unevaluated, **about, **origin)
 
-        ranks.from_main(write)
+        ranks.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
         self._plan, self._due = plan, Due(self.config, plan)
+        self._faults = FirstFault(plan, *self._place[:3])
         self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
         self.stopping.start()
         self.watchdog.start()
@@ -245,20 +273,27 @@ class Run:
         """
         return self._due.at(self.steps_done, every)
 
-    def backward(self, loss: Tensor, micro: Turn, name: str = "loss") -> None:
-        """Add a micro-batch's gradient to that of the global batch.
+    def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
+        """Add a micro-batch's gradient to that of the global batch. Call once a turn.
 
         Args:
-            loss: the mean over the micro-batch, a scalar.
+            loss: the mean over the micro-batch, a scalar; or several by the names to log them under, which are summed.
             name: under which the loss of the global batch is logged.
         """
-        self.gradients.backward(loss, self._log.add(name, loss, micro))
+        parts = loss if isinstance(loss, dict) else {name: loss}
+        shares = [self._log.add(part, value, micro) for part, value in parts.items()]
+        self.gradients.backward(sum(parts.values()) if isinstance(loss, dict) else loss, shares[0])
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
         index, clip = self.optimizers.find(optimizer)
         self._stepped, wrong = True, ""
-        if clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip":
+        if self._undo is not None:
+            self._undo()
+            self.gradients.clear(optimizer)
+            return
+        looks = clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip"
+        if looks or not self.gradients.finite(optimizer):
             wrong = self._log.add_norm(self.gradients.clip(optimizer, clip), index)
         if self._audit:
             self._audit.gradients(optimizer)
@@ -286,29 +321,46 @@ class Run:
 
     def _settle(self) -> None:
         """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
+        if self._left:
+            self.records.drop_pending()
+            self._measured = {}
         if self._begun and self._stepped:
             self._begun = False
-            self._leaving = self.stopping.due(self.steps_done)
-            self._after_step()
+            self._leaving = self._left or self.stopping.due(self.steps_done)
+            if self._undo is None:
+                self._after_step()
+            elif not self._left:
+                self.records.write_pending(self.steps_done)
+                self.save()  # which gives its checkpoint the scores
+        elif self._begun and self._undo is not None:
+            self._begun = False
+            self._undo()  # its checkpoint is there, and still says that the step was not evaluated
         elif self._begun:
             self._begun = False
             self.steps_done -= 1
+            if self._left and self.steps_done:
+                self.save()
         self.records.write_pending(self.steps_done)
 
     def _after_step(self) -> None:
+        self.buffers.agree()
         measures = self._due.measures(self.steps_done)
         if measures:
             rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            losses, about = self._log.collect(self._drift if self._due.checks(self.steps_done) else None)
+            drift = self._drift if self._due.checks(self.steps_done) else None
+            losses, about = self._log.collect(self.buffers, drift)
             self.records.step(self.steps_done, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 self.warn(trouble)
+        else:
+            self._log.note()
         self.records.write_pending(self.steps_done)
         if self._audit:
             self._audit.step(self.steps_done, self._log)
         self.records.progress.advance()
         self.saving.look()
-        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving)
+        left = self._left
+        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving, left)
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
@@ -327,20 +379,35 @@ class Run:
     ) -> Iterator[Turn]:
         """Go through a data set once, every sample on one rank, with the model in evaluation mode and no gradients.
 
-        Every rank makes the same number of passes; one that has nothing left gets a real row with weight 0. Arguments
-        are those of `batches`.
+        Every rank makes the same number of passes; one that has nothing left gets the rows of another with weight 0.
+        What rows, collate and the body of the loop draw belongs to the micro-batch, and is the same in every evaluation
+        of a run. Arguments are those of `batches`.
 
         Args:
             micro_batch: samples of one pass; 0: --run.micro-batch. 1 for samples of several sizes.
         """
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
-        plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights)
+        seed = self.config.seed
+        plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, seed)
         turns = range(plan.steps(self.accelerator.data_ranks))
-        with self.records.time_aside(), evaluating(model):
-            for step in load(plan, turns, data, collate, *self._place):
+        self.buffers.settle()
+        with self.records.time_aside(), aside(self.accelerator.device), evaluating(model):
+            together = self.accelerator.is_fsdp2
+            leaving = self.stopping.turns(len(turns), together) if self._may_leave() else turns
+            for _, step in zip(leaving, load(plan, turns, data, collate, *self._place), strict=True):
                 self.watchdog.beat()
-                yield self.accelerator.counted_once(step.turns[0])
+                (turn,) = step.turns
+                seed_all(seed, EVALUATION, turn.index)
+                yield self.accelerator.counted_once(turn)
+
+    def _may_leave(self) -> bool:
+        """Tell whether an evaluation can be left here; else the step is finished first.
+
+        DeepSpeed's steps cannot be made again. Between a step's turns and its update, buffers are of neither step.
+        """
+        between = self._begun and not self._stepped and self._batch.begun
+        return not between and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
         """Collect scores over all ranks: measures of app.measures, and torchmetrics by the names to log them under."""
@@ -360,9 +427,12 @@ class Run:
             raise rehearsal.Finished(self, model, parts, use)
         self._settle()
         if self.steps_done == self._plan.steps:
-            save_model(self.accelerator, model, self.dir / "model", *parts)
+            ranks.from_main(self.folder.check)
+            with self.watchdog.long_work():
+                save_model(self.accelerator, model, self.dir / "model", *parts)
             if self.config.log_model:
-                self.records.log_model(self.dir / "model")
+                with self.watchdog.unwatched():
+                    self.records.log_model(self.dir / "model")
             longer = "--run.steps" if self.config.steps else "--run.epochs"
             self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores

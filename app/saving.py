@@ -14,12 +14,14 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from app import layout, ranks, state
 from app.accelerator import Accelerator
 from app.batches import BatchPlan
+from app.buffers import Buffers
 from app.checkpoint import Checkpoints
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference
 from app.due import Due
 from app.errors import UserError
 from app.records import Records
+from app.watchdog import Watchdog
 
 
 class Flight(NamedTuple):
@@ -28,18 +30,30 @@ class Flight(NamedTuple):
     step: int
     measured: dict[str, float]
     problems: Future
+    thread: threading.Thread
 
 
 class Saving:
     """Commit checkpoints of a run when they are due, and load the newest good one."""
 
-    def __init__(self, accelerator: Accelerator, checkpoints: Checkpoints, records: Records, beside: bool):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        buffers: Buffers,
+        checkpoints: Checkpoints,
+        records: Records,
+        watchdog: Watchdog,
+        beside: bool,
+    ):
         """Look after a run's checkpoints.
 
         Args:
+            buffers: of the models; all ranks agree on them before they are saved.
+            watchdog: is told where ranks wait for files, which may take long.
             beside: write while training goes on, from a copy in the host's memory; DeepSpeed's engine cannot.
         """
         self.accelerator, self.checkpoints, self.records = accelerator, checkpoints, records
+        self.buffers, self._watchdog = buffers, watchdog
         self._beside = beside and accelerator.distributed_type != DistributedType.DEEPSPEED
         self._stager: DefaultStager | None = None
         self._flight: Flight | None = None
@@ -55,7 +69,7 @@ class Saving:
         Raises:
             UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout.
         """
-        self._contents = ranks.from_main(lambda: contents(data))
+        self._contents = _contents_everywhere(data)
         found = self.checkpoints.newest(self.records.progress.warn)
         if found is None:
             return None, plan
@@ -81,7 +95,13 @@ class Saving:
             self.records.progress.say(f"the training data have changed, which is accepted (--run.changed): {changed}")
 
     def save_when_due(
-        self, step: int, due: Due, scores: dict[str, float], measured: dict[str, float], leaving: bool
+        self,
+        step: int,
+        due: Due,
+        scores: dict[str, float],
+        measured: dict[str, float],
+        leaving: bool,
+        unevaluated: bool = False,
     ) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
 
@@ -89,12 +109,13 @@ class Saving:
             leaving: the run stops here for now.
             scores: the last value of each.
             measured: those that were measured at this very step; they decide which checkpoint is best.
+            unevaluated: the run stops inside this step's evaluation.
         """
         best = due.settings.best.removeprefix("-")
         flying = self._flight.measured if self._flight else {}
         improves = due.may_be_best(step) and ranks.from_main(lambda: self.checkpoints.improves(step, measured, flying))
         if due.saves(step) or leaving or improves:
-            self.save(step, due.plan, scores, measured)
+            self.save(step, due.plan, scores, measured, unevaluated)
         if due.may_be_best(step) and measured and best not in scores and not self._warned:
             self._warned = True
             self.records.progress.warn(
@@ -102,10 +123,21 @@ class Saving:
                 f"{', '.join(sorted(scores))}"
             )
 
-    def save(self, step: int, plan: BatchPlan, scores: dict[str, float], measured: dict[str, float]) -> None:
-        """Commit a checkpoint, or begin to, behind the one that is being written. Every rank takes part."""
+    def save(
+        self,
+        step: int,
+        plan: BatchPlan,
+        scores: dict[str, float],
+        measured: dict[str, float],
+        unevaluated: bool = False,
+    ) -> None:
+        """Commit a checkpoint, or begin to, after the one that is being written. Every rank takes part.
+
+        One that the step has already is kept, and takes over what was measured since.
+        """
         with self.records.time_aside():
             self.wait()
+            self.buffers.settle()
             state.check_finite(self.accelerator._models, step)
             data = {"rows": plan.samples, "fingerprint": plan.fingerprint, "contents": self._contents}
             folder = self.records.folder
@@ -113,17 +145,20 @@ class Saving:
             here = {"layout": layout.layout(self.accelerator), "versions": layout.versions()}
             # Copies: training logs on while this is written.
             record = {"seen": plan.seen(step), "metrics": dict(measured), "scores": dict(scores)}
-            record |= {**here, "data": data, **run}
+            record["unevaluated"] = unevaluated
+            record |= {**here, "data": data, **run, "buffers": self.buffers.changing}
             if not self._beside:
-                self._report(step, self.checkpoints.save(step, record, self.accelerator.save_state))
+                with self._watchdog.long_work():
+                    problems = self.checkpoints.save(step, record, self.accelerator.save_state)
+                self._report(step, problems)
                 return
             self._stager = self._stager or _stager(self.accelerator.device.type == "cuda")
             write, group = self.accelerator.snapshot_state(self._stager), ranks.background()
-            problems = _in_thread(
+            started = _in_thread(
                 lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group),
                 self.accelerator.device,
             )
-            self._flight = Flight(step, record["metrics"], problems)
+            self._flight = Flight(step, record["metrics"], *started)
 
     def look(self) -> None:
         """Report a checkpoint whose writing has ended; does not wait.
@@ -145,6 +180,10 @@ class Saving:
         if not self._flight:
             return
         flight, self._flight = self._flight, None
+        # Joined, because it frees the copies after its result: torch's C++ aborts a thread that the interpreter's end
+        # meets there (CPython 3.11).
+        with self._watchdog.long_work():
+            flight.thread.join()
         try:
             problems = flight.problems.result()
         except Exception as error:
@@ -178,6 +217,22 @@ class Saving:
         return f" (it needs {needed:,} bytes, and {folder} has {free:,} free)" if free < needed else ""
 
 
+def _contents_everywhere(data: Sequence) -> dict[str, Any]:
+    """Digest the training data, once on each machine. Every rank takes part.
+
+    Raises:
+        UserError: a machine has other data than the main process.
+    """
+    found = ranks.from_each_machine(lambda: contents(data))
+    for rank, other in found.items():
+        if changed := difference(found[0], other):
+            raise UserError(
+                f"rank {rank} would train on other data than rank 0: {changed}. Give every machine the same data, for "
+                "example on a disk that all of them share"
+            )
+    return found[0]
+
+
 def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
     """Plan what follows a checkpoint, from its record.
 
@@ -195,7 +250,7 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
         )
     rows, before = plan.samples, saved["data"]["rows"]
     if plan.fingerprint != saved["data"]["fingerprint"]:
-        now = f"now there are {rows:,}" if rows != before else "now they have other lengths"
+        now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
         raise UserError(
             f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
             "data that it had, or another --run.dir"
@@ -215,8 +270,8 @@ def _stager(from_gpu: bool) -> DefaultStager:
     )
 
 
-def _in_thread(call: Callable[[], list[str]], device: torch.device) -> Future:
-    """Run a call beside training; the program can end before it does."""
+def _in_thread(call: Callable[[], list[str]], device: torch.device) -> tuple[Future, threading.Thread]:
+    """Run a call while training goes on; whoever takes its result joins the thread first."""
     future = Future()
 
     def run() -> None:
@@ -227,5 +282,7 @@ def _in_thread(call: Callable[[], list[str]], device: torch.device) -> Future:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="saving", daemon=True).start()
-    return future
+    # A daemon, so that Ctrl-C does not wait for a write.
+    thread = threading.Thread(target=run, name="saving", daemon=True)
+    thread.start()
+    return future, thread

@@ -2,8 +2,17 @@
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+EVALUATION = -1
+"""Stands in keys where training has its step: every evaluation draws the same numbers, so scores compare."""
 
 
 def seed_of(*key: int) -> int:
@@ -23,6 +32,20 @@ def seed_all(*key: int) -> None:
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def aside(device: "torch.device") -> Iterator[None]:
+    """Let a block seed and draw as it likes; after it, the generators go on as if it had not been there."""
+    import torch
+
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def sample_generator(seed: int, epoch: int, sample: int) -> np.random.Generator:

@@ -4,6 +4,8 @@ A tensor is known by the name of its parameter in the plain model, whatever wrap
 activation checkpointing. What is not a tensor is kept apart, as JSON.
 """
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,33 +60,75 @@ def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
     """Give modules back what their get_extra_state gave."""
     for name, value in extras.items():
         _, index, path = name.split(".", 2)
-        (plain,) = _plain([models[int(index)]])
-        plain.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
+        (model,) = plain([models[int(index)]])
+        model.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
 
 
 def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
     """Map each parameter to its name; one that is shared has its first name."""
     names: dict[nn.Parameter, str] = {}
-    for index, model in enumerate(_plain(models)):
+    for index, model in enumerate(plain(models)):
         for name, parameter in model.named_parameters():
-            names.setdefault(parameter, _in_plain_model(index, name))
+            names.setdefault(parameter, in_plain_model(index, name))
     return names
 
 
 def buffer_names(models: list[nn.Module]) -> set[str]:
     """Name the tensors that modules keep beside their parameters."""
-    named = [(i, name) for i, m in enumerate(_plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
-    return {_in_plain_model(index, name) for index, name in named}
+    named = [(i, name) for i, m in enumerate(plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
+    return {in_plain_model(index, name) for index, name in named}
 
 
-def _plain(models: list[nn.Module]) -> list[nn.Module]:
+def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
+    """Keep what modules have beside their parameters; what is returned puts it back, also where it was replaced."""
+    modules = [module for model in models for module in model.modules()]
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    extras = copy.deepcopy(model_tensors(models)[1])
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for module, name, buffer, before in kept:
+                buffer.copy_(before)
+                module._buffers[name] = buffer
+        restore_extras(models, copy.deepcopy(extras))
+
+    return put_back
+
+
+def tied_names(models: list[nn.Module]) -> dict[str, str]:
+    """Map further names of shared parameters to their first ones, as a checkpoint has them."""
+    return {f"models.{i}.{n}": f"models.{i}.{f}" for i, m in enumerate(models) for n, f in shared_names(m).items()}
+
+
+def shared_names(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a parameter that a model has under several to its first one."""
+    (model,), first, further = plain([model]), {}, {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        name = _unwrapped(name)
+        if first.setdefault(parameter, name) != name:
+            further[name] = first[parameter]
+    return further
+
+
+def plain(models: list[nn.Module]) -> list[nn.Module]:
+    """Take models out of what wraps them."""
     return [extract_model_from_parallel(m, keep_fp32_wrapper=True, keep_torch_compile=False) for m in models]
 
 
-def _in_plain_model(index: int, name: str) -> str:
+def in_plain_model(index: int, name: str) -> str:
+    """Name a tensor of model `index` as it is called without wrappers."""
+    return f"models.{index}.{_unwrapped(name)}"
+
+
+def _unwrapped(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
-    return f"models.{index}.{name}"
+    return name
 
 
 def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:

@@ -10,20 +10,23 @@ from torch import Tensor
 from app import ranks
 from app.accelerator import Accelerator
 from app.batches import Step, Turn
+from app.buffers import Buffers
 from app.drift import Drift
 from app.errors import UserError
+from app.faults import FirstFault
 
 
 class StepLog:
     """Losses and gradient norms of one step, left on the device until they are asked for."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstFault, skips: bool = False):
         """Begin a step.
 
         Args:
+            faults: of the steps before that were not measured.
             skips: what is not finite leaves the update out, and does not stop the run.
         """
-        self.accelerator, self.step, self.skips = accelerator, step, skips
+        self.accelerator, self.step, self.faults, self.skips = accelerator, step, faults, skips
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.norms: dict[int, Tensor] = {}
 
@@ -37,8 +40,8 @@ class StepLog:
     def add_norm(self, norm: Tensor, index: int) -> str:
         """Remember the norm of optimizer `index`'s gradient; stop the run before the update where it is not finite.
 
-        A GPU is not waited for: there it is checked in steps that are logged or saved, and what is saved besides;
-        a run that skips waits in each step.
+        A GPU is not waited for: there it is checked in steps that are logged or saved, which know of the first that was
+        not finite since, and what is saved besides; a run that skips waits in each step.
 
         Returns:
             What is wrong, where the update is to be skipped; the same on every rank.
@@ -49,22 +52,30 @@ class StepLog:
             return ""
         del self.norms[index]
         if not self.skips:
-            raise UserError(self._advice(self._not_finite("gradient", norm.item())))
+            raise UserError(self._advice(self._earlier() or self._not_finite("gradient", norm.item())))
         return self._not_finite("gradient", norm.item())
 
-    def collect(self, drift: Drift | None = None) -> tuple[dict[str, float], dict[str, Any]]:
+    def note(self) -> None:
+        """Have losses and norms looked at, in a step that is not measured; does not wait for them."""
+        if self.losses and not self.skips and self.accelerator.scaler is None:  # which leaves steps out by itself
+            self.faults.note(self.step.index, self.losses, [*self.norms.values()])
+
+    def collect(self, buffers: Buffers, drift: Drift | None = None) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks: the losses of the global batch; gradient norms and the ledger's fingerprint.
 
         Args:
-            drift: compares the ranks' weights in the same collective.
+            buffers: learns in the same collective whether training has changed some that it was not known to.
+            drift: compares the ranks' weights and buffers in it.
 
         Raises:
             UserError: a loss or norm is not finite, naming step, rank and samples; or ranks have drifted apart.
         """
         names = sorted({name for name, _, _ in self.losses})
         # A slot for each micro-batch, which one rank fills: what is added up has one order on every layout.
-        slots = torch.zeros(len(names) * self.step.micros + 2, dtype=torch.float64, device=self.accelerator.device)
-        slots[-2:] = torch.tensor(ledger_parts(self.step), dtype=torch.float64)
+        slots = torch.zeros(len(names) * self.step.micros + 4, dtype=torch.float64, device=self.accelerator.device)
+        changed = buffers.found()
+        slots[-3:] = torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64)
+        slots[-4] = self.faults.there()
         for name, micro, loss in self.losses:
             if micro.weight:
                 place = names.index(name) * self.step.micros + micro.index
@@ -76,10 +87,16 @@ class StepLog:
             torch.distributed.all_reduce(slots)
             slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
         norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
-        numbers = torch.cat([norms, slots]).tolist()  # waits for the device, once
+        numbers = torch.cat([norms, slots]).tolist()  # waits for the device
         norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
-        parts, (high, low), prints = parts[: own - 2], parts[own - 2 : own], parts[own:]
-        if drift is not None:
+        parts, (earlier, high, low, fresh), prints = parts[: own - 4], parts[own - 4 : own], parts[own:]
+        if earlier:
+            raise UserError(self._advice(self._earlier()))
+        if fresh:
+            buffers.learn(changed)
+        if drift is not None and fresh:  # what was compared is from before all ranks agreed
+            drift.compare_now(self.step.index + 1)
+        elif drift is not None:
             drift.compare(prints, self.step.index + 1)
         losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
@@ -91,6 +108,11 @@ class StepLog:
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }
+
+    def _earlier(self) -> str:
+        """Say what was not finite in an earlier step, where something was. Every rank takes part."""
+        told = self.faults.tell()
+        return told and f"{told}, which is found in step {self.step.index + 1}"
 
     def _not_finite(self, what: str, value: float) -> str:
         own = [

@@ -4,18 +4,27 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from app import process, ranks
+from app.watchdog import note_in_time
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
+_ALL_HERE = str(2**63)  # a turn that no evaluation has
+
 _runs = 0
 _listening: "Stopping | None" = None
+
+
+class Left(BaseException):
+    """Leaves an evaluation and, through the recipe's loop, its run; no fault."""
 
 
 class Stopping:
@@ -34,6 +43,7 @@ class Stopping:
         self._failed = failed
         self._device, self._events = device, deque()
         self._last: int | None = None
+        self._key, self._evaluations = "", 0
         self._before: dict[int, object] = {}
         self._pipe: tuple[int, int] | None = None
 
@@ -66,8 +76,10 @@ class Stopping:
             os._exit(130)
         if number == signal.SIGTERM and not all(process.is_alive(one) for one in self._siblings):
             # The launcher ends the ranks that are left when one has died: no step can be finished any more.
-            self._failed("another process of this run has died")
-            os._exit(143)
+            try:
+                note_in_time(self._failed, "another process of this run has died")
+            finally:
+                os._exit(143)
         if not self.asked and process.is_main_process():
             again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
             print(f"\n{number.name}: the run stops after this step and saves{again}", file=sys.stderr, flush=True)
@@ -88,6 +100,42 @@ class Stopping:
         if self._last is None and store.check([self._key]):
             self._last = int(store.get(self._key))
         return self._last is not None and step >= self._last
+
+    def turns(self, count: int, together: bool) -> Iterator[int]:
+        """Count an evaluation's turns. Every rank takes part; `count` is the same on all.
+
+        Args:
+            together: ranks need each other in a turn, as FSDP's do, so all must make the same number of them.
+
+        Raises:
+            Left: a rank has been asked to stop; on all ranks, as nobody must wait for a rank that has left.
+        """
+        if not self._key:  # before the first step
+            yield from range(count)
+            return
+        self._evaluations += 1
+        store, key = None if ranks.alone() else ranks.store(), f"{self._key}/evaluation/{self._evaluations}"
+        for turn in range(count):
+            ahead = self._hold_back()
+            if self.asked and store is None:
+                raise Left
+            if self.asked:
+                # Together, a turn that no rank can be in yet.
+                store.compare_set(key, "", str(turn + 1 + ahead) if together else "0")
+            if store is not None and store.check([key]) and turn >= int(store.get(key)):
+                raise Left
+            yield turn
+        if store is None:
+            return
+        # Here they meet: that all have come, or that one was asked before, is one answer for all.
+        if store.add(f"{key}/here", 1) == dist.get_world_size():
+            store.compare_set(key, "", _ALL_HERE)
+        while not store.check([key]):
+            if self.asked:
+                store.compare_set(key, "", str(count) if together else "0")
+            time.sleep(0.002)
+        if store.get(key).decode() != _ALL_HERE:
+            raise Left
 
     def _hold_back(self) -> int:
         """Keep the host at most two steps ahead of its device; returns how many steps it can be ahead."""

@@ -15,18 +15,26 @@ import numpy as np
 from app.config import finite, flatten
 from app.images import Images
 
+_OF_STEPS = {"ids", "skipped_steps"}  # one of them is in a line that a step leaves, whatever its body logs
+
 
 class MetricsFile:
     """One JSON object a line, steps in order; what came after the step that a run resumes from is taken back."""
 
-    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print):
-        """Open `path`, dropping the lines of later steps and a line that was cut short."""
+    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print, scores_too: bool = False):
+        """Open `path`, dropping the lines of later steps and a line that was cut short.
+
+        Args:
+            scores_too: the step that the run resumes from is evaluated again, so its scores are dropped as well.
+        """
         kept, damaged = [], 0
         if path.exists():
             *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
             for line in whole:
                 try:
-                    if json.loads(line)["step"] <= resumed_from:
+                    fields = json.loads(line)
+                    again = scores_too and fields["step"] == resumed_from and not _OF_STEPS & set(fields)
+                    if fields["step"] <= resumed_from and not again:
                         kept.append(line)
                 except (ValueError, KeyError, TypeError):
                     damaged += 1

@@ -7,7 +7,7 @@ from typing import Any
 from app.compare import EXACT, ORDINARY, Tolerances, compare
 from app.hashing import hash_of
 from app.layout import changes_bits, in_short
-from app.proof import Comparison, Difference
+from app.proof import Comparison, Difference, Growth
 from app.report import table
 from app.trial import OUTPUT, Trial
 
@@ -15,7 +15,7 @@ from app.trial import OUTPUT, Trial
 _NOT_EXACT = re.compile(r"--run\.exact: ")
 _RANKS_DIFFER = re.compile(r"rank \d+ (would go through|has drifted)")
 _LAYOUT = ("data_ranks", "processes", "wrapping", "precision", "device")
-LAW_3_STEPS = 100
+ROUNDING = "rounding that grows"
 
 
 @dataclass
@@ -23,8 +23,9 @@ class Row:
     """One run in a report.
 
     Args:
-        verdict: reference; same; different, from the reference or on its own ranks; refused, because it cannot be the
-            same in exact mode; failed, where it ended early; or not run, because it was asked wrongly.
+        verdict: reference; same; different, from the reference or on its own ranks; rounding that grows, where it is
+            different in the ordinary mode and the same in exact mode; refused, because it cannot be the same in exact
+            mode; failed, where it ended early; or not run, because it was asked wrongly.
     """
 
     trial: Trial
@@ -50,7 +51,7 @@ class Report:
 
     @property
     def status(self) -> int:
-        """Return 0 where all are the same, 1 where one is not, 2 where one was asked wrongly."""
+        """Return 0 where all are the same but for rounding, 1 where one is not, 2 where one was asked wrongly."""
         verdicts = {row.verdict for row in self.rows}
         return 1 if verdicts & {"different", "refused", "failed"} else 2 * ("not run" in verdicts)
 
@@ -62,6 +63,26 @@ class Report:
         row.notes = _notes(reference, row, self.exact) if trial.where else []
         self.rows.append(row)
         return row
+
+    def suspects(self) -> list[Row]:
+        """List the runs that may differ by rounding alone, which exact mode can tell."""
+        rows = [] if self.exact else self.rows[1:]
+        return [row for row in rows if row.comparison.may_be_rounding and not row.trial.ended]
+
+    def settle(self, row: Row, reference: Trial, other: Trial) -> None:
+        """Take in how a suspect compares in exact mode with the first run in exact mode."""
+        found = compare(reference.trace, other.trace, EXACT)
+        ended = reference.ended or other.ended
+        if ended:
+            row.notes.append(f"rounding or not: exact mode cannot tell ({ended})")
+        elif found.first:
+            row.notes.append(f"it is not rounding alone: in exact mode too it is different ({found.first})")
+        else:
+            row.verdict = ROUNDING
+            row.notes.append(
+                f"in exact mode it has the bits of the reference in all {found.steps} steps: what differs here is "
+                "rounding, which this training makes grow"
+            )
 
     def text(self) -> str:
         """Make the table, and say below it what differs and what that usually means."""
@@ -122,7 +143,7 @@ def _first(row: Row) -> str:
 
 def _details(row: Row) -> list[str]:
     first, tensor = row.comparison.first, row.comparison.tensor
-    told = [str(first), first.means] if first else []
+    told = [str(first), *([first.means] if row.verdict != ROUNDING else [])] if first else []
     told += [f"first tensor that differs: {tensor}"] if tensor and tensor is not first else []
     return told + ([f"{row.trial.ended} (see {row.trial.folder / OUTPUT})"] if row.trial.ended else [])
 
@@ -139,10 +160,15 @@ def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
     changes = [change for change in changes_bits(reference.where, trial.where) if exact or "threads" not in change]
     if row.verdict == "different" and changes:
         notes.append(f"beside the layout, {'; '.join(changes)}: that alone changes bits")
-    first = row.comparison.first
-    if first and first.step > LAW_3_STEPS and not exact:
-        notes.append(f"rounding grows: law 3 speaks of the first {LAW_3_STEPS} steps; ask for exact mode")
+    growths = _growths(row)
+    if growths and not exact:
+        notes.append(f"apart from the reference: {'; '.join(f'{what} {growth}' for what, growth in growths.items())}")
     return notes
+
+
+def _growths(row: Row) -> dict[str, Growth]:
+    found = {what: row.comparison.growth(what) for what in row.comparison.deviations}
+    return {what: growth for what, growth in found.items() if growth}
 
 
 def _in_words(tolerances: Tolerances) -> str:
@@ -168,6 +194,7 @@ def _row_as_dict(row: Row) -> dict[str, Any]:
         "losses": losses_of(trial),
         "weights": _digest(trial) if trial.begun else None,
         "deviations": comparison.deviations,
+        "growth": {what: {**growth._asdict(), "rate": growth.rate} for what, growth in _growths(row).items()},
     }
 
 

@@ -1,5 +1,6 @@
 """Start real launches, within a time limit that ends every process they began; read what runs have left."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -129,6 +130,12 @@ def scores(folder: Path) -> list[dict]:
 def weights(folder: Path) -> dict[str, bytes]:
     """Read the bytes of a run's finished weights."""
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model/model.safetensors").items()}
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file in a folder, by its path there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def saved_state(folder: Path, step: int) -> dict[str, bytes]:

@@ -1,11 +1,15 @@
 """What is kept of data on disk: never older than the data, and not for ever."""
 
+import json
 import os
+from pathlib import Path
 
 import datasets
 import pytest
+from pyarrow import parquet
 
-from app.data.cache import using_cache
+from app.data.cache import remember, using_cache
+from app.data.json_objects import by_column
 from tables import load, refused, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("data_cache")
@@ -59,6 +63,38 @@ def test_what_an_earlier_version_left_in_the_cache_is_removed_the_day_after(tmp_
             (first,) = folder.iterdir()
             os.utime(first, (1, 1))
     assert len(list(folder.iterdir())) == 2 and not first.exists()
+
+
+def test_another_run_writes_the_same_file_meanwhile(tmp_path, monkeypatch):
+    """Two containers that share a cache may have the same process id and the same host name."""
+    write = Path.write_text
+
+    def interrupted(self, text):
+        write(self, text)
+        monkeypatch.setattr(Path, "write_text", write)
+        assert remember(tmp_path / "kept.json", lambda: ["a", "value"]) == ["a", "value"]
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    assert remember(tmp_path / "kept.json", lambda: ["a", "value"]) == ["a", "value"]
+    assert remember(tmp_path / "kept.json", lambda: None) == ["a", "value"]
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
+
+
+def test_another_run_converts_the_same_table_meanwhile(tmp_path, monkeypatch):
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"text": ["one", "two"], "label": [0, 1]}))
+    write, other = parquet.write_table, []
+
+    def interrupted(table, place):
+        monkeypatch.setattr(parquet, "write_table", write)
+        write(table, place)
+        other.append(by_column({"train": [str(file)]}, tmp_path, "--data.path"))
+
+    monkeypatch.setattr(parquet, "write_table", interrupted)
+    ((place,),) = by_column({"train": [str(file)]}, tmp_path, "--data.path").values()
+    assert other == [{"train": [place]}]
+    assert parquet.read_table(place).to_pydict() == {"text": ["one", "two"], "label": [0, 1]}
+    assert len(list(tmp_path.glob("*parquet*"))) == 1
 
 
 def test_a_cache_that_cannot_be_written_says_so(monkeypatch, tmp_path):

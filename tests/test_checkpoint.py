@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import MANIFEST, RECORD, STATE, Checkpoints, _checksum
+from app.checkpoint import RECORD, SCORES, STATE, Checkpoints
 from app.errors import UserError
+from app.manifest import MANIFEST, checksum, vouch
 
 # Children start as forks: at once, with torch imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -100,7 +101,7 @@ def test_the_manifest_has_size_and_hash_of_every_other_file(tmp_path):
     assert set(manifest["files"]) == {str(path.relative_to(to.path(1))) for path in found} == set(FILES) - {MANIFEST}
     for path in found:
         entry = manifest["files"][str(path.relative_to(to.path(1)))]
-        assert entry == {"size": path.stat().st_size, "xxh3": _checksum(path)}
+        assert entry == {"size": path.stat().st_size, "xxh3": checksum(path)}
 
 
 def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
@@ -133,7 +134,8 @@ def test_everything_is_on_disk_before_the_name_is_given(tmp_path, monkeypatch):
     to = checkpoints(tmp_path)
     save(to, 1)
     before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
-    assert {*(Path(name).name for name in FILES), STATE, "more", "step-00000001.tmp"} <= set(before)
+    draft = next(name for name in before if name.startswith("step-00000001.") and name.endswith(".tmp"))
+    assert {*(Path(name).name for name in FILES), STATE, "more", draft} <= set(before)
     assert after == ["checkpoints"]
 
 
@@ -441,3 +443,143 @@ def test_a_file_that_cannot_grow_is_a_failed_save(tmp_path):
 
     assert at_operation(10**9, die, call) == 2
     assert names(to) == ["step-00000001"] and newest(to) == (1, [])
+
+
+def test_a_run_that_lost_its_folder_writes_and_deletes_nothing(tmp_path):
+    """Another run has gone on to step 60 while this one stood still before, in and after writing step 15."""
+    taken = []
+
+    def check_owner():
+        if taken:
+            raise UserError("was taken over")
+
+    ours, theirs = checkpoints(tmp_path, keep=1, check_owner=check_owner), checkpoints(tmp_path, keep=2)
+    save(ours, 5, 10)
+
+    def write(folder: str) -> None:
+        writer(15)(folder)
+        save(theirs, 15, 60)  # it deletes the draft of the run that it takes for dead
+        taken.append(True)
+
+    with pytest.raises(UserError, match="was taken over"):
+        ours.save(15, {"note": 15, "metrics": {}}, write)
+    with pytest.raises(UserError, match="was taken over"):
+        ours.save(20, {"note": 20, "metrics": {}}, writer(20))
+    assert names(theirs) == ["step-00000015", "step-00000060"] and newest(theirs) == (60, [])
+
+
+def test_two_runs_that_write_one_step_at_once_do_not_mix_their_files(tmp_path):
+    """A run that was taken for dead goes on with its draft: the other's has another name."""
+    ours, theirs = checkpoints(tmp_path), checkpoints(tmp_path)
+
+    def write(folder: str) -> None:
+        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == []
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "__0_0.distcp").write_bytes(b"of the one that was taken for dead")
+
+    ours.save(15, {"note": -1, "metrics": {}}, write)
+    theirs.at(15)  # every file is as its manifest says
+
+
+def test_steps_of_a_newer_run_are_never_pruned(tmp_path):
+    """Only what this run itself found damaged when it went on from before it."""
+    to = checkpoints(tmp_path, keep=1)
+    save(checkpoints(tmp_path, keep=9), 10, 40, 60)
+    DAMAGE["truncated"](to.path(60) / FILES[2])
+    assert newest(to)[0] == 40
+    save(checkpoints(tmp_path, keep=9), 50)
+    save(to, 45)
+    assert names(to) == ["step-00000045", "step-00000050"]
+
+
+def test_what_cannot_be_read_for_a_moment_is_not_deleted(tmp_path, monkeypatch):
+    """The best checkpoint's record, on a network disk that says ESTALE."""
+    to = checkpoints(tmp_path, keep=1, best="score")
+    save(to, 1, score=0.99)
+    read = Path.read_text
+
+    def stale(path, *args, **options):
+        if "step-00000001" in str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", stale)
+        save(to, 2, score=0.5)
+    save(to, 3, score=0.5)
+    assert names(to) == ["step-00000001", "step-00000003"]
+
+
+def test_what_is_measured_after_a_step_was_saved_decides_too(tmp_path):
+    """And is read with the checkpoint, whose files stay as they were committed."""
+    to = checkpoints(tmp_path, keep=1, best="score")
+    save(to, 1)
+    before = (to.path(1) / RECORD).read_bytes()
+    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == []
+    save(to, 2, 3, score=0.5)
+    assert names(to) == ["step-00000001", "step-00000003"]
+    assert to.at(1)[1]["scores"] == {"score": 0.99} and (to.path(1) / RECORD).read_bytes() == before
+
+
+def test_each_rank_vouches_for_the_files_that_it_wrote(tmp_path):
+    """Those of DeepSpeed's ranks too."""
+    for name in ("__1_0.distcp", "random_states_1.pkl", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"):
+        (tmp_path / name).write_bytes(b"1")
+    for name in ("__0_0.distcp", "random_states_0.pkl", "zero_pp_rank_10_mp_rank_00_optim_states.pt", "latest"):
+        (tmp_path / name).write_bytes(b"0")
+    parts = [set(vouch(tmp_path, rank)) for rank in (0, 1)]
+    assert all("1_" in name or "_1" in name for name in parts[1]) and len(parts[1]) == 3
+    assert parts[0] == {"__0_0.distcp", "random_states_0.pkl", "latest"}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "zeroed"])
+def test_later_scores_that_are_damaged_are_left_out(tmp_path, damage):
+    to = checkpoints(tmp_path)
+    save(to, 1, score=0.5)
+    to.save(1, {"metrics": {"score": 0.99}}, writer(1))
+    assert to.newest(print)[1]["metrics"] == {"score": 0.99}
+    DAMAGE[damage](to.path(1) / SCORES)
+    assert to.newest(print)[1]["metrics"] == {"score": 0.5}
+
+
+def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeypatch):
+    """It may be good: nothing deletes it, and no later resume takes it for the newest."""
+    to = checkpoints(tmp_path, keep=9)
+    save(to, 4, 8)
+    read = Path.open
+
+    def broken(path, *args, **options):
+        if "step-00000008" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, *args, **options)
+
+    to, warnings = checkpoints(tmp_path, keep=9), []
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", broken)
+        patch.setattr("app.checkpoint.time.sleep", lambda seconds: None)
+        assert to.newest(warnings.append)[1]["step"] == 4
+    assert "step-00000008 cannot be read and left out" in warnings[0]
+    save(to, 6)
+    *good, aside = names(to)
+    assert good == ["step-00000004", "step-00000006"] and newest(to) == (6, [])
+    assert aside.startswith("step-00000008.") and aside.endswith(".unread")
+    assert (to.folder / aside / FILES[2]).read_bytes().startswith(b"weights of step 8")
+
+
+@pytest.mark.parametrize("failing", ["write_text", "read_text"])
+def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monkeypatch, failing):
+    """The checkpoint stays as it is, and training goes on."""
+    to = checkpoints(tmp_path)
+    save(to, 1, score=0.5)
+    original = getattr(Path, failing)
+
+    def fail(path, *args, **options):
+        if path.name in (RECORD, f"{SCORES}.tmp"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, failing, fail)
+        (problem,) = to.save(1, {"metrics": {"score": 0.9}}, writer(1))
+    assert "keeps its earlier scores" in problem and newest(checkpoints(tmp_path)) == (1, [])
+    assert sorted(path.name for path in to.path(1).iterdir()) == [MANIFEST, RECORD, STATE]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.audit import SKETCH, sketch
 from app.compare import EXACT, ORDINARY, Trace, compare
 from app.hashing import hash_of
-from app.proof import MEANS
+from app.proof import MEANS, Comparison, Difference
 
 
 def tensor(*values):
@@ -202,3 +202,19 @@ def test_hashes_know_bits_shapes_and_names():
     assert len({hash_of(value) for value in others}) == len(others)
     assert hash_of(object()) == hash_of(object())
     assert hash_of(x.view(2, 3).T) == hash_of(x.view(2, 3).T.contiguous())
+
+
+def test_a_deviation_that_grows():
+    """From the first step that has one to the largest; what does not grow has no rate."""
+    found = Comparison(6, deviations={"loss": [0.0, 1e-7, 0.0, 1e-6, 1e-4, 3e-8], "weights": [1e-3, 1e-4, 0, 0, 0, 0]})
+    growth = found.growth("loss")
+    assert (growth.begin, growth.end) == (2, 5) and growth.rate == pytest.approx(10)
+    assert str(growth) == "1.0e-07 in step 2, 1.0e-04 in step 5, 10-fold a step"
+    assert found.growth("weights") is None and found.growth("none") is None
+
+
+@pytest.mark.parametrize("what, step, may", [("loss", 2, True), ("loss", 1, False), ("samples", 2, False)])
+def test_what_may_be_rounding(what, step, may):
+    """Not what differs in the first step, nor what is computed without a sum."""
+    assert Comparison(3, Difference(what, step=step)).may_be_rounding == may
+    assert not Comparison(3).may_be_rounding

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import OptimConfig, RunConfig, check, diff, flatten, to_dict
+from app.config import OptimConfig, RunConfig, check, defaults, diff, flatten, to_dict
 from app.errors import UserError
 from app.flags import parse
 
@@ -248,3 +248,24 @@ def test_help_fills_its_lines(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         parse(Broken, ["--help"])
     assert "Of the thing (in metres, .5 at least)." in capsys.readouterr().out
+
+
+def test_a_field_that_did_not_exist_had_the_default_of_the_recipe():
+    @dataclass
+    class Part:
+        needed: int
+        betas: tuple[float, float] = (0.9, 0.99)
+
+    @dataclass
+    class Config:
+        part: Part
+        optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=3e-4, betas=(0.5, 0.9)))
+        width: int = 8
+
+    found = defaults(Config(Part(3)))
+    assert found["optim.lr"] == 3e-4 and found["optim.betas"] == [0.5, 0.9] and found["width"] == 8
+    assert found["part.betas"] == [0.9, 0.99] and "part.needed" not in found and found["optim.clip"] == 1.0
+    before = {"optim": {"lr": 1.0}, "gone": 1}
+    now = to_dict(Config(Part(3), OptimConfig(lr=3e-4, betas=(0.5, 0.9), clip=2.0)))
+    expected = {"optim.lr": (1.0, 3e-4), "gone": (1, None), "part.needed": (None, 3), "optim.clip": (1.0, 2.0)}
+    assert diff(before, now, found) == expected

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from app import UserError
-from app.checkpoint import MANIFEST, RECORD
+from app.checkpoint import RECORD
+from app.manifest import MANIFEST
 from launching import metrics
 from test_checkpoint import DAMAGE
 from tiny import DATA, saved, train

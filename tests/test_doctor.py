@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_no_trouble():
         (("distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU"), "starts one process"),
         (("distributed_type: MULTI_GPU", "distributed_type: DEEPSPEED"), "DeepSpeed on CPU"),
         (("mixed_precision: 'no'", "mixed_precision: 'no'\nfsdp_config:\n  fsdp_layer: 1"), "fsdp_layer"),
-        (("mixed_precision: 'no'", "parallelism_config:\n  parallelism_config_tp_size: 3"), "tp_size 3"),
+        (("mixed_precision: 'no'", "parallelism_config:\n  parallelism_config_tp_size: 2"), "tp_size 2: weights"),
     ],
 )
 def test_a_profile_that_cannot_work_is_found(tmp_path, change, says):

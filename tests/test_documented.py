@@ -5,6 +5,7 @@ small stand-in. Launches and profiles are tested elsewhere; here each command is
 """
 
 import importlib
+import json
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from app.__main__ import main as command
 from app.flags import parse
 from launching import ROOT
 
+# Of 17 samples or so: the last step is short, as a reader's own is.
+SHORT = "--run.steps 0 --run.epochs 0.0036"
 SMALL = "--run.steps 2 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"
 SMALLER = {
     "cls": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
@@ -59,8 +62,8 @@ def test_recipes(document, place, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def train(words: list[str]) -> None:
-    """Run a command for a recipe in this process."""
+def train(words: list[str], length: str = "") -> None:
+    """Run a command for a recipe in this process; length is of other flags than SMALL's."""
     at = next(i for i, word in enumerate(words) if word.startswith("recipes/"))
     recipe = importlib.import_module(words[at].removesuffix(".py").replace("/", "."))
     name, flags = Path(words[at]).stem, words[at + 1 :]
@@ -75,9 +78,19 @@ def train(words: list[str]) -> None:
         small += ["--data.path", "book.txt", "--scratch.tokenizer", "byte"]
     for flag, instead in INSTEAD.items():
         small += instead.split() if flag in flags else []
-    recipe.main(parse(recipe.Config, [*flags, *small]))
+    recipe.main(parse(recipe.Config, [*flags, *small, *length.split()]))
     stopped = "--run.stop-at" in flags
     assert history.read(here).status == ("preempted" if stopped else "finished")
+
+
+@pytest.fixture(scope="module")
+def ended(place):
+    """Give the folder of a run whose last step was short."""
+    shutil.rmtree("runs/cls", ignore_errors=True)
+    train(["recipes/cls.py"], SHORT)
+    lines = [json.loads(line) for line in Path("runs/cls/metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("samples", 0) for line in lines) % 8
+    return Path("runs/cls").rename("ended")
 
 
 # Those that launch processes have tests of their own.
@@ -85,14 +98,16 @@ INSPECTING = [(d, w) for d, w in APP if w[0] in ("plan", "runs", "watch", "plot"
 
 
 @pytest.mark.parametrize("words", each(INSPECTING), ids=named)
-def test_commands(words, place, monkeypatch):
+def test_commands(words, place, ended, monkeypatch):
     for word in words:
         if word.startswith("runs/"):
             shutil.rmtree(word, ignore_errors=True)
             train(["recipes/cls.py", "--run.dir", word])
     words = ["2" if before == "--step" else word for before, word in zip(["", *words], words, strict=False)]
-    if words[0] == "plan":
-        words += [*SMALL.split(), *SMALLER["cls"].split()]
+    if words[0] == "plan":  # by then a reader's run has ended
+        shutil.rmtree("runs/cls", ignore_errors=True)
+        shutil.copytree(ended, "runs/cls")
+        words += [*SMALL.split(), *SMALLER["cls"].split(), *SHORT.split()]
     if "--push" in words:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         words += ["--dry-run"]

@@ -1,14 +1,17 @@
 """app.exact, in one process: what it refuses, what it says, and what it leaves alone."""
 
+import itertools
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.exact import GRID, _Grid
+from app.grid import GRID, Grid, Shards
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -18,12 +21,12 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
 
-def train(folder, model, loss=lambda output: output.square().mean(), optim=None, **more):
+def train(folder, model, loss=lambda output: output.square().mean(), optim=None, rows=DATA, **more):
     """Train a model for two epochs of four steps."""
     settings = {"global_batch": 10, "micro_batch": 5, "epochs": 2.0, "trackers": (), "log_every": 1, "exact": True}
     with Run(Config(RunConfig(dir=str(folder), **{**settings, **more}))) as run:
         model, optimizer = run.prepare(model, optim or OptimConfig())
-        for batch in run.batches(DATA, torch.stack):
+        for batch in run.batches(rows, torch.stack):
             for micro in batch.micros(model):
                 run.backward(loss(model(micro.inputs)), micro)
             run.step(optimizer)
@@ -77,6 +80,16 @@ def test_gradients_that_do_not_fit_the_grid_are_said_once(tmp_path, capsys, fact
     assert capsys.readouterr().err.count(words) == 1
 
 
+@pytest.mark.parametrize(("size", "said"), [(5000.0, 1), (3000.0, 0)])
+def test_micro_batches_that_cancel_are_said(tmp_path, capsys, size, said):
+    """The gradient of the step is 0, and what one of two ranks would hand on is far beyond the grid."""
+    rows, signs = [torch.ones(4)] * 20, itertools.cycle([size / 2, -size / 2])
+    train(tmp_path / "run", nn.Linear(4, 1), lambda output: output.mean() * 2 * next(signs), OptimConfig(lr=1e-9), rows)
+    assert '"grad_norm": 0.0' in (tmp_path / "run" / "metrics.jsonl").read_text()
+    text = f"may reach {size:.4g} in the gradient of"
+    assert capsys.readouterr().err.count(text) == said
+
+
 def test_gradients_that_fit_are_not_mentioned(tmp_path, capsys):
     train(tmp_path / "run", nn.Linear(4, 1))
     assert "--run.exact" not in capsys.readouterr().err
@@ -84,8 +97,33 @@ def test_gradients_that_fit_are_not_mentioned(tmp_path, capsys):
 
 def test_a_gradient_of_zero_has_no_sign():
     """Whether -0 survives a sum depends on how many parts it has, and so on the layout."""
-    grid = _Grid(SimpleNamespace(scaler=None, device="cpu"))
-    assert not grid.nearest(torch.tensor([-0.0, -(2.0 ** -(GRID + 2))])).signbit().any()
+    grid = Grid(SimpleNamespace(scaler=None, device="cpu"))
+    assert not grid.nearest(0, torch.tensor([-0.0, -(2.0 ** -(GRID + 2))])).signbit().any()
+
+
+class Sharded(nn.Linear):
+    """What FSDP2 makes of a module, as far as Shards looks at it."""
+
+    def set_gradient_divide_factor(self, factor):
+        pass
+
+    def _get_fsdp_state(self):
+        return SimpleNamespace(_lazy_init=lambda: None)
+
+    def beside(self, x):
+        return x @ self.weight.T
+
+
+def test_a_gradient_that_was_not_rounded_is_refused_by_name():
+    """FSDP2 gathers weights for forward passes, and for methods that it was told of, where no hook is called."""
+    model = Sharded(4, 1, bias=False)
+    shards = Shards(model, Grid(SimpleNamespace(scaler=None, device="cpu")))
+    shards.check()  # nothing has a gradient yet
+    model.beside(DATA[0]).sum().backward()
+    with pytest.raises(UserError, match="the gradient of weight is not rounded"):
+        shards.check()
+    model(DATA[0]).sum().backward()
+    shards.check()
 
 
 def test_what_changes_bits_is_said(tmp_path, capsys):
@@ -128,3 +166,47 @@ def test_what_is_near_the_ordinary_mode(tmp_path):
         runs[exact] = model.weight.detach().clone()
     assert torch.allclose(runs[True], runs[False], rtol=1e-5)
     assert not torch.equal(runs[True], torch.zeros_like(runs[True]))
+
+
+def settings_of_torch():
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.mha.get_fastpath_enabled(),
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    )
+
+
+@pytest.fixture(params=["usual", "asked"])
+def found(request, monkeypatch):
+    """Give torch's settings as a process may have them before a run, and put them back."""
+    usual = settings_of_torch()
+    if request.param == "asked":
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = not usual[2]
+    yield settings_of_torch()
+    torch.use_deterministic_algorithms(usual[0], warn_only=usual[1])
+    torch.utils.deterministic.fill_uninitialized_memory = usual[2]
+    torch.backends.mha.set_fastpath_enabled(usual[3])
+
+
+def test_a_run_gives_back_the_settings_that_it_found(tmp_path, found):
+    """Also the shortcut of torch's encoder layers, which FSDP2's hooks rule out, and which has other bits."""
+    during = []
+    train(
+        tmp_path / "run", nn.Linear(4, 1), lambda output: during.append(settings_of_torch()) or output.square().mean()
+    )
+    assert during[0] != found and not during[0][3] and during[0][4]
+    assert settings_of_torch() == found
+
+
+def test_a_run_that_does_not_begin_gives_back_what_it_took(tmp_path, found, monkeypatch):
+    """Torch's settings, which would change what this process does next, and the folder, with all that was made."""
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not today"):
+        patch.setattr("app.run.seed_all", Mock(side_effect=RuntimeError("not today")))
+        patch.setattr("app.exact._check", lambda accelerator: torch.use_deterministic_algorithms(True))
+        train(tmp_path / "run", nn.Linear(4, 1))
+    assert settings_of_torch() == found and not (tmp_path / "run").exists()
+    train(tmp_path / "run", nn.Linear(4, 1))

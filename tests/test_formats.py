@@ -16,7 +16,7 @@ def test_csv_keeps_words_and_numbers_apart(tmp_path):
     file.write_text(
         "word,code,count,score,year,odd\nNA,007,1,1.5,+1999,1\nnull,12,-2,1e3,2001,nan\nNone,3,3,,2020,inf\n"
     )
-    train, _ = load(str(file), holdout=0.01, eval_path=str(file))
+    train, _ = load(str(file), holdout=0.01, eval_path=str(shutil.copy(file, tmp_path / "others.csv")))
     assert train.to_dict() == {
         "word": ["NA", "null", "None"],
         "code": ["007", "12", "3"],
@@ -37,8 +37,10 @@ def test_a_file_reads_the_same_inside_a_folder(tmp_path, kind):
         "label": ["NA", "None", "NA"],
         "code": ["007", "12", "3"],
     }
-    for path in (file, tmp_path):
-        assert load(str(path), eval_path=str(path))[0].to_dict() == expected
+    (tmp_path / "others").mkdir()
+    others = shutil.copy(file, tmp_path / "others")
+    for path in (file, tmp_path / "others"):
+        assert load(str(path), eval_path=str(others if path == file else file))[0].to_dict() == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_card_that_says_how_to_read_its_csv_files_is_obeyed(tmp_path):
 def test_json_by_column_is_read(tmp_path, content, indent):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(content, indent=indent))
-    train, _ = load(str(file), split="train[1:]", eval_path=str(file))
+    train, _ = load(str(file), split="train[1:]", eval_path=str(file), eval_split="train[:1]")
     assert train.to_dict() == {"text": ["b", "c"], "label": [[], ["y", "z"]]}
 
 

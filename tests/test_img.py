@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import os
 import pickle
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from app.data.augment import Draw, ImageCollate
 from app.data.config import Augment, ClassData
+from app.data.fingerprint import contents, difference
 from app.data.images import ImageColumn, Images, load_images, load_labelled, own_processor
 from app.hub import load_processor
 from app.seeding import sample_generator
@@ -69,6 +71,65 @@ def test_a_folder_of_images_of_many_kinds(folder):
     every = np.stack([row["pixels"] for row in rows]) / 255
     assert np.allclose(mean, every.mean((0, 2, 3))) and np.allclose(deviation, every.std((0, 2, 3)))
     assert load(folder, size=16)[0].shape[2:] == (16, 16)
+
+
+def tell_paths(folder, **values):
+    """Write a table of the paths of a folder's images, and of the columns that are given."""
+    files = sorted(folder.rglob("*.png"))
+    table = pd.DataFrame({"image": [str(file) for file in files], "label": [file.parent.name for file in files]})
+    table.assign(**values).to_parquet(folder / "rows.parquet")
+    return folder / "rows.parquet", files
+
+
+def test_images_whose_paths_a_column_holds_are_decoded_again_once_they_change(folder):
+    """The table stays what it was; a run's check of its data sees what the new files hold."""
+    table, files = tell_paths(folder)
+    rows, _ = load(table)
+    again, _ = load(table)
+    assert again.read.path == rows.read.path and again.fingerprint == rows.fingerprint
+    before, stamp = contents(rows), files[3].stat()
+    for file in files:
+        picture((99, 3, 7), size=Image.open(file).size).save(file)
+    changed, _ = load(table)
+    assert {row["pixels"][0, 0, 0] for row in changed} == {99}
+    assert changed.fingerprint != rows.fingerprint
+    assert "rows that were compared differ in pixels" in difference(before, contents(changed))
+    assert "the hash of all rows" in difference({**before, "rows": {}}, contents(changed))
+    os.utime(files[3], ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # the time alone
+    assert load(table)[0].read.path != changed.read.path
+
+
+def test_embedded_images_are_known_by_their_table(folder):
+    """Paths beside bytes are names: no file is looked for."""
+    files = sorted(folder.rglob("*.png"))
+    images = [{"bytes": file.read_bytes(), "path": str(file)} for file in files]
+    table, _ = tell_paths(folder, image=images)
+    rows, _ = load(table)
+    for file in files:
+        file.unlink()
+    assert load(table)[0].read.path == rows.read.path
+
+
+def test_another_run_decodes_the_same_images_meanwhile(folder, monkeypatch):
+    """Two containers that share a cache may have the same process id and the same host name."""
+    table, _ = tell_paths(folder, other=1)
+    tables, labels = load_labelled(ClassData(path=(str(table),)))
+    column = ImageColumn(tables.train, "image")
+    processor, read, found = own_processor(column, 0), ImageColumn.read, []
+
+    def interrupted(self, row):
+        if row == 5 and not found:
+            found.append(None)
+            found[0] = load_images(ImageColumn(tables.train, "image"), processor, 1.0, labels.train_values)
+        return read(self, row)
+
+    monkeypatch.setattr(ImageColumn, "read", interrupted)
+    rows = load_images(column, processor, 1.0, labels.train_values)
+    expected = load_images(column, processor, 0.0)
+    for some in (rows, found[0]):
+        assert all((a["pixels"] == b["pixels"]).all() for a, b in zip(some, expected, strict=True))
+    assert rows.fingerprint == found[0].fingerprint
+    assert not list(rows.read.path.parent.parent.glob(f"{rows.read.path.parent.name}.*"))
 
 
 def test_images_that_cannot_be_read_are_named(folder):
@@ -186,7 +247,7 @@ def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
     again = ["--run.dir", tmp_path / "again", "--model", tmp_path / "group" / "model"]
     launch_many("fsdp_cpu", 2, RECIPE, [*commands, [*common, "--run.steps", 2, *again]], tmp_path)
     assert steps(tmp_path / "stopped") == steps(tmp_path / "whole")
-    # Running statistics, which each rank has of its own, are the main process's: scored with, saved, resumed, exported.
+    # Running statistics are the main process's on all ranks: scored with, saved, resumed, exported.
     assert scores(tmp_path / "stopped") == scores(tmp_path / "whole")
     state = saved_state(tmp_path / "whole", 4)
     assert saved_state(tmp_path / "stopped", 4) == state

@@ -1,5 +1,6 @@
 """Where a process stands: data ranks, and checkpoints that are bound to a layout."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from app import RunConfig, UserError
 from app.accelerator import Accelerator
 from app.layout import check_bound, depends_on_layout, in_short, synchronised
+from app.profiles import Profile
 
 FSDP = {"wrapping": "FSDP2", "processes": 4, "data_ranks": 4, "precision": "bf16", "device": "cpu"}
 ZERO = {**FSDP, "wrapping": "DeepSpeed ZeRO-2"}
@@ -25,6 +27,18 @@ def test_tensor_parallel_neighbours_are_one_data_rank(per_data_rank, expected):
     assert {Accelerator.data_ranks.fget(place) for place in places} == {8 // per_data_rank}
 
 
+@pytest.mark.parametrize("name", ["tp", "cp", "sp"])
+def test_a_mesh_that_splits_what_is_not_split_here_is_refused(monkeypatch, name):
+    """By a run as by `plan`, `prove` and `doctor`, which ask the profile; accelerate would have words of its own."""
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "2")
+    with pytest.raises(UserError, match=f"{name}_size"):
+        Accelerator()
+    settings = {"parallelism_config": {f"parallelism_config_{name}_size": 2}}
+    (trouble, fix), *_ = Profile(Path("p.yaml"), "p", 2, {"distributed_type": "MULTI_GPU", **settings}).troubles
+    assert f"{name}_size 2" in trouble and fix == "set it to 1"
+
+
 def test_checkpoints_of_deepspeed_are_bound():
     check_bound(FSDP, {**FSDP, "processes": 2, "wrapping": "DDP"})
     check_bound(ZERO, dict(ZERO))
@@ -37,7 +51,7 @@ def test_a_layout_in_short():
     assert in_short(FSDP) == "4 data ranks, FSDP2, bf16, cpu"
 
 
-@pytest.mark.parametrize("ranks, micros, words", [(1, 4, "all 4"), (2, 4, "one process's 2 of 4"), (1, 1, "")])
+@pytest.mark.parametrize("ranks, micros, words", [(1, 4, "all 4"), (2, 4, "the main process's 2 of 4"), (1, 1, "")])
 def test_what_makes_scores_depend_on_the_layout_is_said(ranks, micros, words):
     place = SimpleNamespace(data_ranks=ranks, device=torch.device("cpu"))
     config = RunConfig(global_batch=4 * micros, micro_batch=4)

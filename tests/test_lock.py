@@ -105,7 +105,8 @@ def test_a_disk_without_flock(tmp_path, monkeypatch, code):
 
 def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.ENOLCK))
-    was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} 978307200.0\n"
+    began = f"{process.this_process().split()[1].rpartition('.')[0]}.1"
+    was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} {began}\n"
     (tmp_path / "lock").write_text(was)
     assert take(tmp_path) == []
 
@@ -226,3 +227,33 @@ def test_a_run_that_has_ended_beats_no_more(tmp_path, monkeypatch):
     before = (tmp_path / "lock").stat().st_mtime_ns
     time.sleep(3 * BEAT)
     assert (tmp_path / "lock").stat().st_mtime_ns == before and (tmp_path / "lock").read_text() == ""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="machines are told apart by Linux's boot id")
+@pytest.mark.parametrize("hidden", [False, True])
+def test_another_machine_of_the_same_name(tmp_path, monkeypatch, hidden):
+    """As of containers that share a disk: its boot id, or what processes it sees, is another; or cannot be known."""
+    host, number, (machine, _, start) = (
+        os.uname().nodename,
+        os.getpid(),
+        process.this_process().split()[1].rpartition("."),
+    )
+    other = machine if hidden else machine[::-1]
+    monkeypatch.setattr(process, "_machine", lambda: "" if hidden else machine)
+    (tmp_path / "lock").write_text(f"process {number} on {host} since 2001-01-01 00:00:00\n{number} {other}.{start}\n")
+    assert len(take(tmp_path)) == 1
+
+
+def test_a_lock_is_read_anew_when_it_matters(tmp_path, monkeypatch):
+    """A process that has just woken up has not touched its lock since; what it gives back is not its own."""
+    monkeypatch.setattr(lock, "BEAT", 99)
+    held = FolderLock(tmp_path)
+    held.take()
+    held.check()
+    (tmp_path / "lock").unlink()
+    held.check()  # nobody else has it
+    (tmp_path / "lock").write_text("process 7 on elsewhere since now\n7 a.b\n")
+    with pytest.raises(UserError, match="taken over by process 7 on elsewhere"):
+        held.check()
+    held.release()
+    assert (tmp_path / "lock").read_text().startswith("process 7")

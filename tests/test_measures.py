@@ -12,6 +12,7 @@ from torchmetrics.classification import (
 )
 
 from app.measures import Classification, MultiLabel, Regression
+from app.metrics import Scores
 
 ROWS = 203
 
@@ -104,3 +105,29 @@ def test_the_confusion_matrix():
 def test_no_correlation_where_nothing_varies(target):
     state = state_of(Regression, target + torch.arange(len(target)), target, len(target))
     assert scores_of(Regression, state).keys() == {"mse"}
+
+
+class Counted:
+    """What a metric must have, and no more."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self):
+        self.rows = 0
+
+    def to(self, device):
+        """Move in place, and return nothing, as it may."""
+
+    def update(self, predicted, target):
+        self.rows += len(target)
+
+    def compute(self):
+        return self.rows
+
+
+def test_any_object_that_updates_computes_and_moves_is_a_metric():
+    """It need not be one of torchmetrics, and not know what those keep."""
+    scores = Scores(torch.device("cpu"), rows=Counted())
+    for size in (3, 2):
+        scores.update(float(size), torch.zeros(size), torch.zeros(size))
+    assert scores.compute() == {"eval/rows": 5, "eval/samples": 5}

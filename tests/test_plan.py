@@ -66,7 +66,6 @@ def test_memory_is_what_processes_hold(held, profile):
     for case, bytes_ in found.items():
         planned, size = expected(case, profile)
         assert {name: getattr(planned, name) for name in bytes_} == bytes_, case
-        assert planned.copy == bytes_["weights"] + bytes_["optimizer"]
         if profile == "ddp_cpu":
             files = (folder / case / "checkpoints" / "step-00000002").rglob("*")
             assert size == pytest.approx(sum(f.stat().st_size for f in files if f.is_file()), rel=0.02), case

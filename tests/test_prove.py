@@ -192,5 +192,38 @@ def test_what_the_user_should_know_of_a_comparison():
     assert "precision was fp32, is bf16" in notes(ONE, trial(trace=other, precision="bf16"))
     assert "threads was 1, is 2" in notes(ONE, trial(trace=other, threads=2))
     assert "threads" not in notes(ONE, trial(trace=other, threads=2), exact=False)
-    late = [Trace(set(), {0: {"weights": {}}, 101: {**LINE, "ids": ids}}) for ids in "ab"]
-    assert "law 3 speaks" in notes(trial(CPU, trace=late[0], wrapping=""), trial(trace=late[1]), exact=False)
+
+
+def grown(factor):
+    """Make the trace of four steps whose loss is apart from 1 by more in each."""
+    lines = {n: {**LINE, "losses": {"loss": {}}, "loss": 1 + factor * 1e-7 * 30**n} for n in range(1, 5)}
+    return Trace(set(), {0: {"weights": {}}, **lines})
+
+
+@pytest.mark.parametrize(
+    "exactly, verdict, status, words",
+    [
+        (trial(trace=grown(0)), "rounding that grows", 0, "the bits of the reference in all 4 steps"),
+        (trial(trace=grown(1)), "different", 1, "in exact mode too it is different (step 1: loss weights"),
+        (trial(ended="--run.exact: norm is a BatchNorm1d", refused=True), "different", 1, "exact mode cannot tell"),
+    ],
+)
+def test_rounding_is_told_from_a_mistake_by_exact_mode(monkeypatch, tmp_path, exactly, verdict, status, words):
+    """What is outside the ordinary mode's tolerance is trained once more, and the reference with it."""
+    asked = []
+
+    def train(recipe, flags, profile, steps, exact, folder, patience):
+        asked.append((profile.processes, exact))
+        if exact:
+            return exactly if profile.processes > 1 else trial(CPU, wrapping="", trace=grown(0))
+        return trial(DDP if profile.processes > 1 else CPU, trace=grown(profile.processes > 1))
+
+    monkeypatch.setattr(trials, "train", train)
+    options = prove.Options(RECIPE, (CPU, DDP), steps=4, exact=False)
+    report = prove._train(options, [], [profiles.read(CPU), profiles.read(DDP)], tmp_path)
+    assert asked == [(1, False), (2, False), (1, True), (2, True)]
+    assert report.rows[1].verdict == verdict and report.status == status
+    assert words in report.text()
+    assert "apart from the reference: loss 3.0e-06 in step 1, 7.5e-02 in step 4, 29-fold a step" in report.text()
+    assert report.as_dict()["profiles"][1]["growth"]["loss"]["rate"] == pytest.approx(30, rel=0.05)
+    assert ("what run.batches gets as `weights`" in report.text()) == (verdict == "different")

@@ -13,7 +13,7 @@ from test_run import train
 from torch.distributed.checkpoint import metadata as stored
 
 from app import UserError
-from app.checkpoint import MANIFEST, _checksum
+from app.manifest import MANIFEST, checksum
 from app.reader import StateReader
 
 
@@ -31,7 +31,7 @@ def plant(state: Path, name: str, data: bytes) -> Path:
     """Replace a file of a checkpoint's state, in its manifest too."""
     path, manifest = state / name, json.loads((state.parent / MANIFEST).read_text())
     path.write_bytes(data)
-    manifest["files"][f"state/{name}"] = {"size": len(data), "xxh3": _checksum(path)}
+    manifest["files"][f"state/{name}"] = {"size": len(data), "xxh3": checksum(path)}
     (state.parent / MANIFEST).write_text(json.dumps(manifest))
     return path
 

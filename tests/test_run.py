@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import tiny
@@ -114,7 +115,7 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path):
     ("rows", "lengths", "words"),
     [
         (DATA[:-1], np.arange(39), "40 rows, and now there are 39"),
-        (DATA, np.arange(40)[::-1], "had 40 rows, and now they have other lengths"),
+        (DATA, np.arange(40)[::-1], "had 40 rows, and their lengths or weights were others"),
     ],
 )
 def test_other_data_is_refused(tmp_path, rows, lengths, words):
@@ -182,9 +183,10 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
             for batch in run.batches(DATA, torch.stack):
                 for micro in batch.micros(model):
                     run.backward(model(micro.inputs)[:, 0].square().mean(), micro)
-                if run.steps_done == 2:
-                    model.weight.grad[1] = torch.inf
                 run.step(optimizer)
+                if run.steps_done == 2:
+                    with torch.no_grad():
+                        model.weight[1] = torch.inf
     assert not (tmp_path / "checkpoints").exists()
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
 
@@ -237,6 +239,24 @@ def test_a_forgotten_update_is_refused(tmp_path):
         for batch in run.batches(DATA, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
+
+
+def test_a_second_backward_pass_in_a_turn_is_refused(tmp_path):
+    """Under DDP it would miss the synchronisation; parts that are handed over at once are logged each, and summed."""
+    with Run(Config(RunConfig(dir=str(tmp_path / "run"), steps=1, global_batch=10, micro_batch=5, trackers=()))) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig(clip=0.0))
+        expected = []
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                output = model(micro.inputs)
+                parts = {"loss/size": output.mean(), "loss/square": output.square().mean()}
+                expected.append(torch.autograd.grad(sum(parts.values()) / 2, model.weight, retain_graph=True)[0])
+                run.backward(parts, micro)
+                with pytest.raises(UserError, match=r"a second run\.backward in one turn"):
+                    run.backward(output.mean(), micro)
+            assert torch.allclose(model.weight.grad, sum(expected))
+            run.step(optimizer)
+    assert {"loss/size", "loss/square"} < set(json.loads((tmp_path / "run" / "metrics.jsonl").read_text()))
 
 
 def test_saving_before_the_update_is_refused(tmp_path):
@@ -404,3 +424,17 @@ def test_a_recipes_commit_is_noted(tmp_path):
     assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD")
     file.write_text("class Config: pass\n")
     assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD") + "+"
+
+
+def test_a_run_from_before_a_setting_existed_goes_on_where_it_has_the_default(tmp_path):
+    """What that is, the recipe says; any other value would not be what the run was begun with."""
+    train(tmp_path / "run", stop_at=3)
+    file = tmp_path / "run" / "config.yaml"
+    settings = yaml.safe_load(file.read_text())
+    del settings["run"]["exact"], settings["run"]["sync_bn"]
+    file.write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match=r"run\.exact: False before, True now") as refusal:
+        train(tmp_path / "run", exact=True)
+    assert "sync_bn" not in str(refusal.value)
+    train(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"

@@ -164,6 +164,7 @@ def test_values_that_no_mask_to_train_on_has(write, tmp_path):
     folder = write()
     other = write("other", values=(0, 7))
     refused("has the value 7", path=folder, eval_path=str(other))
+    refused("--data.eval-path", "is trained on", path=folder, eval_path=f"{folder}/../{folder.name}")
     refused("--data.names a b c", path=folder, names=("a", "b", "c"))
     assert "0 membrane, 255 cell" in loaded(folder, names=("membrane", "cell"))[2]
     volumes = write("float", sides=[(8, 8, 8)] * 2, extension="nii")

@@ -179,6 +179,22 @@ def test_watching_a_run_to_its_end(folder, tmp_path):
     assert "running" in text and "finished" in text and "step 8 of 8" in text
 
 
+def test_a_run_that_ends_while_it_is_read_is_not_lost(tmp_path, monkeypatch):
+    """Its status was `running` a moment ago, and its lock has just been given back."""
+    train(tmp_path / "run")
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+
+    def ending(folder):
+        (folder / "run.json").write_text(json.dumps(info))
+        return False
+
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    assert history.read(tmp_path / "run").status == "lost"
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**info, "status": "running"}))
+    monkeypatch.setattr("app.lock.in_use", ending)
+    assert history.read(tmp_path / "run").status == "finished"
+
+
 def test_sittings_are_noted(folder):
     info = yaml.safe_load((folder / "stopped/run.json").read_text())
     assert [sitting["step"] for sitting in info["sittings"]] == [0, 5]

@@ -17,9 +17,10 @@ from torch import nn
 
 from app import state
 from app.accelerator import Accelerator
-from app.checkpoint import MANIFEST, Checkpoints
+from app.checkpoint import Checkpoints
 from app.config import OptimConfig
 from app.errors import UserError
+from app.manifest import MANIFEST
 from app.optim import UNSUITABLE, build_optimizer
 
 USABLE = sorted(

@@ -69,6 +69,55 @@ def test_several_files_patterns_and_a_file_to_evaluate_on(tmp_path):
         assert evaluation["text"][:] == ["dev first", "dev second"]
 
 
+def test_data_to_evaluate_on_that_are_trained_on_are_refused(tmp_path, monkeypatch):
+    """However they are named; slices apart are fine."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("label,text\n" + "".join(f"{i % 2},{name} {i}\n" for i in range(20)))
+    (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
+    write_card(tmp_path / "card")
+    monkeypatch.chdir(tmp_path)
+    same = [("a.csv", tmp_path / "a.csv"), ("a.csv", "link.csv"), ("./a.csv", "a.csv"), (["a.csv", "b.csv"], "b.csv")]
+    for path, eval_path in [*same, ("a.csv", "[a].csv"), ("builtin:stdlib", "builtin:stdlib")]:
+        with refused("--data.eval-path", "trained on and evaluated", "--data.eval-split"):
+            load(path, eval_path=str(eval_path))
+    with refused("--data.eval-path", "rows 0 to 8 of train"):
+        load("card", name="one", eval_path=str(tmp_path / "card"))
+    with refused("rows 5 to 9 of train"):
+        load("a.csv", split="train[:10]", eval_path="link.csv", eval_split="train[5:]")
+    train, evaluation = load("a.csv", split="train[:10]", eval_path="link.csv", eval_split="train[10:]")
+    assert not set(train["text"]) & set(evaluation["text"]) and len(evaluation) == 10
+
+
+HEADERS = {
+    "named": ("Label,Body", [f"{'spam' if i % 3 else 'ham'},text {i}" for i in range(9)], ("label", "text")),
+    "numbers": ("target,body", [f"{i % 2},text {i}" for i in range(2)], ("label", "text")),
+    "classes": ("v1,v2", [f"{'spam' if i % 3 else 'ham'},text {i}" for i in range(30)], ("label", "text")),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_columns_of_a_file_that_has_a_header_are_refused(tmp_path, case):
+    """The header would become a row; the same rows without it are read, also when a class begins them."""
+    header, rows, columns = HEADERS[case]
+    file = tmp_path / "rows.csv"
+    file.write_text("\n".join([header, *rows]) + "\n")
+    with refused("--data.columns", "rows.csv", "header", header.split(",")[0], "leave out"):
+        load(str(file), columns=columns)
+    file.write_text("\n".join(rows) + "\n")
+    parts = load(str(file), columns=columns)
+    assert sum(map(len, parts)) == len(rows)
+
+
+def test_first_rows_that_are_no_header(tmp_path):
+    """Of a class of their own among few rows, with a number, a missing value, a class of two words, or a sentence."""
+    file = tmp_path / "rows.csv"
+    others = [f"{'spam' if i % 3 else 'ham'},text {i}" for i in range(30)]
+    firsts = ["7,a text", ",a text", "very rare,a", "phishing,click here to win now"]
+    for rows in (["rare,a text", *others[:5]], *([first, *others] for first in firsts)):
+        file.write_text("\n".join(rows) + "\n")
+        assert sum(map(len, load(str(file), columns=("label", "text")))) == len(rows)
+
+
 def test_a_hub_folder_with_configurations_and_splits(tmp_path):
     for config, size in (("big", 20), ("small", 5)):
         for split in ("train", "validation", "test"):

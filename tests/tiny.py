@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
-from app.checkpoint import MANIFEST, _checksum
+from app.manifest import MANIFEST, checksum
 from app.reader import StateReader
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
@@ -44,7 +44,7 @@ def state_folder(folder, step) -> Path:
 def enter(checkpoint: Path, name: str) -> None:
     """Enter a file as it is now in its checkpoint's manifest, as one who means harm would."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    manifest["files"][name] = {"size": (checkpoint / name).stat().st_size, "xxh3": _checksum(checkpoint / name)}
+    manifest["files"][name] = {"size": (checkpoint / name).stat().st_size, "xxh3": checksum(checkpoint / name)}
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
 

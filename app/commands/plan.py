@@ -127,8 +127,7 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
         return found
     held = memory.per_process(weights, buffers, profile, turns, run.config.exact, run.config.save_async)
     found |= {"data_ranks": profile.data_ranks, "accumulation": turns, "rows": plan.rows}
-    notes = ["an upper bound: tensor parallelism splits some of it"] if profile.mesh("tp") > 1 else []
-    notes += ["part of it on the host (offload)"] if profile.offloads else []
+    notes = ["part of it on the host (offload)"] if profile.offloads else []
     found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
     return {**found, "memory": {**held._asdict(), "total": held.total}}
 
@@ -138,7 +137,7 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
     from app import exact, fsdp
 
     turns = plan.accumulation(profile.data_ranks)
-    reason = exact.refusal(bool(profile.zero_stage), profile.compiled, profile.mesh("tp") > 1)
+    reason = exact.refusal(bool(profile.zero_stage), profile.compiled)
     if run.config.exact and reason:
         raise UserError(f"--run.exact: {reason}")
     if profile.wrapping in ("FSDP2", "HSDP"):
@@ -156,19 +155,20 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     from app import layout
     from app.saving import fitting
 
-    found: dict[str, Any] = {"path": str(run.dir), "step": None, "changes": [], "trouble": ""}
+    found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
     warnings: list[str] = []
     try:
         good = run.checkpoints.newest(warnings.append)
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]
+            found["unevaluated"] = bool(saved.get("unevaluated"))
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
             if (run.dir / "config.yaml").exists():
                 found["changes"] = [change._asdict() for change in run.folder.changes(run.fields, run.config)]
-            plan = fitting(saved, plan, run.config, run.dir)
             if any(change["effect"] == "refused" for change in found["changes"]):
-                found["trouble"] = f"{run.dir} holds a run with other settings: give those, or another --run.dir"
+                raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
+            plan = fitting(saved, plan, run.config, run.dir)
     except UserError as error:
         found["trouble"] = str(error)
     return {**found, "warnings": warnings}, plan
@@ -215,7 +215,10 @@ def _show_folder(folder: dict[str, Any]) -> None:
         print(f"{folder['path']}: no checkpoint; the run starts at its beginning")
     else:
         scores = "".join(f", {name} {value:.4g}" for name, value in folder["scores"].items())
-        print(f"{folder['path']}: resuming restores step {folder['step']} (saved on {folder['saved_on']}{scores})")
+        first = "; its evaluation comes first" if folder["unevaluated"] else ""
+        print(
+            f"{folder['path']}: resuming restores step {folder['step']} (saved on {folder['saved_on']}{scores}){first}"
+        )
     if folder["changes"]:
         rows = [[c["name"], repr(c["before"]), repr(c["now"]), c["effect"]] for c in folder["changes"]]
         print(table(["changed", "before", "now", "effect"], rows))

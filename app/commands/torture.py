@@ -23,8 +23,6 @@ from app import profiles
 from app.errors import UserError
 from app.kills import MOMENTS, Lost, Torture
 
-PROFILE = Path(__file__).parents[2] / "accelerate_configs" / "ddp_cpu.yaml"
-
 
 @dataclass
 class Options:
@@ -34,7 +32,7 @@ class Options:
     """The recipe's file."""
     kills: int = 20
     """How often to kill. Runs that finish before make room for new ones."""
-    profiles: tuple[str, ...] = (str(PROFILE),)
+    profiles: tuple[str, ...] = ("ddp_cpu",)
     """Profiles to start and resume under; FILE:3 starts 3 processes whatever the file says."""
     save_every: int = 3
     """Save a checkpoint every so many steps."""

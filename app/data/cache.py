@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,39 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = compute()
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value))
-    draft.replace(file)
+    with drafted(file) as draft:
+        draft.write_text(json.dumps(value))
     return value
 
 
+def _draft_of(path: Path) -> Path:
+    """Name what no other process writes: those of two containers may have the same number, and the same host name."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+
+
+@contextlib.contextmanager
+def drafted(file: Path) -> Iterator[Path]:
+    """Give the name of a draft of a file, which takes the file's place when the block has ended well."""
+    draft = _draft_of(file)
+    try:
+        yield draft
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole."""
+    """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole.
+
+    Drafts of processes that were killed go a day after they were last written to.
+    """
     if not folder.exists():
-        draft = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")  # other machines may share the cache
+        for left in folder.parent.glob(f"{folder.name}.{'[0-9a-f]' * 32}"):
+            with contextlib.suppress(OSError):  # another process may remove the same
+                newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+                if time.time() - newest > SECONDS_KEPT:
+                    shutil.rmtree(left, ignore_errors=True)
+        draft = _draft_of(folder)
         try:
             draft.mkdir(parents=True)
             make(draft)

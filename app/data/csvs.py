@@ -10,6 +10,8 @@ from app.errors import UserError
 
 # A longer one is what follows a quote that nothing closes.
 LONGEST_QUOTED = 2**24
+# Lines that tell whether the first one is a header.
+LOOKED_AT = 1000
 
 
 def csv_options(files: Sequence[str], columns: Sequence[str], folder: Path, flag: str) -> dict:
@@ -83,11 +85,62 @@ def _column_names(file: str, columns: Sequence[str], options: dict, flag: str) -
         )
     if columns and sorted(columns) == sorted(first):
         raise UserError(f"--data.columns: the first line of {file} has these names already; leave out flag or line")
+    if columns:
+        _refuse_header(file, columns, options)
     names = list(columns) or [name or f"Unnamed: {i}" for i, name in enumerate(first)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         hint = "" if columns else "; if it has no header line, name its columns with --data.columns"
         raise UserError(f"{'--data.columns' if columns else file} has two columns named {', '.join(twice)}{hint}")
     return names
+
+
+def _refuse_header(file: str, columns: Sequence[str], options: dict) -> None:
+    """Refuse --data.columns for a file whose first line looks like a header: it would become a row."""
+    import pandas
+
+    try:
+        rows = pandas.read_csv(file, header=None, nrows=LOOKED_AT, dtype=object, **options)
+    except (pandas.errors.ParserError, UnicodeDecodeError):  # said by who reads all of it
+        return
+    first = [str(value).strip() for value in rows.iloc[0].fillna("")]
+    lower = [name.lower() for name in columns]
+    named = [value for value in first if value.lower() in lower]
+    if named or _tells_columns(first, rows.iloc[1:]):
+        why = f"has the name {named[0]}" if named else "is unlike all the others"
+        raise UserError(
+            f"--data.columns: the first line of {file} seems to be a header, which would become a row: it {why} "
+            f"({', '.join(first)}). If it is a row, move it down: only the first line can be taken for a header. Else "
+            "leave out the flag and give the names that it has, or remove the line"
+        )
+
+
+def _tells_columns(first: list[str], others) -> bool:
+    """Tell whether a first line gives the columns' names.
+
+    True if its fields are short and none is a number, and some column holds only numbers below it, or only a few values
+    again and again (classes) of which its field is none.
+    """
+    if not all(first) or len(set(first)) < len(first) or any(map(_is_number, first)):
+        return False
+    if any(len(word.split()) > 3 for word in first):  # a text, and no name
+        return False
+    for word, (_, column) in zip(first, others.items(), strict=True):
+        counts = column.dropna().str.strip().value_counts()
+        if counts.empty or word in counts.index:
+            continue
+        if all(map(_is_number, counts.index)):
+            return True
+        if len(word.split()) == 1 and counts.min() >= 3 and counts.sum() >= 10 * len(counts):
+            return True
+    return False
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def with_numbers(table):

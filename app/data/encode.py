@@ -90,7 +90,7 @@ def tokenize(table, config: CorpusData, tokenizer) -> Documents:
     file.parent.mkdir(parents=True, exist_ok=True)
     with using_cache():
         if file.exists() and not all((file.parent / name).exists() for name in remember(file, dict)["files"]):
-            file.unlink()
+            file.unlink(missing_ok=True)
         info = remember(file, lambda: _tokenize(table, config, tokenizer, key))
     if not info["tokens"]:
         raise UserError(f"{name_of(table)} has no text that could be supervised: all of it is empty")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from app.data.cache import cache_folder, fingerprint, using_cache, with_labels
+from app.data.cache import cache_folder, fingerprint, made_once, using_cache, with_labels
 from app.data.columns import check_columns, is_text, name_of, row_name
 from app.data.config import ClassData
 from app.data.labels import SINGLE, Labels, only_of_their_class, read_labels
@@ -20,6 +20,8 @@ from app.process import is_main_process
 
 # Part of the cache's key: raise it when the stored pixels change.
 FORMAT = 1
+# Files of a folder of the cache.
+PIXELS, HASH = "pixels.npy", "hash"
 ROWS_AT_ONCE = 512
 # From scratch, images are brought to a side between these.
 SMALLEST, LARGEST = 32, 224
@@ -91,6 +93,24 @@ class ImageColumn:
     def __len__(self) -> int:
         return len(self.table)
 
+    def identity(self) -> str:
+        """Hash what decides the images: the table, and the size and time of the files whose paths it holds.
+
+        A file that this machine's file system does not hold, such as one on the web, is known by its path alone.
+        """
+        import pyarrow.compute as pc
+
+        parts = self._files.flatten()
+        elsewhere = pc.is_null(parts.data.column(f"{self.name}.bytes"))
+        if parts._indices is not None:  # this is a selection of its table
+            elsewhere = elsewhere.take(parts._indices.column(0))
+        column = parts.select_columns([f"{self.name}.path"]).with_format("arrow")[:].column(0)
+        paths = column.filter(elsewhere).drop_null().to_pylist()
+        some = (paths[start : start + ROWS_AT_ONCE] for start in range(0, len(paths), ROWS_AT_ONCE))
+        with ThreadPoolExecutor() as pool:  # a network's disk answers many at a time
+            states = pool.map(lambda block: [_state_of(path) for path in block], some)
+            return fingerprint(self.table._fingerprint, *states)
+
     def read(self, row: int):
         """Return an image of PIL, turned as its camera says.
 
@@ -110,6 +130,15 @@ class ImageColumn:
         if image.mode[0] in "IF":  # PIL would cut all above 255 off
             raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
         return image.convert(self.mode)
+
+
+def _state_of(path: str) -> tuple:
+    """Return the path, size and time of change of a file; the path alone where there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (path,)
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns
 
 
 def own_processor(column: ImageColumn, size: int):
@@ -188,13 +217,11 @@ def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndar
     shape = (len(column), *decode.shape)
     if np.prod(shape, dtype=np.int64) > cache_gb * 1e9:
         return Images(decode, shape, labels)
-    key = fingerprint(FORMAT, column.table._fingerprint, column.name, column.mode, *decode.identity())
-    path = cache_folder() / f"images-{key}.npy"
+    key = fingerprint(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
     with using_cache():
-        if not path.exists():
-            _write(path, shape, decode)
-    images = Images(_Mapped(path), shape, labels)
-    images.fingerprint = with_labels(path.with_suffix(".hash").read_text(), labels)
+        folder = made_once(cache_folder() / f"images-{key}", lambda draft: _write(draft, shape, decode))
+    images = Images(_Mapped(folder / PIXELS), shape, labels)
+    images.fingerprint = with_labels((folder / HASH).read_text(), labels)
     return images
 
 
@@ -241,26 +268,21 @@ class _Mapped:
         return _Mapped, (self.path,)
 
 
-def _write(path: Path, shape: tuple, decode: _Decode) -> None:
-    """Decode all rows into a file, and put the hash of their pixels beside it."""
+def _write(folder: Path, shape: tuple, decode: _Decode) -> None:
+    """Decode all rows into a file of a folder, and put the hash of their pixels next to it."""
     from tqdm import tqdm
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft, hasher = path.with_name(f"{path.name}.{os.getpid()}"), xxhash.xxh3_128()
-    pixels = np.lib.format.open_memmap(draft, "w+", np.uint8, shape)
-    try:
-        with tqdm(total=len(pixels), desc="Decoding", disable=None if is_main_process() else True) as bar:
-            place = 0
-            for rows in _in_threads(decode, len(pixels)):
-                pixels[place : place + len(rows)] = rows
-                hasher.update(pixels[place : place + len(rows)])
-                place += len(rows)
-                bar.update(len(rows))
-        pixels.flush()
-        path.with_suffix(".hash").write_text(hasher.hexdigest())
-        draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    hasher = xxhash.xxh3_128()
+    pixels = np.lib.format.open_memmap(folder / PIXELS, "w+", np.uint8, shape)
+    with tqdm(total=len(pixels), desc="Decoding", disable=None if is_main_process() else True) as bar:
+        place = 0
+        for rows in _in_threads(decode, len(pixels)):
+            pixels[place : place + len(rows)] = rows
+            hasher.update(rows)
+            place += len(rows)
+            bar.update(len(rows))
+    pixels.flush()
+    (folder / HASH).write_text(hasher.hexdigest())
 
 
 def _in_threads(decode: _Decode, count: int) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from app.data.cache import fingerprint, remember
+from app.data.cache import drafted, fingerprint, remember
 from app.data.reading import open_text
 from app.errors import UserError
 
@@ -49,9 +49,8 @@ def _convert(file: str, place: Path, named: str) -> None:
             '[{"text": ..., "label": ...}, ...], or one a line, or else columns of one length, '
             '{"text": [...], "label": [...]}'
         )
-    draft = place.with_suffix(".tmp")
-    parquet.write_table(table, draft)
-    draft.replace(place)
+    with drafted(place) as draft:
+        parquet.write_table(table, draft)
 
 
 def _object_of(file: str) -> dict | None:

@@ -16,7 +16,7 @@ from app.data.csvs import csv_options, with_numbers
 from app.data.files import READERS, check_one_format, extension, file_builder, find_files, is_file_name
 from app.data.json_objects import by_column
 from app.data.reading import explained, near
-from app.data.splits import hold_out, hold_out_end, own_eval_split, parts_of, refuse_overlap
+from app.data.splits import hold_out, hold_out_end, overlap, own_eval_split, parts_of
 from app.data.txts import table_of
 from app.errors import UserError
 
@@ -69,11 +69,17 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
         if config.eval_path:
             other = _open_other(config)
             split = config.eval_split or own_eval_split(other.sizes, []) or "train"
-            parts_of(split, other.sizes, "--data.eval-split", other.path)
+            scored = parts_of(split, other.sizes, "--data.eval-split", other.path)
+            _refuse_same(config, trained, split, scored)
             return Tables(train, other[split])
         if config.eval_split:
             scored = parts_of(config.eval_split, source.sizes, "--data.eval-split", source.path)
-            refuse_overlap(config.split, trained, config.eval_split, scored)
+            if rows := overlap(trained, scored):
+                raise UserError(
+                    f"--data.eval-split {config.eval_split}: --data.split {config.split} trains on {rows} too; give "
+                    "splits or slices apart, such as train[:90%] and train[90%:], or leave out --data.eval-split to "
+                    "have a part held out"
+                )
             return Tables(train, source[config.eval_split])
         if split := own_eval_split(source.sizes, trained):
             return Tables(train, source[split])
@@ -89,6 +95,29 @@ def _open_other(config: TableData) -> Source:
     columns = config.columns if file and extension(path) in (".csv", ".tsv") else ()
     name = "" if file or path.startswith("builtin:") else config.name
     return open_source("--data.eval-path", [path], name, columns, config.txt)
+
+
+def _refuse_same(
+    config: TableData, trained: list[tuple[str, int, int]], split: str, scored: list[tuple[str, int, int]]
+) -> None:
+    """Refuse a --data.eval-path that has rows of what --data.path trains on."""
+    ours, theirs = (_places(paths, config.name) for paths in (config.path, [config.eval_path]))
+    rows = overlap(trained, scored) if ours == theirs else ", ".join(place for place in theirs if place in ours)
+    if rows:
+        raise UserError(
+            f"--data.eval-path {config.eval_path} is data of --data.path too: {rows} (split {config.split}) would be "
+            f"both trained on and evaluated (split {split}); give data of their own, or slices apart with --data.split "
+            "and --data.eval-split, such as train[:90%] and train[90%:], or leave out --data.eval-path to have a part "
+            "held out"
+        )
+
+
+def _places(paths: Sequence[str], name: str) -> list[str]:
+    """List where data lie, links followed, so that two ways to name the same are known; of a Hub set, its name."""
+    paths = [os.path.expanduser(os.fspath(path)) for path in paths]
+    if len(paths) > 1 or is_file_name(paths[0]):
+        return [os.path.realpath(file) for file in find_files(paths, "--data.path")]
+    return [f"{os.path.realpath(paths[0]) if os.path.isdir(paths[0]) else paths[0]} {name}".strip()]
 
 
 def open_source(

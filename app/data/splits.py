@@ -44,19 +44,14 @@ def own_eval_split(sizes: dict[str, int], trained: list[tuple[str, int, int]]) -
     return next((name for name in EVAL_SPLITS if name in sizes and name not in used), "")
 
 
-def refuse_overlap(
-    split: str, trained: list[tuple[str, int, int]], eval_split: str, scored: list[tuple[str, int, int]]
-) -> None:
-    """Raise a UserError where rows to evaluate on are trained on."""
+def overlap(trained: list[tuple[str, int, int]], scored: list[tuple[str, int, int]]) -> str:
+    """Name rows to evaluate on that are trained on, both of one data set; nothing where there are none."""
     for name, start, end in scored:
         for other, first, last in trained:
             low, high = max(start, first), min(end, last)
             if name == other and low < high:
-                raise UserError(
-                    f"--data.eval-split {eval_split}: --data.split {split} trains on rows {low} to {high - 1} of "
-                    f"{name} too; give splits or slices apart, such as train[:90%] and train[90%:], or leave out "
-                    "--data.eval-split to have a part held out"
-                )
+                return f"rows {low} to {high - 1} of {name}"
+    return ""
 
 
 def hold_out_end(table, fraction: float):

@@ -63,13 +63,20 @@ def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, 
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
         given = [Case(name, image[None], mask, measure(image[None], mask)) for name, image, mask in grains(config.dims)]
-        splits, names = {"train": given}, NAMES
+        found, splits, names = {"train": []}, {"train": given}, NAMES
     else:
         found, names = find_splits("--data.path", config.path, config.masks), ()
         splits = {split: _of_dims(_decoded(pairs), config.dims) for split, pairs in found.items()}
     if config.eval_path:
         other = find_splits("--data.eval-path", config.eval_path, config.eval_masks)
-        splits["evaluation"] = _of_dims(_decoded(other.get("evaluation", other["train"])), config.dims)
+        scored = other.get("evaluation", other["train"])
+        trained = {pair.image.resolve() for pair in found["train"]}
+        if same := [pair.image for pair in scored if pair.image.resolve() in trained]:
+            raise UserError(
+                f"--data.eval-path {config.eval_path}: {same[0]} is trained on (--data.path {config.path}): give other "
+                "images, or leave out the flag to have some held out"
+            )
+        splits["evaluation"] = _of_dims(_decoded(scored), config.dims)
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
     return splits["train"], splits["evaluation"], names

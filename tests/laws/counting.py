@@ -1,6 +1,7 @@
 """Count what three steps do on this layout: collectives, and times that the host waits for a number.
 
-counting.py FILE: the counts of a silent step and of a step that logs, written by the main process as JSON.
+counting.py FILE CLIP [changing]: the counts of a silent step and of a step that logs, written by the main process as
+JSON; of a model whose buffer training changes, where that is asked for.
 """
 
 import json
@@ -35,15 +36,18 @@ class Config:
 
 
 class Model(nn.Module):
-    """A stack that FSDP shards layer by layer, with a buffer that DDP would like to broadcast."""
+    """A stack that FSDP shards layer by layer, with a buffer that DDP would like to broadcast; training changes it."""
 
-    def __init__(self):
+    def __init__(self, changes: bool = False):
         super().__init__()
+        self.changes = changes
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
         self.out = nn.Linear(16, 1)
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x):
+        if self.changes and self.training:
+            self.scale.mul_(0.999)
         for layer in self.layers:
             x = torch.relu(layer(x))
         return self.out(x).squeeze(-1).clone() * self.scale
@@ -77,11 +81,11 @@ def counting(path: Path):
         path.write_text(json.dumps({"silent": counts[4], "logged": counts[6]}))
 
 
-def main(clip: float) -> None:
+def main(clip: float, changes: bool) -> None:
     """Train with counting."""
     data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
     with Run(Config()) as run:
-        model, optimizer = run.prepare(Model(), OptimConfig(clip=clip))
+        model, optimizer = run.prepare(Model(changes), OptimConfig(clip=clip))
         for batch in run.batches(data, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
@@ -120,4 +124,4 @@ def count_reads():
 if __name__ == "__main__":
     report_user_errors()
     with counting(Path(sys.argv[1])):
-        main(float(sys.argv[2]))
+        main(float(sys.argv[2]), sys.argv[3:] == ["changing"])

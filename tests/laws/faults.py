@@ -1,6 +1,7 @@
 """Make mistakes on several ranks, one after another in one launch, and write down what each rank is told.
 
-faults.py FOLDER: writes FOLDER/rank-R.json, from the name of a case to an error's words, or to a result.
+faults.py FOLDER CASE...: writes FOLDER/rank-R.json, from the name of a case to an error's words, or to a result.
+Without a case: all.
 """
 
 import json
@@ -48,11 +49,11 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
-def train(folder, model, body=lambda run, model: None, spoil=lambda run, model: None, rows=DATA, **settings):
+def train(folder, model, body=lambda run, model: None, spoil=lambda run, model: None, rows=DATA, clip=1.0, **settings):
     """Train for two steps, after each of which `spoil` is called, and return what `body` returns after them."""
     settings = {"global_batch": 10, "micro_batch": 5, "epochs": 1.0, "trackers": (), **settings}
     with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
-        model, optimizer = run.prepare(model, OptimConfig())
+        model, optimizer = run.prepare(model, OptimConfig(clip=clip))
         for batch in run.batches(rows, torch.stack):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
@@ -87,6 +88,17 @@ def skipping(folder):
     return train(folder, nn.Linear(4, 3), body=lambda run, model: run.scores["skipped_steps"], **how)
 
 
+def stopping(folder):
+    """Meet a sample that no model can take in a step that is neither logged nor clipped; returns its step, too."""
+    made = []
+    how = {"epochs": 6.0, "global_batch": 3, "micro_batch": 1, "log_every": 99, "save_every": 99, "check_every": 99}
+    how |= {"rows": SPOILT, "clip": 0.0, "spoil": lambda run, model: made.append(run.steps_done)}
+    try:
+        train(folder, nn.Linear(4, 3), **how)
+    except UserError as error:
+        return str(error), len(made)
+
+
 def not_shared(home):
     """Give each rank a folder of its own, as machines without a common disk have them."""
     home.mkdir()
@@ -94,29 +106,50 @@ def not_shared(home):
     return train("here", nn.Linear(4, 3))
 
 
-def main(folder, rank):
-    """Run all cases."""
+class Broken(list):
+    """Rows of which one cannot be read."""
+
+    def __getitem__(self, row):
+        if row == 12:
+            raise UserError(f"row {row} cannot be read")
+        return super().__getitem__(row)
+
+
+def apart(folder, rows):
+    """Train as if each rank were on a machine of its own."""
+    before = dict(os.environ)
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    try:
+        return train(folder, nn.Linear(4, 3), rows=rows)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def main(folder, rank, chosen):
+    """Run the cases that are chosen, or all."""
     report_user_errors()
     cases = {
         "unused": lambda: train(folder / "unused", Partly()),
         "auroc": lambda: train(folder / "auroc", nn.Linear(4, 3), body=auroc),
         "tied": lambda: train(folder / "tied", Tied()),
         "batchnorm": lambda: train(folder / "batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),
-        "drift": lambda: train(
-            folder / "drift", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), spoil=drift, check_every=1
-        ),
+        "drift": lambda: train(folder / "drift", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), spoil=drift),
         "other data": lambda: train(folder / "other", nn.Linear(4, 3), rows=DATA[: 20 - rank]),
+        "stopping": lambda: stopping(folder / "stopping"),
+        "other contents": lambda: apart(folder / "contents", [*DATA[:12], DATA[12] + rank, *DATA[13:]]),
+        "broken rows": lambda: apart(folder / "broken", Broken(DATA) if rank else DATA),
         "skipping": lambda: skipping(folder / "skipping"),
         "not shared": lambda: not_shared(folder / f"machine-{rank}"),
     }
     told = {}
-    for case, call in cases.items():
+    for case in chosen or cases:
         try:
-            told[case] = call()
+            told[case] = cases[case]()
         except UserError as error:
             told[case] = str(error)
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(os.environ["RANK"]))
+    main(Path(sys.argv[1]), int(os.environ["RANK"]), sys.argv[2:])

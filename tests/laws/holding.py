@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import OptimConfig, Run, RunConfig, parse, saving
 
 
 @dataclass
@@ -58,10 +58,23 @@ def gradients(model: nn.Module) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
+class Counting:
+    """A stager that counts the bytes that it copies."""
+
+    def __init__(self, stager):
+        self.stager, self.bytes = stager, 0
+
+    def stage(self, tensors):
+        """Copy tensors by name."""
+        self.bytes = sum(local(tensor).nbytes for tensor in tensors.values())
+        return self.stager.stage(tensors)
+
+
 def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         data = [torch.full((96,), i / 50) for i in range(50)]
         model, optimizer = run.prepare(Model(config.frozen), config.optim)
+        run.saving._stager = Counting(saving._stager(False))
         log = getattr(model, "_get_ddp_logging_data", dict)()
         buckets = sum(map(int, str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or 0).split(",")))
         for batch in run.batches(data, torch.stack):
@@ -79,8 +92,10 @@ def main(config: Config) -> dict[str, float]:
         state = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
         held["optimizer"] = sum(local(v).nbytes for v in state)
         held["weights"] = sum(local(t).nbytes for t in [*model.parameters(), *model.buffers()])
+        scores = run.finish(model)
+        held["copy"] = run.saving._stager.bytes
         Path(f"{run.dir}-rank{run.accelerator.process_index}.json").write_text(json.dumps(held))
-        return run.finish(model)
+        return scores
 
 
 if __name__ == "__main__":

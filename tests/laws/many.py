@@ -1,7 +1,7 @@
 """Run recipes several times in one process: a launch costs seconds.
 
 many.py FILE, where FILE holds a JSON list with, for each time, a recipe's file, its flags, and where to write what a
-silent step costs (nothing: do not count).
+silent step costs (nothing: do not count); or, where that ends in .refused, why the run is refused, which it must be.
 """
 
 import importlib.util
@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from app import parse
+from app import UserError, parse
 
 
 def load(path: str):
@@ -25,7 +25,12 @@ def main(commands: list) -> None:
     """Run each recipe with its flags."""
     for path, flags, counted in commands:
         recipe = load(path)
-        if counted:
+        if counted and counted.endswith(".refused"):
+            try:
+                recipe.main(parse(recipe.Config, flags))
+            except UserError as error:
+                Path(counted).write_text(str(error))
+        elif counted:
             from laws.counting import counting
 
             with counting(Path(counted)):

@@ -1,7 +1,7 @@
 """Train the toy recipe, in one run after another: stopped.py FOLDER RUN[@SECONDS][:FLAG:VALUE ...] ...
 
 Every step takes some seconds more. A run whose name begins with "hang" stops making progress in its fifth step, on the
-last rank.
+last rank. One whose name begins with "slow" takes three seconds for each micro-batch of an evaluation, the first time.
 """
 
 import os
@@ -20,6 +20,21 @@ def hang(run: Run) -> None:
         time.sleep(1)
 
 
+def slowly(evaluation, mark: Path):
+    """Make an evaluation slow until `mark` is there; it says that the evaluation has begun."""
+
+    def evaluate(*args, **options):
+        slow = not mark.exists()
+        for turn in evaluation(*args, **options):
+            mark.touch()
+            time.sleep(3 if slow else 0)
+            yield turn
+
+    return evaluate
+
+
+EVALUATION = Run.evaluation
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
@@ -27,4 +42,5 @@ if __name__ == "__main__":
         head, *flags = word.split(":")
         name, _, os.environ["PAUSE"] = (head if "@" in head else f"{head}@0").partition("@")
         config = parse(Config, ["--run.dir", str(folder / name), *flags])
+        Run.evaluation = slowly(EVALUATION, folder / f"{name}-evaluates") if name.startswith("slow") else EVALUATION
         train(config, hang) if name.startswith("hang") else train(config)

@@ -17,9 +17,9 @@ def counts(tmp_path_factory):
     root = tmp_path_factory.mktemp("counts")
 
     @functools.cache
-    def counts(profile, processes, clip=1.0):
-        path = root / f"{profile}-{processes}-{clip}.json"
-        result = launch(profile, processes, SCRIPT, path, clip)
+    def counts(profile, processes, clip=1.0, *more):
+        path = root / f"{'-'.join(map(str, (profile, processes, clip, *more)))}.json"
+        result = launch(profile, processes, SCRIPT, path, clip, *more)
         assert result.status == 0, result.output[-3000:]
         return json.loads(path.read_text())
 
@@ -41,6 +41,13 @@ def test_ddp_reduces_once_a_step(counts, processes):
     seen = counts("ddp_cpu", processes)
     assert without(seen["silent"], "reads") == {"c10d::allreduce_": 1}
     assert without(seen["logged"], "reads") == {"c10d::allreduce_": 2}
+
+
+def test_buffers_that_training_changes_cost_one_broadcast(counts):
+    assert without(counts("ddp_cpu", 2, 1.0, "changing")["silent"], "reads") == {
+        "c10d::allreduce_": 1,
+        "c10d::broadcast_": 1,
+    }
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -1,10 +1,12 @@
 """Law 5: evaluation counts every sample once, on any number of processes, also on more than there are samples."""
 
 import functools
+import json
 
 import pytest
 
-from launching import ROOT, launch_many, scores
+from launching import ROOT, launch, launch_many, scores, steps
+from laws import drawn
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
@@ -14,7 +16,7 @@ SIZES = (2, 101, 307)
 def evaluated(tmp_path_factory, rows):
     """Give a function from a number of processes to the scores of one model on each size."""
     root = tmp_path_factory.mktemp("evaluation")
-    common = ["--data.path", rows(101), "--run.trackers", "--data.max-length", 64]
+    common = ["--data.path", rows(100), "--run.trackers", "--data.max-length", 64]
     launch_many(
         "cpu", 1, RECIPE, [[*common, "--scratch.width", 32, "--run.epochs", 4, "--run.dir", root / "model"]], root
     )
@@ -48,8 +50,6 @@ def test_same_score_on_any_number_of_processes(evaluated, processes):
 
 def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory):
     """The accuracy of a plain loop over the saved model, one text at a time."""
-    import json
-
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -65,3 +65,45 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
             hits += model.config.id2label[model(**inputs).logits.argmax().item()] == line["label"]
     assert evaluated(1)[101]["eval/accuracy"] == pytest.approx(hits / len(lines), abs=1e-7)
     assert 0 < hits < len(lines)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """Give a function from a layout to the folder of drawn.py."""
+    root = tmp_path_factory.mktemp("drawn")
+
+    @functools.cache
+    def noisy(profile, processes):
+        folder = root / f"{profile}-{processes}"
+        folder.mkdir()
+        if processes == 1:
+            drawn.main(folder, "0")
+        else:
+            result = launch(profile, processes, ROOT / "tests" / "laws" / "drawn.py", folder)
+            assert result.status == 0, result.output[-3000:]
+        return folder
+
+    return noisy
+
+
+@pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), ("ddp_cpu", 5)])
+def test_what_an_evaluation_draws_belongs_to_its_micro_batch(noisy, layout):
+    """In rows, collate and forward pass: the same scores on any layout, to the last bit."""
+    one, many = scores(noisy("cpu", 1) / "run"), scores(noisy(*layout) / "run")
+    assert many == one and len(one) == 2
+    assert steps(noisy(*layout) / "run") == steps(noisy("cpu", 1) / "run")
+
+
+def test_every_evaluation_of_a_run_draws_the_same(noisy):
+    """So scores of two steps differ by what was learned between them: here nothing."""
+    first, second = ({**line, "step": 0} for line in scores(noisy("cpu", 1) / "run"))
+    assert first == second
+    assert len({line["loss"] for line in steps(noisy("cpu", 1) / "run")}) == 3
+
+
+def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(noisy):
+    """And does not tell whether the step has evaluated."""
+    one = json.loads((noisy("cpu", 1) / "rank-0.json").read_text())
+    for rank in range(3):
+        assert json.loads((noisy("ddp_cpu", 3) / f"rank-{rank}.json").read_text()) == one
+    assert len({number for line in one for number in line}) == 12

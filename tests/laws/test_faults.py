@@ -43,7 +43,7 @@ def test_tied_weights_of_a_plain_module_are_written(told):
 
 
 def test_ranks_that_drift_apart_are_found(told):
-    """With the first tensor that differs."""
+    """With the first tensor that differs, in the first step of an epoch of two."""
     for rank in told[0]:
         assert "rank 1 has drifted from rank 0: after step 1, 1 of 4 weights differ, first 1.bias" in rank["drift"]
 
@@ -51,6 +51,27 @@ def test_ranks_that_drift_apart_are_found(told):
 def test_ranks_with_other_data_are_found(told):
     for rank in told[0]:
         assert "rank 1 would go through other samples than rank 0" in rank["other data"]
+
+
+def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
+    """Before its update where ranks have whole gradients; under FSDP, where they had to ask, with the numbers."""
+    place = "micro-batch {} on rank {}: samples [7]"
+    (words, made), (other, _) = (rank["stopping"] for rank in told[0])
+    assert f"the gradient of step {made + 1} is nan" in words and 0 < made < 39 and words == other
+    assert any(place.format(micro, micro // 2) in words for micro in range(3))
+    result = launch("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", tmp_path, "stopping")
+    assert result.status == 0, result.output[-3000:]
+    later = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["stopping"][0] for rank in range(2)]
+    assert f"the loss of step {made + 1} was not finite (micro-batch" in later[0] and later[0] == later[1]
+    assert any(place.format(micro, micro // 2) in later[0] for micro in range(3)) and "is found in step 40" in later[0]
+
+
+def test_a_machine_with_other_data_of_the_same_size_is_found(told):
+    """Before anything is trained, with what differs; and what one machine cannot read is said on all."""
+    for rank in told[0]:
+        assert "rank 1 would train on other data than rank 0: 1 of 20 rows" in rank["other contents"]
+        assert "row 12 cannot be read" in rank["broken rows"]
+    assert not (told[1] / "contents" / "checkpoints").exists()
 
 
 def test_a_step_that_is_not_finite_is_skipped_alike_on_every_layout(told, tmp_path):

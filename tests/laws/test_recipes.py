@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from app.checkpoint import RECORD
-from launching import ROOT, furthest, furthest_loss, launch_all, saved_state, scores, steps
+from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
 from tiny import enter
@@ -59,8 +59,9 @@ def runs(tmp_path_factory, rows):
                 counted(layout, recipe),
             ]
             if layout == "ddp2":
-                for name in ("weight", "second backward"):
-                    commands.append(command(layout, recipe, name, "--run.steps", 2, file=mistaken[recipe, name]))
+                commands.append(command(layout, recipe, "weight", "--run.steps", 2, file=mistaken[recipe, "weight"]))
+                refused = command(layout, recipe, "twice", file=mistaken[recipe, "second backward"])
+                commands.append((*refused[:2], root / layout / f"{recipe}.refused"))
             if layout == "one":
                 file = mistaken[recipe, "zero_grad"]
                 commands.append(command(layout, recipe, "zero_grad", *WHOLE, file=file))
@@ -148,11 +149,12 @@ def test_resume_from_another_state_is_seen(runs):
 @pytest.mark.parametrize("layout", OTHERS)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_exact_mode_gives_the_same_bits(runs, recipe, layout):
-    """Losses, gradient norms, weights, the optimizers' state; and law 5, scores of the same weights."""
+    """Losses, gradient norms, weights, the optimizers' state; law 5, scores of the same weights; the model's files."""
     reference, other = runs("one") / recipe / "exact", runs(layout) / recipe / "exact"
     assert steps(other) == steps(reference)
     assert scores(other) == scores(reference)
     assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+    assert hashes(other / "model") == hashes(reference / "model") != {}
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -168,12 +170,17 @@ def test_what_a_silent_step_costs(runs, recipe):
     assert sum(logged["reads"].values()) > SMALL[recipe].syncs
 
 
-@pytest.mark.parametrize("mistake", ["weight", "second backward"])
 @pytest.mark.parametrize("recipe", SMALL)
-def test_a_mistake_in_the_loop_is_seen_between_layouts(runs, recipe, mistake):
+def test_a_mistake_in_the_loop_is_seen_between_layouts(runs, recipe):
     """Planted into the recipe's text: its gradient is another one than that of the recipe on one process."""
-    healthy, mistaken = steps(runs("one") / recipe / "whole")[:2], steps(runs("ddp2") / recipe / mistake)
+    healthy, mistaken = steps(runs("one") / recipe / "whole")[:2], steps(runs("ddp2") / recipe / "weight")
     assert furthest(healthy, mistaken, "grad_norm") > 1e-3
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_a_second_backward_pass_is_refused(runs, recipe):
+    """Planted into the recipe's text; gradients would be synchronised in the first one."""
+    assert "a second run.backward in one turn" in (runs("ddp2") / f"{recipe}.refused").read_text()
 
 
 @pytest.mark.parametrize("recipe", SMALL)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,18 +13,20 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from launching import PROFILES, ROOT, Training, kill_tree, launch, steps
+from launching import PROFILES, ROOT, Training, kill_tree, launch, scores, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 SLOW = "@0.1"
+EVALUATES = [f"{name}:--run.eval-every:10:--run.keep:9" for name in ("slow", "slow", "evaluated")]
 
 
 @contextmanager
-def training(folder, *runs, processes=1, more=()):
-    """Launch runs of stopped.py; at the end nothing of it is left."""
-    profile = PROFILES / ("ddp_cpu.yaml" if processes > 1 else "cpu.yaml")
+def training(folder, *runs, processes=1, more=(), profile="", shell=""):
+    """Launch runs of stopped.py, from a shell that does something before; at the end nothing of it is left."""
+    profile = PROFILES / f"{profile or ('ddp_cpu' if processes > 1 else 'cpu')}.yaml"
     head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", profile, "--main_process_port", "0"]
-    started = Training(folder, [*head, *more, SCRIPT, folder, *runs])
+    words = [*head, *more, SCRIPT, folder, *runs]
+    started = Training(folder, ["bash", "-c", f"{shell} {shlex.join(map(str, words))}"] if shell else words)
     try:
         yield started
     finally:
@@ -37,15 +41,35 @@ def stopped(tmp_path_factory):
     """Send each signal to a run of two ranks, all in one launch; the last run hangs."""
     folder = tmp_path_factory.mktemp("stopped")
     runs = [f"{name}{SLOW}" for name in ("SIGTERM", "SIGUSR1", "SIGINT")]
-    runs += ["SIGTERM", "whole", "hang:--run.timeout:2"]
+    runs += ["SIGTERM", "whole", *EVALUATES, "hang:--run.timeout:2"]
     with training(folder, *runs, processes=2) as now:
         for name, ranks in {"SIGTERM": [1], "SIGUSR1": [0], "SIGINT": [0, 1]}.items():
             now.reach(name, 6)
             for rank in ranks:
                 now.rank(rank).send_signal(getattr(signal, name))
             now.wait_for(lambda name=name: now.status(name) == "preempted")
+        leave_evaluation(now, 1)
         assert now.process.wait(60)
         yield now
+
+
+def leave_evaluation(now, rank: int) -> None:
+    """Ask a rank to stop in the middle of an evaluation, of which four micro-batches of three seconds are left."""
+    now.wait_for((now.folder / "slow-evaluates").exists)
+    began = time.monotonic()
+    now.rank(rank).send_signal(signal.SIGTERM)
+    now.wait_for(lambda: now.status("slow") == "preempted")
+    assert time.monotonic() - began < 9, now.output()
+
+
+def went_on_in_its_evaluation(folder) -> None:
+    """A run that was left in its evaluation and resumed is the one that never stopped, scores and lines too."""
+    assert scores(folder / "slow") == scores(folder / "evaluated") and len(scores(folder / "evaluated")) == 4
+    assert steps(folder / "slow") == steps(folder / "evaluated") and len(steps(folder / "evaluated")) == 40
+    files = [(folder / run / "model" / "model.safetensors").read_bytes() for run in ("slow", "evaluated")]
+    assert files[0] == files[1]
+    record = json.loads((folder / "slow" / "run.json").read_text())
+    assert record["status"] == "finished" and [sitting["step"] for sitting in record["sittings"]] == [0, 10]
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])
@@ -69,6 +93,18 @@ def test_what_was_stopped_by_a_signal_goes_on_bitwise(stopped):
     assert files[0] == files[1]
 
 
+def test_an_evaluation_is_left_at_once_and_made_after_the_resume(stopped):
+    """Its step is saved and not scored; ranks of DDP do not wait for each other in an evaluation."""
+    went_on_in_its_evaluation(stopped.folder)
+
+
+def test_an_evaluation_is_left_where_every_pass_is_a_collective(tmp_path):
+    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu") as now:
+        leave_evaluation(now, 0)
+        assert now.process.wait(60) == 0, now.output()
+    went_on_in_its_evaluation(tmp_path)
+
+
 def test_a_rank_that_hangs_is_shown(stopped):
     """Every rank's stacks with its step, the status of the launcher and of the folder."""
     assert stopped.process.returncode != 0
@@ -77,6 +113,21 @@ def test_a_rank_that_hangs_is_shown(stopped):
     assert stopped.output().count("tests/laws/stopped.py") >= 2
     run = json.loads((stopped.folder / "hang" / "run.json").read_text())
     assert run["status"] == "failed" and "no progress for 2 s (--run.timeout)" in run["error"]
+
+
+def test_sigusr1_to_the_whole_job(tmp_path):
+    """As Slurm sends it, under the shell that the documents give: the launcher ignores it, and the run saves."""
+    (shell,) = set(re.findall(r'bash -c "(trap .*; exec) accelerate launch', (ROOT / "docs/running.md").read_text()))
+    with training(tmp_path, f"run{SLOW}", processes=2, shell=shell) as now:
+        now.reach("run", 3)
+        job = [psutil.Process(now.process.pid), now.rank(0), now.rank(1)]
+        assert len({process.pid for process in job}) == 3
+        for process in job:
+            process.send_signal(signal.SIGUSR1)
+        assert now.process.wait(60) == 0, now.output()
+        made = len(steps(tmp_path / "run"))
+        assert now.status("run") == "preempted" and made < 40
+        assert (tmp_path / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
 
 
 def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):

@@ -1,0 +1,116 @@
+"""Autocast without copies that outlive the layer: what FSDP2 gathers again for the backward pass is cast again too.
+
+Autocast (torch 2.13) casts a weight once in a forward pass and keeps the copy in its cache until the pass is over; the
+graph keeps it until the backward pass has come by. Under FSDP2, which frees a layer's weights after its forward, copies
+of half the whole model's bytes would stay on every process. Here layers cast their own weights, by the same rounding,
+and the graph keeps the weight itself in place of the copy.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Whose weights and biases autocast casts, all of them, on every device.
+_KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class LateCasts:
+    """Cast the weights of a model's layers where they are used, and once more for the backward pass."""
+
+    def __init__(self, model: nn.Module, device: str):
+        """Take over the casts of a model that FSDP2 has prepared.
+
+        Args:
+            device: type of the device that autocast is for.
+        """
+        self.device = device
+        self._sources: dict[int, nn.Parameter] = {}  # by the address of the copy, while its layer computes
+        self._roots: dict[nn.Parameter, Tensor] | None = None  # of this forward pass of the model
+        for module in model.modules():
+            if isinstance(module, _KINDS) and type(module).forward in {kind.forward for kind in _KINDS}:
+                module.forward = self._casting(module, module.forward)
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Have the graph of this forward pass keep no copies."""
+        self._roots = {}
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
+                yield
+        finally:
+            self._roots = None
+
+    def _casting(self, module: nn.Module, forward):
+        """Wrap a layer's forward pass, so that hooks before and behind it see the weights themselves."""
+
+        @functools.wraps(forward)
+        def casting(*args, **kwargs):
+            if not torch.is_autocast_enabled(self.device):
+                return forward(*args, **kwargs)
+            weights = dict(module._parameters)
+            copies = {n: self._cast(p) for n, p in weights.items() if p is not None and p.dtype == torch.float32}
+            places = {copy.untyped_storage().data_ptr(): weights[name] for name, copy in copies.items()}
+            module._parameters.update(copies)
+            self._sources |= places
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                module._parameters.update(weights)
+                for place in places:
+                    self._sources.pop(place, None)
+
+        return casting
+
+    def _cast(self, weight: nn.Parameter) -> Tensor:
+        """Copy a weight; gradients of all its uses in a forward pass meet in the copies' type, as autocast's do."""
+        dtype = torch.get_autocast_dtype(self.device)
+        if not (weight.requires_grad and torch.is_grad_enabled()):
+            return weight.detach().to(dtype)
+        root = None if self._roots is None else self._roots.get(weight)
+        if root is None:
+            root = _Root.apply(weight, dtype)
+            if self._roots is not None:
+                self._roots[weight] = root
+        return _Use.apply(root, weight)
+
+    def _pack(self, saved: Tensor) -> Any:
+        source = self._sources.get(saved.untyped_storage().data_ptr())
+        if source is None:
+            return saved
+        return source, saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
+
+
+def _unpack(kept: Any) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    source, dtype, size, stride, offset = kept
+    return source.detach().to(dtype).as_strided(size, stride, offset)
+
+
+class _Root(torch.autograd.Function):
+    """The cast of a weight in the graph, without its numbers."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = weight.dtype
+        return weight.new_empty((), dtype=dtype).expand(weight.shape)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype), None
+
+
+class _Use(torch.autograd.Function):
+    """The numbers of a cast, for one use."""
+
+    @staticmethod
+    def forward(ctx, root: Tensor, weight: Tensor) -> Tensor:
+        return weight.to(root.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

@@ -1,0 +1,77 @@
+"""The list of a checkpoint's files, with sizes and checksums: what says that a folder is whole."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+
+MANIFEST = "manifest.json"
+# Files that one rank writes for itself: torch's, accelerate's and DeepSpeed's names.
+_OWNED = re.compile(r"(?:__|random_states_|(?:bf16_)?zero_pp_rank_)(\d+)[_.]")
+
+
+def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
+    """Flush and sum up the files that a rank wrote for itself, and on the main process those of no other rank."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    owners = [_OWNED.match(path.name) for path in files]
+    own = [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == rank]
+    for file in own:
+        flush(file)
+    return entries(folder, own, on_block)
+
+
+def entries(folder: Path, files: list[Path], on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
+    """Sum up files, by their names in a folder."""
+    return {str(f.relative_to(folder)): {"size": f.stat().st_size, "xxh3": checksum(f, on_block)} for f in files}
+
+
+def write(folder: Path, files: dict[str, dict]) -> None:
+    """Write a folder's manifest, and wait until it and the folders' lists of names are on disk."""
+    (folder / MANIFEST).write_text(json.dumps({"hash": "xxh3_128", "files": files}, indent=1))
+    flush(folder / MANIFEST)
+    for inner in sorted({(folder / name).parent for name in files}):
+        flush(inner)
+
+
+def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], None] = lambda: None) -> None:
+    """Check a folder's files against its manifest, or one share of them.
+
+    Raises:
+        ValueError: the first file that is not what was written.
+        OSError: the disk does not say.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
+    for name in sorted(files)[part::parts]:
+        path, (size, expected) = folder / name, files[name]
+        if not path.is_file():
+            raise ValueError(f"{path} is missing")
+        if path.stat().st_size != size:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
+        if checksum(path, on_block) != expected:
+            raise ValueError(f"{path} does not have the contents that were written")
+
+
+def checksum(path: Path, on_block: Callable[[], None] = lambda: None) -> str:
+    """Hash a file's contents (xxh3, 128 bits); `on_block` is called for every block of it."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+            on_block()
+    return digest.hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,105 @@
+"""Be slow, on one rank, at what ranks wait for, in one run after another; the last one never ends: slow.py FOLDER."""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from toy import Config, train
+
+import app.run
+from app import accelerator, parse, ranks, saving
+
+FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
+SECONDS, TIMEOUT = 6, 3  # of slowness; of --run.timeout
+SAVE, CONTENTS, FROM_MAIN, WRITE = accelerator.dcp.save, saving.contents, ranks.from_main, app.run.save_model
+
+
+def go(name: str, *flags: str) -> None:
+    """Train a run, and note its time limits."""
+    settings = ["--run.dir", str(FOLDER / name), "--run.steps", "4", "--run.timeout", str(TIMEOUT), *flags]
+    train(parse(Config, settings), lambda run: limits.update({f"{name} {run.steps_done}": list(map(limit, groups()))}))
+    (FOLDER / f"limits-{int(LAST)}.json").write_text(json.dumps(limits))
+
+
+limits: dict[str, list] = {}
+
+
+def groups() -> list:
+    """Return the groups that training and saving talk in."""
+    return [dist.group.WORLD, ranks.background()]
+
+
+def limit(group: dist.ProcessGroup) -> float:
+    """Return the seconds that a collective may take."""
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def grow(file: Path, seconds: float = SECONDS) -> None:
+    """Write a file for a while, a little at a time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with file.open("ab") as out:
+            out.write(b"more")
+        time.sleep(0.2)
+    file.unlink()
+
+
+def slow_save(staged, storage_writer, **how):
+    """Write for a while, on the last rank."""
+    if LAST:
+        grow(Path(storage_writer.path) / "slow")
+    return SAVE(staged, storage_writer=storage_writer, **how)
+
+
+def stuck_save(*args, **how):
+    """Write nothing more, on the last rank."""
+    while LAST:
+        time.sleep(1)
+    return SAVE(*args, **how)
+
+
+def slow_write(accelerator, model, folder, *parts):
+    """Write the finished model for a while, on the main process."""
+    if not LAST:
+        grow(folder.with_name("model.tmp") / "slow")
+    WRITE(accelerator, model, folder, *parts)
+
+
+def slow_contents(data):
+    """Look at data for a while."""
+    time.sleep(SECONDS / 2)
+    return CONTENTS(data)
+
+
+def hasty(call, group=None, **how):
+    """Give the others a second to wait in collectives for what the main process does for all."""
+    if group is not None:
+        return FROM_MAIN(call, group, **how)
+    before = timedelta(seconds=limit(dist.group.WORLD))
+    ranks.gather(None)
+    ranks.set_limit(timedelta(seconds=1))
+    try:
+        return FROM_MAIN(call, **how)
+    finally:
+        ranks.set_limit(before)
+
+
+if __name__ == "__main__":
+    accelerator.dcp.save, saving.contents, ranks.from_main = slow_save, slow_contents, hasty
+    go("slow", "--run.stop-at", "2")
+    accelerator.dcp.save, saving.contents, ranks.from_main = SAVE, CONTENTS, FROM_MAIN
+    app.run.save_model = slow_write
+    go("slow")
+    app.run.save_model = WRITE
+    go("unhurried", "--run.timeout", "4000")
+    go("never", "--run.timeout", "0", "--run.save-async", "false")
+    accelerator.dcp.save = slow_save
+    go("at once", "--run.save-async", "false")
+    accelerator.dcp.save = stuck_save
+    go("stuck")

@@ -1,0 +1,75 @@
+"""Law 4 for buffers that training changes: ranks agree, and a stopped run has those of one that never stopped.
+
+A codebook, spectral norm, running statistics, a queue with an integer pointer and a flag, in one model.
+"""
+
+import functools
+import json
+
+import pytest
+
+from launching import ROOT, launch, saved_state, scores, steps
+from laws.changing import STEPS
+
+SCRIPT = ROOT / "tests" / "laws" / "changing.py"
+LAYOUTS = [("cpu", 1), ("ddp_cpu", 2), ("ddp_cpu", 3), ("fsdp_cpu", 2)]
+SEVERAL = LAYOUTS[1:]
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """Give a function from a layout to the folder of its runs, what each rank wrote, and all that was printed."""
+    root = tmp_path_factory.mktemp("changing")
+
+    @functools.cache
+    def changed(profile, processes):
+        folder = root / f"{profile}-{processes}"
+        folder.mkdir(exist_ok=True)
+        result = launch(profile, processes, SCRIPT, folder)
+        assert result.status == 0, result.output[-3000:]
+        told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
+        return folder, told, result.output
+
+    return changed
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stopped_and_resumed_is_bitwise_equal(changed, layout):
+    folder, told, _ = changed(*layout)
+    assert steps(folder / "stopped") == steps(folder / "whole")
+    assert scores(folder / "stopped") == scores(folder / "whole")
+    whole = saved_state(folder / "whole", STEPS)
+    assert saved_state(folder / "stopped", STEPS) == whole
+    assert {"models.0.queue.pointer", "models.0.queue.full", "models.0.book.codes"} < set(whole)
+    for rank in told:
+        assert rank["stopped"] == rank["whole"]
+
+
+@pytest.mark.parametrize("layout", SEVERAL)
+def test_ranks_agree(changed, layout):
+    """Also on one that was changed late, on one rank alone: as on the main process, not at all."""
+    _, told, _ = changed(*layout)
+    assert all(rank["whole"] == told[0]["whole"] and rank["late"] == told[0]["late"] for rank in told)
+    assert told[0]["late"] == told[0]["whole"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_they_are_named_once_a_start(changed, layout):
+    """Three, and how many more; later ones when they are found. BatchNorm is named by its module."""
+    _, _, output = changed(*layout)
+    share = {1: "all 6", 2: "3 of 6", 3: "2 of 6"}[layout[1]]
+    line = "warning: training changes buffers (book.codes, book.counts, queue.rows and "
+    starts = 5 if layout[1] > 1 else 4
+    assert output.count(line) == starts
+    assert f"queue.rows and 6 more): after a step all processes have the main process's, which sees {share}" in output
+    assert output.count("warning: training changes buffers (late") == 1
+    assert "constant" not in output.partition("has drifted")[0]
+
+
+@pytest.mark.parametrize("layout", SEVERAL)
+def test_a_buffer_that_is_another_one_on_one_rank_is_found(changed, layout):
+    """DDP gives all ranks the main process's at the start, FSDP does not, and what comes later nobody mends."""
+    _, told, _ = changed(*layout)
+    for rank in told:
+        assert f"rank {layout[1] - 1} has drifted from rank 0: after step 1, 1 of" in rank["apart"]
+        assert "buffers differ, first constant" in rank["apart"]

@@ -1,0 +1,47 @@
+"""In bf16 FSDP2 computes what DDP computes, to the bit, and keeps no copies of the layers that it has left."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from launching import PROFILES, ROOT, launch
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory):
+    """Launch two ranks under DDP and under FSDP2; return their folders."""
+    folder = tmp_path_factory.mktemp("casts")
+    for name in ("ddp_cpu", "fsdp_cpu"):
+        text = (PROFILES / f"{name}.yaml").read_text()
+        assert "mixed_precision: 'no'" in text
+        (folder / f"{name}.yaml").write_text(text.replace("mixed_precision: 'no'", "mixed_precision: bf16"))
+        (folder / name).mkdir()
+        result = launch(folder / f"{name}.yaml", 2, ROOT / "tests/laws/casting.py", folder / name)
+        assert result.status == 0, result.output
+    return {name: folder / f"{name}_cpu" for name in ("ddp", "fsdp")}
+
+
+def about(folder, rank=0):
+    return json.loads((folder / f"rank{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_gradients_are_those_of_ddp(cast, step):
+    """Of layers that are used twice, frozen, shared or computed again, too."""
+    expected, found = (load_file(cast[name] / f"gradients-{step}.safetensors") for name in ("ddp", "fsdp"))
+    assert found.keys() == expected.keys() and len(found) > 100
+    assert all(gradient.abs().max() > 1e-6 for gradient in expected.values())
+    assert [name for name, gradient in found.items() if not gradient.equal(expected[name])] == []
+    assert [about(cast["fsdp"], rank)["loss"] for rank in (0, 1)] == [
+        about(cast["ddp"], rank)["loss"] for rank in (0, 1)
+    ]
+
+
+def test_no_copies_stay_behind(cast):
+    """DDP's graph holds half the bytes of the weights, which are fp32; FSDP2's next to nothing but activations."""
+    ddp, fsdp = about(cast["ddp"]), about(cast["fsdp"])
+    assert ddp["held"] > 0.45 * ddp["weights"]
+    assert fsdp["held"] < 0.1 * fsdp["weights"]
+    assert ddp["evaluating"] > 0.4 * ddp["weights"]
+    assert fsdp["evaluating"] < 0.25 * fsdp["weights"]  # with the last layer, gathered, and the next

@@ -1,0 +1,80 @@
+"""Laws 3 to 5 for modules of torch's own and for what recipes do with them: a launch a layout, which runs all cases."""
+
+import functools
+
+import pytest
+
+from launching import ROOT, furthest_loss, launch_many, scores, steps, weights
+
+RECIPE = ROOT / "tests" / "laws" / "modules.py"
+LAYOUTS = {
+    "one": ("cpu", 1),
+    "ddp2": ("ddp_cpu", 2),
+    "ddp3": ("ddp_cpu", 3),
+    "fsdp2": ("fsdp_cpu", 2),
+    "fsdp3": ("fsdp_cpu", 3),
+}
+SHORT = ["--run.steps", 12, "--run.eval-every", 6]
+EXACT = ["--run.exact", "true"]
+CASES = {
+    "attention": (["--case", "attention", *EXACT], ["ddp3", "fsdp2", "fsdp3"]),
+    "loops": (["--case", "loops", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
+    "loops-ordinary": (["--case", "loops", *SHORT], ["ddp3", "fsdp3"]),
+    "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
+    # Four micro-batches: two of the six turns of three ranks are idle.
+    "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
+    "unused": (["--case", "unused", *SHORT], ["ddp2", "ddp3"]),
+}
+
+
+def pairs(*cases):
+    return [(layout, case) for case in cases for layout in CASES[case][1]]
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory):
+    """Give a function from a layout to the folder of its runs, which it makes when first asked."""
+    root = tmp_path_factory.mktemp("modules")
+
+    @functools.cache
+    def modules(layout):
+        commands = [
+            [*flags, "--run.dir", root / layout / case]
+            for case, (flags, others) in CASES.items()
+            if layout in ("one", *others)
+        ]
+        if layout in CASES["unused"][1]:
+            resumed = [*CASES["unused"][0], "--run.dir", root / layout / "unused-resumed"]
+            commands += [[*resumed, "--run.stop-at", 5], resumed]
+        launch_many(*LAYOUTS[layout], RECIPE, commands, root)
+        return root / layout
+
+    return modules
+
+
+@pytest.mark.parametrize(("layout", "case"), pairs("attention", "loops", "frozen"))
+def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
+    """Losses, gradient norms, scores and weights; also where a step goes through its batch twice."""
+    reference, other = modules("one") / case, modules(layout) / case
+    assert len(steps(reference)) == (40 if case == "attention" else 12) and len(scores(reference)) > 1
+    assert steps(other) == steps(reference)
+    assert scores(other) == scores(reference)
+    assert weights(other) == weights(reference)
+
+
+@pytest.mark.parametrize(("layout", "case"), pairs("loops-ordinary", "norm", "unused"))
+def test_same_loss_on_every_layout(modules, layout, case):
+    """With two loops over one batch; with idle turns under BatchNorm and a loss over the batch; with unused weights."""
+    reference, other = modules("one") / case, modules(layout) / case
+    assert furthest_loss(steps(reference), steps(other)) < 1e-5
+    assert [line["ids"] for line in steps(other)] == [line["ids"] for line in steps(reference)]
+
+
+@pytest.mark.parametrize(("layout", "case"), pairs("unused"))
+def test_unused_weights_stay_and_the_run_resumes_bitwise(modules, layout, case):
+    """Where DDP is told to look for weights without gradients, as the error of a run that has some advises."""
+    reference, folder = weights(modules("one") / case), modules(layout)
+    for name in ("idle.weight", "idle.bias"):
+        assert weights(folder / case)[name] == reference[name]
+    assert steps(folder / "unused-resumed") == steps(folder / case)
+    assert weights(folder / "unused-resumed") == weights(folder / case)
