@@ -161,6 +161,16 @@ class Accelerator(accelerate.Accelerator):
 
         return convert_outputs_to_fp32(mixed)
 
+    def end_training(self) -> None:
+        """End the trackers; the processes part when the program ends, as they do after a Run.
+
+        A model under DDP that outlives its process group frees it while it holds Python's lock, and waits for threads
+        of gloo that may themselves wait for that lock, for ever (torch 2.13).
+        """
+        for tracker in self.trackers:
+            tracker.finish()
+        ranks.leave(clean=True)
+
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **kwargs):
         """Write models, optimizers and registered objects so that any layout can load them. Every rank takes part.
 

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from app.checkpoint import STATE
-from app.launcher import kill_tree, words_of
+from app.launcher import family, kill_tree, words_of
 from app.reader import StateReader
 from app.speed import SPEEDS
 
@@ -32,8 +34,11 @@ class Result:
 
 
 def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = None) -> Result:
-    """Run a command to its end; past `timeout` seconds, kill it and all its descendants, and fail."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {})}
+    """Run a command to its end; past `timeout` seconds, kill it and all its descendants, and fail.
+
+    The failure shows where every thread of every process was.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
     words = [str(word) for word in words]
     process = subprocess.Popen(
         words,
@@ -47,9 +52,13 @@ def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = 
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
+        for member in family(process.pid):
+            with suppress(psutil.Error):
+                member.send_signal(signal.SIGABRT)  # Python's fault handler prints the stacks at it
+        time.sleep(1)
         kill_tree(process.pid)
         output, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-3000:]}") from None
+        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-12000:]}") from None
     return Result(process.returncode, output)
 
 
