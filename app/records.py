@@ -27,6 +27,7 @@ class Records:
         self.pending: list[dict[str, Any]] = []
         self.pending_images: images.Images = {}
         self.aside = 0.0
+        self._failed = False
 
     def open(self, done: int, settings: RunConfig, config: dict, scores_too: bool = False, **fields: Any) -> None:
         """Write down what this run is, and open the file and the trackers after step `done`, on the main process.
@@ -63,8 +64,10 @@ class Records:
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
     def failed(self, why: str) -> None:
-        """Note in run.json why the run has failed."""
-        self.note(status="failed", error=why)
+        """Note in run.json why the run has failed: what is said first, for the rest may follow from it."""
+        if not self._failed:
+            self._failed = True
+            self.note(status="failed", error=why)
 
     def start(self, plan: BatchPlan, done: int, cost: Cost | None = None, peak: float | None = None) -> None:
         """Begin to count and to time after step `done`.

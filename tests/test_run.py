@@ -191,6 +191,20 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
 
 
+def test_what_failed_first_is_noted(tmp_path):
+    """A rank that hangs is ended, and its end is what the others may see before theirs."""
+    with pytest.raises(RuntimeError), Run(Config(RunConfig(dir=str(tmp_path), trackers=()))) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.step(optimizer)
+            run.records.failed("no progress")
+            run.records.failed("another process has died")
+            raise RuntimeError("what follows")
+    assert json.loads((tmp_path / "run.json").read_text())["error"] == "no progress"
+
+
 def test_losses_may_have_any_name(tmp_path, capsys):
     with open_run(tmp_path) as run:
         model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
