@@ -88,10 +88,9 @@ class ExactGradients(Gradients):
         norm = sums.norm(parameters, LIMIT)
         # One that is not finite ends the step, or the scale of fp16 is still being found.
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
-        if largest:
+        if largest and parameters:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
-            for parameter in parameters:
-                sums.local(parameter.grad).mul_(factor)
+            torch._foreach_mul_([sums.local(parameter.grad) for parameter in parameters], factor)
         return norm
 
     def watch(self, closely: bool) -> None:
