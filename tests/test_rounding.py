@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launches import Launches
 from torch import nn
 
 from app import OptimConfig, Run, rounding
 from app.grid import GRID, Grid, Sums
+from benchmarks.launches import Launches
 from launching import ROOT
 from tiny import Config, RunConfig
 
