@@ -48,7 +48,7 @@ class Grid:
     def _counted(self, gradient: Tensor, parameter: int, in_place: bool = False) -> Tensor:
         """Return the number of the grid point nearest to each value, and count what the grid loses."""
         present = gradient != 0
-        found = rounding.to_numbers(gradient if in_place else gradient.clone(), self.points)
+        found = rounding.to_numbers(gradient, self.points, in_place)
         self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
         self.reach[parameter] += found.abs().amax() if found.numel() else 0.0
         return found

@@ -25,13 +25,15 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def to_numbers(values: Tensor, points: Tensor | float) -> Tensor:
-    """Turn values into the numbers of the grid points nearest to them, in place.
+def to_numbers(values: Tensor, points: Tensor | float, in_place: bool = False) -> Tensor:
+    """Return the numbers of the grid points nearest to values.
 
     Args:
         points: how many of them make 1; a power of two.
+        in_place: in the memory of the values.
     """
-    return values.mul_(points).round_().add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
+    scaled = values.mul_(points) if in_place else values * points
+    return scaled.round_().add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
 
 
 def add(values: Tensor, sums: Tensor, points: Tensor | float, fresh: bool) -> None:
@@ -45,7 +47,7 @@ def add(values: Tensor, sums: Tensor, points: Tensor | float, fresh: bool) -> No
     if kernels and values.dtype == torch.float32:
         kernels.add(values, sums, _on_device(points, values.device), fresh)
         return
-    numbers = to_numbers(values, points)
+    numbers = to_numbers(values, points, in_place=True)
     sums.copy_(numbers) if fresh else sums.add_(numbers)
 
 
@@ -54,7 +56,7 @@ def nearest(gradient: Tensor, points: Tensor | float) -> Tensor:
     kernels = fused(gradient.device)
     if kernels and gradient.dtype == torch.float32 and gradient.is_contiguous():
         return kernels.nearest(gradient, _on_device(points, gradient.device))
-    return to_numbers(gradient.clone(), points).div_(points)
+    return to_numbers(gradient, points).div_(points)
 
 
 def how(device: torch.device) -> str:
@@ -85,12 +87,12 @@ def agrees(kernels: types.ModuleType, device: torch.device) -> bool:
         scaled = values / points
         for fresh in (True, False):
             ours, theirs = (torch.full_like(scaled, 0.25, dtype=torch.float64) for _ in range(2))
-            numbers = to_numbers(scaled.clone(), points)
+            numbers = to_numbers(scaled, points)
             theirs.copy_(numbers) if fresh else theirs.add_(numbers)
             kernels.add(scaled.clone(), ours, points, fresh)
             if not same(ours, theirs):
                 return False
-        if not same(kernels.nearest(scaled, points), to_numbers(scaled.clone(), points).div_(points)):
+        if not same(kernels.nearest(scaled, points), to_numbers(scaled, points).div_(points)):
             return False
     return True
 
