@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app import sums
+from app import arithmetic, determinism, rounding, sums
 from app.accelerator import Accelerator
 from app.errors import UserError
 from app.gradients import Gradients
@@ -88,11 +88,18 @@ class ExactGradients(Gradients):
         norm = sums.norm(parameters, LIMIT)
         # One that is not finite ends the step, or the scale of fp16 is still being found.
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
-        if largest:
+        if largest and parameters:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
-            for parameter in parameters:
-                sums.local(parameter.grad).mul_(factor)
+            torch._foreach_mul_([sums.local(parameter.grad) for parameter in parameters], factor)
         return norm
+
+    def arithmetic(self) -> dict[str, Any]:
+        """Say which arithmetic torch and CUDA's libraries were left with, and what rounds the gradients."""
+        return {**arithmetic.in_force(), "rounding": rounding.how(self.accelerator.device)}
+
+    def explained(self, error: BaseException | None) -> UserError | None:
+        """Say what to use in place of an operation that torch has refused."""
+        return determinism.explained(error)
 
     def watch(self, closely: bool) -> None:
         """Count, in the step that begins, gradients that the grid loses, and how far their sums reach."""
@@ -149,7 +156,8 @@ def settings() -> Iterator[None]:
     # TransformerEncoderLayer's short cut for evaluation has other bits, and is not taken where FSDP2 has hooks.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with arithmetic.settled():
+            yield
     finally:
         _asked_in_time = asked and torch.cuda.is_initialized()
         if before is None:

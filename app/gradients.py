@@ -102,6 +102,14 @@ class Gradients:
             # A forward pass without a backward pass leaves whole weights, which the update has made old ones.
             module.reshard()
 
+    def arithmetic(self) -> dict[str, Any]:
+        """Say which arithmetic was chosen for the run; nothing where it was left to torch."""
+        return {}
+
+    def explained(self, error: BaseException | None) -> UserError | None:
+        """Return what the user can do about an error, where this kind of gradients is what caused it."""
+        return None
+
     def watch(self, closely: bool) -> None:
         """Learn whether the step that begins is one that is measured."""
 

@@ -1,14 +1,16 @@
 """Gradients as multiples of one unit, whose sums in float64 are exact: on whole parameters, and on FSDP2's shards."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from app import ranks
+from app import ranks, rounding
 from app.accelerator import Accelerator
 from app.errors import UserError
 
@@ -43,19 +45,34 @@ class Grid:
         if closely:
             self.reach.zero_()
 
-    def numbers(self, gradient: Tensor, parameter: int, in_place: bool = False) -> Tensor:
-        """Return the number of the grid point nearest to each value of a numbered parameter's gradient."""
-        present = gradient != 0 if self.counting else None
-        found = (gradient.mul_(self.points) if in_place else gradient * self.points).round_()
-        found.add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
-        if present is not None:
-            self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
-            self.reach[parameter] += found.abs().amax() if found.numel() else 0.0
+    def _counted(self, gradient: Tensor, parameter: int, in_place: bool = False) -> Tensor:
+        """Return the number of the grid point nearest to each value, and count what the grid loses."""
+        present = gradient != 0
+        found = rounding.to_numbers(gradient, self.points, in_place)
+        self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
+        self.reach[parameter] += found.abs().amax() if found.numel() else 0.0
         return found
 
     def nearest(self, parameter: int, gradient: Tensor) -> Tensor:
         """Round each value of a numbered parameter's gradient to the grid."""
-        return self.numbers(gradient, parameter).div_(self.points)
+        if self.counting:
+            return self._counted(gradient, parameter).div_(self.points)
+        return rounding.nearest(gradient, self.points)
+
+    def add(self, gradients: list[Tensor], parameter: int, sums: Tensor, fresh: bool) -> None:
+        """Round the gradients of parameters that are numbered from `parameter` on, and add them to flat sums.
+
+        Args:
+            gradients: of one type; what is in them afterwards has no meaning.
+            fresh: what was in the sums counts for nothing.
+        """
+        if not self.counting:
+            rounding.add(rounding.joined(gradients), sums, self.points, fresh)
+            return
+        pieces = sums.split([gradient.numel() for gradient in gradients])
+        for index, (gradient, piece) in enumerate(zip(gradients, pieces, strict=True)):
+            found = self._counted(gradient, parameter + index, in_place=True).reshape(-1)
+            piece.copy_(found) if fresh else piece.add_(found)
 
     def survey(self) -> tuple[float, float, str]:
         """Return what was counted on all ranks. Every rank takes part.
@@ -80,13 +97,13 @@ class Sums:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.grid, self.first = grid, grid.enter([name for name, _ in named])
         self.parameters = [p for _, p in named]
-        size = sum(p.numel() for p in self.parameters)
-        # Behind the sums: how many ranks had a gradient for each parameter.
-        self.flat = torch.zeros(size + len(self.parameters), dtype=torch.float64, device=self.parameters[0].device)
-        pieces = self.flat[:size].split([p.numel() for p in self.parameters])
-        self.sums = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
-        self.seen = [False] * len(self.parameters)
+        self.starts = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
+        device, count = self.parameters[0].device, len(self.parameters)
+        # After the sums: how many ranks had a gradient for each parameter.
+        self.flat = torch.zeros(self.starts[-1] + count, dtype=torch.float64, device=device)
+        self.seen = [False] * count
         self.before: dict[int, Tensor] = {}
+        rounding.fused(device)  # compiled now, and not in the first step
 
     def set_aside(self) -> None:
         """Keep gradients of an earlier loop over the same batch, which are summed already, apart."""
@@ -96,31 +113,58 @@ class Sums:
 
     def add(self) -> None:
         """Round the gradients at hand and add them."""
-        for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                numbers = self.grid.numbers(parameter.grad, self.first + index, in_place=True)
-                self.sums[index].add_(numbers) if self.seen[index] else self.sums[index].copy_(numbers)
-                self.seen[index] = True
-                parameter.grad = None
+        had = [parameter.grad is not None for parameter in self.parameters]
+        for run in self._runs(lambda index: (had[index], self.seen[index])):
+            if had[run.start]:
+                gradients = [self.parameters[index].grad for index in run]
+                self.grid.add(gradients, self.first + run.start, self._piece(run), fresh=not self.seen[run.start])
+                for index in run:
+                    self.seen[index], self.parameters[index].grad = True, None
 
     def finish(self) -> None:
         """Sum over ranks and hand the parameters their gradients. Every rank takes part."""
-        for sum_, seen in zip(self.sums, self.seen, strict=True):
-            if not seen:
-                sum_.zero_()
+        for run in self._runs(self.seen.__getitem__):
+            if not self.seen[run.start]:
+                self._piece(run).zero_()
+        had = self.seen
         if not ranks.alone():
-            self.flat[-len(self.seen) :] = torch.tensor(self.seen, dtype=torch.float64)
+            counts = self.flat[self.starts[-1] :]
+            counts.copy_(torch.tensor(self.seen)) if not all(self.seen) else counts.fill_(1.0)
             dist.all_reduce(self.flat)
-        # One that no rank had a gradient for gets none, so that the optimizer leaves it alone on any layout.
-        had = self.seen if all(self.seen) or ranks.alone() else self.flat[-len(self.seen) :].tolist()
-        for parameter, sum_, some in zip(self.parameters, self.sums, had, strict=True):
-            if some:
-                parameter.grad = torch.div(sum_, self.grid.points, out=torch.empty_like(parameter))
+            # One that no rank had a gradient for gets none, so that the optimizer leaves it alone on any layout.
+            had = self.seen if all(self.seen) else [count > 0 for count in counts.tolist()]
+        for run in self._runs(had.__getitem__):
+            if had[run.start]:
+                self._hand_over(run)
         for index, gradient in self.before.items():
             parameter = self.parameters[index]
             parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
         self.before = {}
         self.seen = [False] * len(self.seen)
+
+    def _hand_over(self, run: range) -> None:
+        """Give neighbouring parameters their gradients, which share memory."""
+        parameters, sums = [self.parameters[index] for index in run], self._piece(run)
+        gradients = torch.div(sums, self.grid.points, out=torch.empty_like(sums, dtype=parameters[0].dtype))
+        for parameter, gradient in zip(parameters, gradients.split([p.numel() for p in parameters]), strict=True):
+            shaped = gradient.view(parameter.shape)
+            # The optimizer's kernels for many parameters want gradients to lie in memory as the weights do.
+            alike = shaped.stride() == parameter.stride()
+            parameter.grad = shaped if alike else torch.empty_like(parameter, requires_grad=False).copy_(shaped)
+
+    def _piece(self, run: range) -> Tensor:
+        return self.flat[self.starts[run.start] : self.starts[run.stop]]
+
+    def _runs(self, kind: Callable[[int], Any]) -> Iterator[range]:
+        """Go through all parameters in runs of neighbours of one type and of one kind, which one launch can take."""
+        start, most = 0, rounding.piece(self.flat.device)
+        for index in range(1, len(self.parameters) + 1):
+            if index < len(self.parameters) and self.starts[index + 1] - self.starts[start] <= most:
+                same_type = self.parameters[index].dtype == self.parameters[start].dtype
+                if same_type and kind(index) == kind(start):
+                    continue
+            yield range(start, index)
+            start = index
 
 
 class Shards:

@@ -100,6 +100,9 @@ class Run:
     def __exit__(self, kind, error, traceback) -> bool:
         if isinstance(error, Left):
             self._left, error = True, None
+        if advice := self.gradients.explained(error):
+            self._close(advice)
+            raise advice from error
         try:
             if error is None:
                 self._settle()
@@ -244,6 +247,8 @@ class Run:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about["versions"] = layout.versions()
+        if chosen := self.gradients.arithmetic():
+            about["arithmetic"] = chosen
 
         def write() -> None:
             origin = recipe.origin_of(self._asked)

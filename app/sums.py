@@ -1,12 +1,15 @@
 """Sums that do not depend on the order of their terms."""
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from app import rounding
 
 PARTS = 3
 
@@ -49,9 +52,9 @@ def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
     if not parameters:
         return torch.zeros((), dtype=torch.float64)
     count = sum(p.numel() for p in parameters)
-    # Pieces that stay in a core's cache; they are of whole rows, so they change no bit.
-    pieces = (piece for p in parameters for piece in _rows(local(p.grad), 65536))
-    terms = torch.cat([_squares(piece).flatten() for piece in pieces])
+    gradients = [local(p.grad) for p in parameters]
+    blocks = _blocks(gradients, rounding.piece(gradients[0].device))
+    terms = torch.cat([_squares(block).flatten() for block in blocks])
     parts = order_free([terms], bound=limit**2, count=count)
     if isinstance(parameters[0].grad, DTensor):
         for group in _shard_groups(parameters[0].grad):
@@ -59,14 +62,29 @@ def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
     return total(parts).sqrt()
 
 
-def _rows(tensor: Tensor, numbers: int) -> tuple[Tensor, ...]:
-    return tensor.split(max(1, numbers // max(1, tensor[:1].numel()))) if tensor.ndim else (tensor,)
+def _blocks(gradients: list[Tensor], numbers: int) -> Iterator[Tensor]:
+    """Put rows of one length together, in matrices of at most about so many numbers; whole rows, so no bit changes."""
+    alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        rows = gradient.flatten(1) if gradient.ndim > 1 else gradient.reshape(-1, 1)
+        alike.setdefault((rows.shape[1], rows.dtype), []).append(rows)
+    for (width, _), matrices in alike.items():
+        most = max(1, numbers // max(1, width))
+        block: list[Tensor] = []
+        held = 0
+        for rows in itertools.chain.from_iterable(matrix.split(most) for matrix in matrices):
+            if block and held + len(rows) > most:
+                yield torch.cat(block)
+                block, held = [], 0
+            block.append(rows)
+            held += len(rows)
+        yield torch.cat(block) if len(block) > 1 else block[0]
 
 
-def _squares(gradient: Tensor) -> Tensor:
+def _squares(rows: Tensor) -> Tensor:
     """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
-    terms = gradient.double().square_().flatten(1) if gradient.ndim > 1 else gradient.double().square_()
-    while gradient.ndim > 1 and terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
+    terms = rows.double().square_()
+    while terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
         half = terms.shape[1] // 2
         terms = terms[:, :half] + terms[:, half:]
     return terms

@@ -1,8 +1,10 @@
-"""Time exact mode against the ordinary mode on recipes/cls.py's default job: one process, blocks of steps in turn.
+"""Time exact mode against the ordinary mode on a recipe's default job: one process, blocks of steps in turn.
 
-    python -m benchmarks.exact [--threads 1] [--blocks 12] [--steps 10]
+    python -m benchmarks.exact [cls] [--threads 1] [--blocks 12] [--steps 10]
+    python -m benchmarks.exact lm --blocks 0        # only count the launches of a step
 
-Both runs live in this process and take turns, so that what else the machine does meets both alike.
+Both runs live in this process and take turns, so that what else the machine does meets both alike. Before that, what
+one silent step of each launches is counted (benchmarks/launches.py).
 """
 
 import argparse
@@ -13,38 +15,66 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app import Run
-from recipes import cls
+from benchmarks.launches import counted
+from recipes import cls, lm
 
 
-def steps(exact: bool, threads: int, folder: Path) -> Iterator[None]:
-    """Train the default job, pausing after every step."""
-    from app.data.text import PadCollate
+def prepared(recipe: str, config, run: Run) -> tuple:
+    """Return a recipe's model and optimizer, its batches, and the function from model and inputs to the loss."""
+    if recipe == "cls":
+        from app.data.text import PadCollate
 
-    config = cls.Config()
-    run = config.run
-    run.dir, run.exact, run.threads, run.trackers = str(folder / str(exact)), exact, threads, ()
-    run.epochs, run.save_every, run.eval_every = 100, 10**9, 10**9
-    with Run(config) as run:
         rows, _, labels, tokenizer, _ = cls.load_data(config)
         model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
-        for batch in run.batches(rows, PadCollate.of(tokenizer), rows.lengths):
+        batches = run.batches(rows, PadCollate.of(tokenizer), rows.lengths)
+        return model, optimizer, batches, lambda model, inputs: model(**inputs).loss
+    from app.data.corpus import collate
+
+    blocks, _, tokenizer, _ = lm.load_data(config)
+    model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
+    return model, optimizer, run.batches(blocks, collate, weights=blocks.weights), lm.loss_of
+
+
+def steps(recipe: str, exact: bool, threads: int, folder: Path) -> Iterator[None]:
+    """Train the default job, pausing after every step."""
+    config = {"cls": cls, "lm": lm}[recipe].Config()
+    run = config.run
+    run.dir, run.exact, run.threads, run.trackers = str(folder / str(exact)), exact, threads, ()
+    run.epochs, run.save_every, run.eval_every, run.log_every = 100, 10**9, 10**9, 10
+    with Run(config) as run:
+        model, optimizer, batches, loss_of = prepared(recipe, config, run)
+        for batch in batches:
             for micro in batch.micros(model):
-                run.backward(model(**micro.inputs).loss, micro)
+                run.backward(loss_of(model, micro.inputs), micro)
             run.step(optimizer)
             yield
 
 
+def count(runs: dict[bool, Iterator[None]]) -> None:
+    """Print what a silent step, the third, launches in each mode."""
+    totals = {}
+    for exact, run in runs.items():
+        next(run)
+        next(run)
+        with counted() as launches:
+            next(run)
+        totals[exact] = sum(launches.values())
+    print(f"launches {totals[False]} a step, exact {totals[True]}: ratio {totals[True] / totals[False]:.3f}")
+
+
 def main() -> None:
-    """Print the seconds of a step in each mode, and the median of the ratios of neighbouring blocks."""
+    """Print launches, the seconds of a step in each mode, and the median of the ratios of neighbouring blocks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", nargs="?", default="cls", choices=["cls", "lm"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = {exact: steps(exact, options.threads, Path(folder)) for exact in (False, True)}
+        runs = {exact: steps(options.recipe, exact, options.threads, Path(folder)) for exact in (False, True)}
+        count(runs)
         seconds = {False: [], True: []}
-        for block in range(options.blocks + 1):
+        for block in range(options.blocks + 1 if options.blocks else 0):
             for exact in (False, True) if block % 2 else (True, False):
                 start = time.perf_counter()
                 for _ in range(options.steps):
@@ -53,6 +83,12 @@ def main() -> None:
                     seconds[exact].append((time.perf_counter() - start) / options.steps)
         for run in runs.values():
             run.close()
+    if options.blocks:
+        show(seconds)
+
+
+def show(seconds: dict[bool, list[float]]) -> None:
+    """Print the seconds of a step in each mode, and their ratios."""
     ratios = [on / off for on, off in zip(seconds[True], seconds[False], strict=True)]
     print(f"ordinary {statistics.median(seconds[False]) * 1e3:.1f} ms a step")
     print(f"exact    {statistics.median(seconds[True]) * 1e3:.1f} ms a step")

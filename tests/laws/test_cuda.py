@@ -11,7 +11,9 @@ import pytest
 import torch
 import yaml
 
+from app import rounding
 from app.checkpoint import STATE
+from app.grid import GRID
 from launching import PROFILES, ROOT, furthest_loss, launch_all, saved_state, scores, steps
 from laws.small import SMALL
 
@@ -70,6 +72,22 @@ def test_the_same_run_twice(runs, recipe):
     assert furthest_loss(steps(runs / recipe / "whole"), steps(runs / recipe / "again")) <= ALIKE
     assert steps(runs / recipe / "exact") == steps(runs / recipe / "exact again")
     assert saved_state(runs / recipe / "exact", STEPS) == saved_state(runs / recipe / "exact again", STEPS)
+
+
+@pytest.mark.skipif(not GPUS, reason="compiles kernels for a GPU")
+def test_kernels_that_round_have_the_bits_of_torch():
+    """Compiled for this very GPU: halves, zeros with a sign, what is not a number, and many numbers of all sizes."""
+    kernels = pytest.importorskip("app.kernels", reason="Triton is not installed")
+    device = torch.device("cuda", 0)
+    assert rounding.agrees(kernels, device) and rounding.how(device) == "triton"
+    values = torch.randn(3_000_001, device=device) * torch.randint(-60, 20, (3_000_001,), device=device).exp2()
+    points = torch.full((), 2.0**GRID, device=device)
+    on_cpu, sums = torch.zeros(len(values), dtype=torch.float64), torch.zeros_like(values, dtype=torch.float64)
+    for turn in range(3):
+        rounding.add(values.cpu() * turn, on_cpu, 2.0**GRID, fresh=turn == 0)
+        kernels.add(values * turn, sums, points, fresh=turn == 0)
+    assert torch.equal(sums.cpu(), on_cpu)
+    assert torch.equal(kernels.nearest(values, points).cpu(), rounding.nearest(values.cpu(), 2.0**GRID))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

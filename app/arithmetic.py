@@ -1,0 +1,77 @@
+"""Which arithmetic torch and CUDA's libraries may choose: settled for exact mode, written down, and given back."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch.backends import cuda, cudnn, mkldnn
+
+
+class Choice(NamedTuple):
+    """Something that torch lets be chosen for the whole process, and what exact mode chooses."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    wanted: Any
+
+
+def _attribute(holder: Any, name: str, wanted: Any) -> Choice:
+    return Choice(lambda: getattr(holder, name), lambda value: setattr(holder, name, value), wanted)
+
+
+def _reduction(name: str) -> Choice:
+    """Choose how products of 16-bit matrices are summed; what was chosen before is two answers, set as one pair."""
+
+    def read() -> tuple[bool, bool]:
+        return getattr(cuda.matmul, name), getattr(cuda.matmul, f"{name}_split_k")
+
+    return Choice(read, lambda value: setattr(cuda.matmul, name, value), False)
+
+
+# In this order, and given back in it: torch's older settings write the newer ones, and where the two disagree torch
+# raises an error at whoever reads the older ones.
+CHOICES = {
+    "matmul": Choice(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    "cudnn_tf32": _attribute(cudnn, "allow_tf32", False),
+    "float32_matmul": _attribute(cuda.matmul, "fp32_precision", "ieee"),
+    "float32_matmul_cpu": _attribute(mkldnn.matmul, "fp32_precision", "ieee"),
+    "float32_convolution": _attribute(cudnn.conv, "fp32_precision", "ieee"),
+    "float32_recurrent": _attribute(cudnn.rnn, "fp32_precision", "ieee"),
+    "fp16_reduced_sums": _reduction("allow_fp16_reduced_precision_reduction"),
+    "bf16_reduced_sums": _reduction("allow_bf16_reduced_precision_reduction"),
+    "fp16_accumulation": _attribute(cuda.matmul, "allow_fp16_accumulation", False),
+    "cudnn_benchmark": _attribute(cudnn, "benchmark", False),
+    "cudnn_deterministic": _attribute(cudnn, "deterministic", True),
+    # Flash and memory-efficient attention have a backward pass in one order where deterministic kernels are asked for.
+    "cudnn_attention": Choice(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, False),
+    "attention_reduced_sums": Choice(
+        cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp, False
+    ),
+}
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Choose what gives the same bits each time, and afterwards put back what was chosen before."""
+    before = {}
+    for name, choice in CHOICES.items():
+        with suppress(RuntimeError):  # older and newer settings disagree: the newer ones say what there was
+            before[name] = choice.read()
+    try:
+        for choice in CHOICES.values():
+            choice.write(choice.wanted)
+        yield
+    finally:
+        for name, value in before.items():
+            CHOICES[name].write(value)
+
+
+def in_force() -> dict[str, Any]:
+    """List what is chosen now, for run.json."""
+    found = {name: choice.read() for name, choice in CHOICES.items() if name not in ("matmul", "cudnn_tf32")}
+    found |= {name: value[0] for name, value in found.items() if isinstance(value, tuple)}
+    found["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    found["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    return found

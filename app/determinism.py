@@ -1,0 +1,80 @@
+"""What has no deterministic kernel on GPUs, and what to use in its place.
+
+torch itself refuses these under `torch.use_deterministic_algorithms(True)`, which exact mode asks for: in the first
+step, before any weight has changed, in words that do not say what to do.
+"""
+
+import re
+from typing import NamedTuple
+
+from app.errors import UserError
+
+REFUSED = "does not have a deterministic implementation"
+
+
+class Operation(NamedTuple):
+    """An operation that torch refuses on GPUs.
+
+    Args:
+        documented: as the documentation of torch.use_deterministic_algorithms calls it.
+        pattern: that matches its name in torch's error, and in torch's own operations, forward or backward.
+        instead: what has the same values and is not refused.
+    """
+
+    documented: str
+    pattern: str
+    instead: str
+
+
+_POOL = "pool with a fixed size and stride (AvgPool2d, MaxPool2d)"
+OPERATIONS = (
+    Operation("AvgPool3d", "avg_pool3d_backward", "take a Conv3d with stride, or average over reshaped axes"),
+    Operation("AdaptiveAvgPool2d", "adaptive_avg_pool2d_backward", f"average with .mean((2, 3)), or {_POOL}"),
+    Operation("AdaptiveAvgPool3d", "adaptive_avg_pool3d_backward", "average with .mean((2, 3, 4))"),
+    Operation("AdaptiveMaxPool2d", "adaptive_max_pool[23]d_backward", f"take .amax((2, 3)), or {_POOL}"),
+    Operation("FractionalMaxPool2d", "fractional_max_pool2d_backward", _POOL),
+    Operation("FractionalMaxPool3d", "fractional_max_pool3d_backward", "pool with a fixed size and stride (MaxPool3d)"),
+    Operation("MaxPool3d", "max_pool3d_with_indices_backward", "take torch 2.13, whose MaxPool3d has one"),
+    *(
+        Operation(f"MaxUnpool{d}d", f"max_unpool(ing)?{d}d", f"enlarge with ConvTranspose{d}d or mode='nearest'")
+        for d in (1, 2, 3)
+    ),
+    Operation("linear", "upsample_linear1d_backward", "interpolate with mode='nearest', or as images of height 1"),
+    Operation("bilinear", "upsample_bilinear2d(_aa)?_backward", "call nn.functional.interpolate, antialias=False"),
+    Operation("bicubic", "upsample_bicubic2d(_aa)?_backward", "interpolate with mode='bilinear'"),
+    Operation("trilinear", "upsample_trilinear3d_backward", "call nn.functional.interpolate"),
+    *(
+        Operation(f"ReflectionPad{d}d", f"reflection_pad{d}d_backward", "pad with zeros, or with mode='replicate'")
+        for d in (1, 2, 3)
+    ),
+    Operation("NLLLoss", "nll_loss2d", "flatten pixels into rows: cross_entropy of [pixels, classes] and [pixels]"),
+    Operation("CTCLoss", "ctc_loss_backward", "compute the loss on the CPU"),
+    Operation("EmbeddingBag", "embedding_bag(_dense)?_backward", "take an Embedding and .amax or .sum over its rows"),
+    Operation("put_", "^put_", "assign with an index, or use scatter_"),
+    Operation("histc", "histc", "count with torch.bucketize and one_hot(...).sum(0)"),
+    Operation("bincount", "bincount", "multiply one_hot with the weights and sum"),
+    Operation("median", "^(nan)?median|median CUDA", "take values without their places, or .sort"),
+    Operation("kthvalue", "kthvalue", "take .sort or .topk"),
+    Operation("grid_sample", "grid_sampler", "sample on the CPU, as augmentation does"),
+    Operation("cumsum", "^_?cumsum", "sum whole numbers, or multiply with a triangular matrix"),
+    Operation("scatter_reduce", "scatter_reduce", "take reduce='sum', or scatter_add"),
+    Operation("resize_", "quantized_resize", "train without quantized tensors"),
+)
+
+
+def find(name: str) -> Operation | None:
+    """Return the operation that torch's own name, of it or of its kernel, belongs to."""
+    return next((operation for operation in OPERATIONS if re.search(operation.pattern, name)), None)
+
+
+def explained(error: BaseException | None) -> UserError | None:
+    """Say what the user can do about an operation that torch has refused; nothing of other errors."""
+    if not isinstance(error, RuntimeError) or REFUSED not in str(error):
+        return None
+    name = str(error).partition(REFUSED)[0].split("\n")[-1].strip()
+    known = find(name)
+    advice = f"{known.documented}: {known.instead}" if known else "take another operation of torch for it"
+    return UserError(
+        f"--run.exact: the model or the loss uses {name}, which on GPUs adds in another order each time; {advice}; or "
+        "use --run.exact false"
+    )

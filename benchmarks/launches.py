@@ -1,0 +1,49 @@
+"""Count what a GPU is sent: the kernels of a GPU, and on a CPU torch's operations, forward and backward.
+
+The operations of a CPU are not the kernels of a GPU, but they grow with the same things. Left out are those that only
+look at memory in another way.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SILENT = ("empty", "detach", "lift_fresh", "alias", "resize_", "set_")
+
+
+class Launches(TorchDispatchMode):
+    """Count operations by their names while it is entered."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, returns = function.name().removeprefix("aten::").partition(".")[0], function._schema.returns
+        view = returns and all(each.alias_info and not each.alias_info.is_write for each in returns)
+        if function.namespace == "aten" and not view and not name.startswith(SILENT):
+            self.found[name] += 1
+        return function(*args, **(kwargs or {}))
+
+    @property
+    def total(self) -> int:
+        return sum(self.found.values())
+
+
+@contextmanager
+def counted() -> Iterator[Counter]:
+    """Fill a counter with the launches inside: kernels and copies where there is a GPU, else torch's operations."""
+    found: Counter[str] = Counter()
+    if not torch.cuda.is_available():
+        with Launches() as launches:
+            yield found
+        found.update(launches.found)
+        return
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        yield found
+        torch.cuda.synchronize()
+    found.update(event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
