@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,53 +27,68 @@ def run_part(part: Part, folder: Path, small: bool, limit: float, about: dict[st
         about: the machine, its software and the project's commit.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, printed, left = (folder / f"{part.name}{kind}" for kind in (".json", ".txt", ".left.json"))
-    left.unlink(missing_ok=True)
+    file, printed, left, notes = (folder / f"{part.name}{kind}" for kind in (".json", ".txt", ".left", ".notes"))
     words = [*part.command, *(part.small if small else ()), *((part.leaves, str(left)) if part.leaves else ())]
     result = {"part": part.name, "about": part.about, "status": "running", "small": small, "seconds": 0.0}
     result |= {"limit": limit, "date": time.strftime("%Y-%m-%d %H:%M:%S"), **about}
     result |= {"command": f"python {' '.join(words)}", "found": [], "tests": {}, "end": []}
-    _write(file, result)
-    if reason := part.lacks():
-        result |= {"status": "skipped", "end": [reason]}
-        printed.write_text(f"{reason}\n")
-        _write(file, result)
-        return result
+    left.unlink(missing_ok=True)
+    notes.write_text("")
     start = time.monotonic()
-    process = _start(words, printed)
-    known = {*family(process.pid)}
-    try:
-        with printed.open(errors="replace") as output:
-            text = ""
-            while True:
-                known.update(family(process.pid))
-                ended, late = process.poll() is not None, time.monotonic() - start > limit
-                if late and not ended:
-                    kill(known)
-                text += (new := output.read())
-                sys.stdout.write(new)
-                sys.stdout.flush()
-                if new:
-                    result |= _learned(text)
-                    _write(file, result)
-                if ended or late:
-                    break
-                time.sleep(0.3)
-    finally:
-        kill(known)
-    process.wait()
-    status = "out of time" if not ended else "passed" if process.returncode == 0 else "failed"
-    if left.exists():
-        result["left"] = json.loads(left.read_text())
-        left.unlink()
-    result |= {"status": status, "seconds": round(time.monotonic() - start, 1), "end": text.splitlines()[-LINES:]}
-    _write(file, result)
+
+    def learn(text: str, **more) -> None:
+        seconds = round(time.monotonic() - start, 1)
+        result.update(_learned(f"{text}\n{notes.read_text()}"), seconds=seconds, **more)
+        _write(file, result)
+
+    if reason := part.lacks():
+        printed.write_text(f"{reason}\n")
+        learn("", status="skipped", end=[reason])
+    else:
+        learn("")
+        status = _follow(words, printed, notes, limit, learn)
+        if left.exists():
+            with suppress(json.JSONDecodeError):  # it was ended while it wrote
+                result["left"] = json.loads(left.read_text())
+            left.unlink()
+        text = printed.read_text(errors="replace")
+        learn(text, status=status, end=text.splitlines()[-LINES:])
+    notes.unlink()
     return result
 
 
-def _start(words: list[str], printed: Path) -> subprocess.Popen:
+def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: Callable[[str], None]) -> str:
+    """Run a command, show and hand over what it has printed so far, and return how it ended."""
+    start, text, size = time.monotonic(), "", 0
+    process = _start(words, printed, notes)
+    known = set(family(process.pid))
+    try:
+        with printed.open(errors="replace") as output:
+            while True:
+                known.update(family(process.pid))
+                ended = process.poll() is not None
+                late = not ended and time.monotonic() - start > limit
+                if late:
+                    kill(known)
+                new = output.read()
+                sys.stdout.write(new)
+                sys.stdout.flush()
+                if new or notes.stat().st_size != size:
+                    text, size = text + new, notes.stat().st_size
+                    learn(text)
+                if ended or late:
+                    break
+                time.sleep(0.5)
+    finally:
+        kill(known)  # whatever ends this call, and what a part that has ended left running
+        process.wait()
+    return "out of time" if late else "failed" if process.returncode else "passed"
+
+
+def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     environment |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "CUDA_PARTS_ON_CPU": "1"}
+    environment["BENCH_FOUND"] = str(notes.absolute())  # where tests leave lines of JSON: pytest keeps what they print
     with printed.open("w") as output:
         return subprocess.Popen(
             [sys.executable, *words],

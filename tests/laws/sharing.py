@@ -21,6 +21,8 @@ def share() -> None:
     from app import process
     from laws import staged
 
+    # accelerate 1.15 would hand DDP the GPU of this rank's own number, which is not there.
+    os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     if process.gpus_here():
         process.gpus_here = process.local_world_size  # as many as are asked for
     staged.join()

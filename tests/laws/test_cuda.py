@@ -10,8 +10,8 @@ import json
 import pytest
 
 from app.checkpoint import STATE
-from launching import ROOT, furthest_loss, launch_all, saved_state, scores, steps
-from laws.gpus import GPUS, PLAIN, profile, recipes, wants_gpu
+from launching import ROOT, saved_state, scores, steps
+from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
 
 pytestmark = wants_gpu
@@ -33,11 +33,11 @@ def runs(tmp_path_factory, rows):
     """Give a function from a recipe to the folder of its runs, which it makes when first asked."""
     root = tmp_path_factory.mktemp("cuda")
 
-    def launch(recipe, name, precision, commands, processes=1):
+    def train(recipe, name, precision, commands, processes=1):
         flags = [*SMALL[recipe].flags(rows), *COMMON]
         file = ROOT / f"recipes/{recipe}.py"
         words = [(file, [*flags, *more, "--run.dir", root / recipe / run], None) for run, *more in commands]
-        launch_all(profile(root, name, precision), processes, words, root, timeout=200, env=PLAIN)
+        launch(profile(root, name, precision), processes, words, root, timeout=300)
 
     @functools.cache
     def runs(recipe):
@@ -45,8 +45,8 @@ def runs(tmp_path_factory, rows):
         first = [("whole",), ("again",), ("stopped", *HALF), ("stopped",), ("plain", *still), ("to cpu", *still, *HALF)]
         if GPUS and recipe == "img":
             first.append(("sync-bn", *SYNC))
-        launch(recipe, gpu, "no", first)
-        launch(recipe, "cpu", "no", [("on cpu", *still), ("to cpu", *still), ("to gpu", *still, *HALF)])
+        train(recipe, gpu, "no", first)
+        train(recipe, "cpu", "no", [("on cpu", *still), ("to cpu", *still), ("to gpu", *still, *HALF)])
         # In a process of its own, in which CUDA's libraries choose their kernels once; so exact runs come first.
         exact = [
             ("exact", *EXACT),
@@ -54,15 +54,15 @@ def runs(tmp_path_factory, rows):
             ("exact stopped", *EXACT, *HALF),
             ("exact stopped", *EXACT),
         ]
-        launch(recipe, gpu, "no", [*exact, ("to gpu", *still)])
+        train(recipe, gpu, "no", [*exact, ("to gpu", *still)])
         if recipe in SCALED:
             half = [("half",), ("half stopped", *HALF), ("half stopped",)]
-            launch(recipe, gpu, "fp16" if GPUS else "bf16", half)
+            train(recipe, gpu, "fp16" if GPUS else "bf16", half)
         return root / recipe
 
     @functools.cache
     def on_two(recipe, layout):
-        launch(recipe, layout, "no", [(layout,)], processes=2)
+        train(recipe, layout, "no", [(layout,)], processes=2)
         return root / recipe / layout
 
     runs.on_two = on_two
@@ -72,7 +72,8 @@ def runs(tmp_path_factory, rows):
 @pytest.mark.parametrize("recipe", recipes())
 def test_the_same_run_twice(runs, recipe):
     """To rounding: some of CUDA's kernels add in any order."""
-    assert furthest_loss(steps(runs(recipe) / "whole"), steps(runs(recipe) / "again")) <= ALIKE
+    whole, again = (steps(runs(recipe) / name) for name in ("whole", "again"))
+    assert apart(whole, again, recipe=recipe, run="again") <= ALIKE
 
 
 @pytest.mark.parametrize("recipe", recipes())
@@ -93,7 +94,7 @@ def test_wherever_it_goes_on_it_is_the_same_run(runs, recipe, run):
     whole, other = steps(folder / reference), steps(folder / run)
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
     if run == "stopped" or recipe != "gan":  # whose noise is drawn on the device
-        assert furthest_loss(whole, other) <= (ALIKE if run == "stopped" else ACROSS)
+        assert apart(whole, other, recipe=recipe, run=run) <= (ALIKE if run == "stopped" else ACROSS)
     counts = [[line.get("eval/samples") for line in scores(folder / name)] for name in (reference, run)]
     assert counts[0] == counts[1]
 
@@ -113,7 +114,7 @@ def test_it_was_computed_where_it_says(runs, recipe):
 @pytest.mark.parametrize("recipe", recipes(*SCALED))
 def test_half_precision_goes_on_with_its_scale(runs, recipe):
     whole, stopped = steps(runs(recipe) / "half"), steps(runs(recipe) / "half stopped")
-    assert furthest_loss(whole, stopped) <= ALIKE
+    assert apart(whole, stopped, recipe=recipe, run="half stopped") <= ALIKE
     file = runs(recipe) / "half" / "checkpoints" / f"step-{STEPS:08d}" / STATE / "objects.json"
     assert bool(GPUS) == bool(json.loads(file.read_text()).get("scaler"))
 
@@ -130,4 +131,4 @@ def test_a_model_with_synchronised_batch_norm_trains(runs, recipe):
 def test_two_gpus_train_what_one_does(runs, recipe, layout):
     whole, other = steps(runs(recipe) / "whole"), steps(runs.on_two(recipe, layout))
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
-    assert furthest_loss(whole, other) <= ALIKE
+    assert apart(whole, other, recipe=recipe, layout=layout) <= ALIKE

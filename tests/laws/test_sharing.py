@@ -7,19 +7,20 @@ import functools
 
 import pytest
 
-from launching import ROOT, furthest_loss, launch_all, saved_state, scores, steps
-from laws.gpus import GPUS, PLAIN, profile, recipes, wants_gpu
+from launching import ROOT, saved_state, scores, steps
+from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
 
 pytestmark = wants_gpu
 ONE = ("gpu" if GPUS else "cpu", 1)
 DDP, FSDP = ("ddp", "fsdp") if GPUS else ("ddp_cpu", "fsdp_cpu")
 LAYOUTS = {"ddp-x2": (DDP, 2), "fsdp-x2": (FSDP, 2), "ddp-x4": (DDP, 4), "fsdp-x4": (FSDP, 4)}
-STEPS, STOP = 4, 2
-# Four micro-batches, one for each of four ranks.
-COMMON = ["--run.global-batch", 16, "--run.micro-batch", 4, "--run.steps", STEPS, "--run.log-every", 1]
-COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.trackers"]
-EXACT = ["--run.exact", "true"]
+STEPS, STOP, BATCH = 4, 2, 16
+COMMON = ["--run.global-batch", BATCH, "--run.steps", STEPS, "--run.log-every", 1, "--run.trackers"]
+COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP]
+MICRO = ["--run.micro-batch", 4]  # four of them, one for each of four ranks
+EXACT = [*MICRO, "--run.exact", "true"]
+SYNC = ["--scratch.norm", "batch", "--run.sync-bn", "true"]
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +37,21 @@ def runs(tmp_path_factory, rows, request):
         kind, processes = ONE if layout == "one" else LAYOUTS[layout]
         commands = []
         for recipe in wanted:
-            named = {"exact": EXACT, "again": EXACT, "ordinary": []}
+            named = {"exact": EXACT, "again": EXACT, "ordinary": MICRO}
+            if GPUS and recipe == "img":  # all of a step's samples at a time
+                named["sync-bn"] = [*SYNC, "--run.micro-batch", BATCH // processes]
             # The same run, begun under DDP and ended under FSDP.
             chain, file = root / f"chain-x{processes}" / recipe, ROOT / f"recipes/{recipe}.py"
             flags = [*SMALL[recipe].flags(rows), *COMMON]
-            # Exact mode first: CUDA's libraries choose their kernels once in a process.
             commands += [(file, [*flags, *m, "--run.dir", root / layout / recipe / n], None) for n, m in named.items()]
             if layout.startswith("ddp"):
                 commands.append((file, [*flags, *EXACT, "--run.stop-at", STOP, "--run.dir", chain], None))
             if layout.startswith("fsdp"):
                 runs(layout.replace("fsdp", "ddp"))
                 commands.append((file, [*flags, *EXACT, "--run.dir", chain], None))
+        # Exact mode first: CUDA's libraries choose their kernels once in a process.
         commands.sort(key=lambda command: "--run.exact" not in command[1])
-        options = {"script": "sharing.py", "timeout": 240, "env": PLAIN}
-        launch_all(profile(root, kind), processes, commands, root, **options)
+        launch(profile(root, kind), processes, commands, root, script="sharing.py", timeout=300)
         return root / layout
 
     return runs
@@ -97,4 +99,12 @@ def test_exact_mode_goes_on_under_fsdp_with_what_ddp_left(runs, layout, recipe):
 def test_ordinary_mode_agrees_to_rounding(runs, layout, recipe):
     reference, other = steps(runs("one") / recipe / "ordinary"), steps(runs(layout) / recipe / "ordinary")
     assert [line["ids"] for line in other] == [line["ids"] for line in reference]
-    assert furthest_loss(reference, other) <= 1e-5
+    assert apart(reference, other, recipe=recipe, layout=layout) <= 1e-5
+
+
+@pytest.mark.skipif(not GPUS, reason="SyncBatchNorm needs a GPU")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recipe", recipes("img"))
+def test_synchronised_batch_norm_sees_all_samples_of_a_step(runs, layout, recipe):
+    reference, other = steps(runs("one") / recipe / "sync-bn"), steps(runs(layout) / recipe / "sync-bn")
+    assert apart(reference, other, recipe=f"{recipe}, SyncBN", layout=layout) <= 1e-4
