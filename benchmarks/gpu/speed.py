@@ -67,17 +67,17 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
         start = time.monotonic()
         try:
             take_turns(group, rounds, work.steps, WARM_UP)
-        except SystemExit as error:
+        except SystemExit as error:  # it names one of them, and says what that printed
             print(error, flush=True)
             failed += [contestant.name for contestant in group]
-            continue
         for contestant in group:
-            found = about(contestant)
-            used = {"mfu": found["items_per_second"] * flops / most} if most else {}
-            say(row=work.name, contestant=contestant.name, **found, **used, seconds=time.monotonic() - start)
+            if len(contestant.turns) == rounds:
+                found = about(contestant)
+                used = {"mfu": found["items_per_second"] * flops / most} if most else {}
+                say(row=work.name, contestant=contestant.name, **found, **used, seconds=time.monotonic() - start)
     ours, *peers = contestants
     for peer in peers:
-        if ours.name not in failed and peer.name not in failed:
+        if len(ours.turns) == len(peer.turns) == rounds:
             say(row=work.name, peer=peer.name, **against(ours, peer), target=work.targets[peer.name])
     return failed
 
