@@ -89,6 +89,7 @@ def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     # Tests that want a GPU run without one too; what they find they leave in a file, as pytest keeps what they print.
     environment |= {"CUDA_PARTS_ON_CPU": "1", "BENCH_FOUND": str(notes.absolute())}
+    environment["COLUMNS"] = "240"  # or pytest leaves out why it skips
     with printed.open("w") as output:
         return subprocess.Popen(
             [sys.executable, *words],

@@ -78,7 +78,8 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
     ours, *peers = contestants
     for peer in peers:
         if len(ours.turns) == len(peer.turns) == rounds:
-            say(row=work.name, peer=peer.name, **against(ours, peer), target=work.targets[peer.name])
+            compared, target = against(ours, peer), work.targets[peer.name]
+            say(row=work.name, peer=peer.name, **compared, target=target, reached=compared["ratio"] >= target)
     return failed
 
 
@@ -109,6 +110,10 @@ def work_of(name: str, small: bool, folder: Path) -> Work:
 
 def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
     """Save the shape of ResNet-50 or ViT-B as a folder that --model takes."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would say that torchvision is not installed
     from transformers import (
         ResNetConfig,
         ResNetForImageClassification,
@@ -116,10 +121,7 @@ def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
         ViTForImageClassification,
         ViTImageProcessor,
     )
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it would say that torchvision is not installed
     resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]} if small else {}
     vit = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     vit = {**vit, "image_size": 32, "patch_size": 8} if small else {}
