@@ -92,7 +92,7 @@ def work_of(name: str, small: bool, folder: Path) -> Work:
     """Describe a row; the shapes of pretrained image models are saved with random weights into a folder."""
     kind = {"bf16": True, "gpu": True, "sessions": 1}
     if name == "lm":
-        # Three trainings of this size would not fit at once. On a CPU compiling takes minutes, each time.
+        # Three at once would take most of a GPU's memory. On a CPU compiling takes minutes, each time.
         kind |= {"compiled": torch.cuda.is_available(), "alone": True}
         return Work(
             f"lm{'' if small else ' 1.1B'} bf16", "lm", LM.format(**LM_SIZES[small]) + LM_DATA[small], PEERS, 2, **kind
