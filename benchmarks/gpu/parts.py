@@ -20,9 +20,13 @@ class Part:
     minutes: float
     """That it may take on one H200: an estimate, until it has run on one."""
     small: tuple[str, ...] = ()
-    """Words that are added for small shapes."""
+    """Words that take the place of those after the module, for small shapes."""
     leaves: str = ""
     """The flag that takes a JSON file which it writes at its end."""
+
+    def words(self, small: bool) -> list[str]:
+        """Return the words after python's name."""
+        return [*self.command[:2], *self.small] if small and self.small else [*self.command]
 
     def lacks(self) -> str:
         """Say which module of the project it cannot do without is missing; nothing where none is."""
@@ -42,7 +46,7 @@ def _sharing(processes: int, minutes: float) -> Part:
 
 
 def _speed(name: str, about: str, minutes: float) -> Part:
-    return Part(name, about, ("-m", "benchmarks.gpu.speed", name), minutes, small=("--small", "--rounds", "3"))
+    return Part(name, about, ("-m", "benchmarks.gpu.speed", name), minutes, small=(name, "--small", "--rounds", "3"))
 
 
 def _saving(gigabytes: str, minutes: float) -> Part:

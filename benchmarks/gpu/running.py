@@ -28,10 +28,11 @@ def run_part(part: Part, folder: Path, small: bool, limit: float, about: dict[st
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, printed, left, notes = (folder / f"{part.name}{kind}" for kind in (".json", ".txt", ".left", ".notes"))
-    words = [*part.command, *(part.small if small else ()), *((part.leaves, str(left)) if part.leaves else ())]
+    words = part.words(small)
+    shown, words = (words + [part.leaves, at] * bool(part.leaves) for at in (left.name, str(left.absolute())))
     result = {"part": part.name, "about": part.about, "status": "running", "small": small, "seconds": 0.0}
     result |= {"limit": limit, "date": time.strftime("%Y-%m-%d %H:%M:%S"), **about}
-    result |= {"command": f"python {' '.join(words)}", "found": [], "tests": {}, "end": []}
+    result |= {"command": f"python {' '.join(shown)}", "found": [], "tests": {}, "end": []}
     left.unlink(missing_ok=True)
     notes.write_text("")
     start = time.monotonic()
