@@ -110,17 +110,16 @@ def work_of(name: str, small: bool, folder: Path) -> Work:
 
 def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
     """Save the shape of ResNet-50 or ViT-B as a folder that --model takes."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it would say that torchvision is not installed
     from transformers import (
         ResNetConfig,
         ResNetForImageClassification,
         ViTConfig,
         ViTForImageClassification,
-        ViTImageProcessor,
+        ViTImageProcessorPil,
     )
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]} if small else {}
     vit = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -130,7 +129,7 @@ def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
         "vit": lambda: ViTForImageClassification(ViTConfig(**vit)),
     }
     made[name]().save_pretrained(folder)
-    ViTImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
     return folder
 
 
