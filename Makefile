@@ -24,9 +24,9 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 
-# Without a network: takes .venv where it is, or else the packages of $(PYTHON).
-bench-gpu:  ## speed, memory, saving, copying and the laws on one NVIDIA GPU
-	PYTHONPATH=.:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu
+# Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.
+bench-gpu:  ## the laws, exact mode, speed, memory and saving on one NVIDIA GPU, in parts of a few minutes
+	PYTHONPATH=.:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(if $(PART),--only $(PART))
 
 lint: $(READY)
 	$(BIN)/ruff check .

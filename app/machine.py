@@ -46,11 +46,12 @@ def devices() -> Iterator[Finding]:
     import torch
 
     if torch.cuda.is_available():
-        driver = _driver()
+        version = driver()
+        version = f", driver {version}" if version else ""
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
             free, whole = torch.cuda.mem_get_info(index)
-            text = f"{about.name}, {size(free)} of {size(whole)} free, CUDA {torch.version.cuda}{driver}"
+            text = f"{about.name}, {size(free)} of {size(whole)} free, CUDA {torch.version.cuda}{version}"
             busy = free < whole / 2
             fix = "another program holds most of it: see nvidia-smi" if busy else ""
             yield Finding(f"GPU {index}", text, NOTE if busy else "ok", fix)
@@ -65,13 +66,14 @@ def devices() -> Iterator[Finding]:
     yield Finding("CPU", f"{processor()}, kernels {torch.backends.cpu.get_cpu_capability()}")
 
 
-def _driver() -> str:
+def driver() -> str:
+    """Return the version of NVIDIA's driver; nothing where it cannot be asked."""
     try:
         words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f", driver {lines[0].strip()}" if lines else ""
+    return lines[0].strip() if lines else ""
 
 
 def processor() -> str:

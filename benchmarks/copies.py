@@ -5,6 +5,7 @@
 Images of 38 MB a step go through a few convolutions; torch's profiler says when the GPU copied, and when it computed.
 """
 
+import json
 import tempfile
 from dataclasses import dataclass, field
 
@@ -59,7 +60,7 @@ def covered(copies: list[tuple[float, float]], kernels: list[tuple[float, float]
 
 
 def main() -> None:
-    """Print how long was copied, and which share of that was hidden."""
+    """Print how long was copied, and the share of that time in which the GPU computed too."""
     if not torch.cuda.is_available():
         print("no GPU: nothing is copied")
         return
@@ -75,9 +76,7 @@ def main() -> None:
         print("the profiler saw no copies to the GPU")
         return
     total = sum(end - start for start, end in copies) / 1000
-    print(
-        f"{len(copies)} copies to the GPU, {total:.1f} ms; {covered(copies, spans[False]):.0%} of it while it computed"
-    )
+    print(json.dumps({"copies": len(copies), "milliseconds": total, "hidden": covered(copies, spans[False])}))
 
 
 if __name__ == "__main__":

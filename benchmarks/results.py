@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import subprocess
 from pathlib import Path
 
 from app.report import table
@@ -51,20 +52,40 @@ def plot(known: dict, file: Path) -> None:
 
 def machine() -> dict:
     """Name the machine and what it runs."""
+    import accelerate
     import torch
     import transformers
 
-    from app.machine import processor
+    from app.machine import driver, processor
 
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    gpu = {}
+    if torch.cuda.is_available():
+        gpu = {"gpu": torch.cuda.get_device_name(), "memory": f"{torch.cuda.mem_get_info()[1] / 2**30:.0f} GiB"}
+        gpu |= {"driver": driver(), "cuda": torch.version.cuda}
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),
         **gpu,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "accelerate": accelerate.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def commit() -> str:
+    """Name the project's commit, and say where files differ from it."""
+    found = []
+    for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30
+            )
+        except (OSError, subprocess.SubprocessError):
+            return "unknown"
+        found.append(done.stdout.strip())
+    name, changed = found
+    return f"{name or 'unknown'}{', changed' if changed else ''}"
 
 
 def describe(about: dict) -> str:

@@ -55,12 +55,7 @@ def summary(work: Work, contestants: list[Contestant], total: int) -> dict:
     found = {"date": time.strftime("%Y-%m-%d"), "rounds": len(ours.turns), "sessions": work.sessions, "steps": total}
     found |= {"samestep": about(ours), "peers": {}}
     for peer in peers:
-        walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
-        low, middle, high = statistics.quantiles(walls, n=4)
-        each = len(walls) // (1 if work.start else work.sessions)
-        by_session = [statistics.median(walls[at : at + each]) for at in range(0, len(walls), each)]
-        compared = {"ratio": middle, "quartiles": [low, high], "by_session": by_session}
-        compared["cpu_ratio"] = statistics.median(cpus)
+        compared = against(ours, peer, 1 if work.start else work.sessions)
         found["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
     return found
 
@@ -69,3 +64,13 @@ def about(contestant: Contestant) -> dict:
     """Return a contestant's own numbers: items a second (median), peak memory in bytes, and its score."""
     speed = statistics.median(turn["items"] / turn["wall"] for turn in contestant.turns)
     return {"items_per_second": speed, "peak_bytes": contestant.peak, **contestant.result}
+
+
+def against(ours: Contestant, peer: Contestant, sessions: int = 1) -> dict:
+    """Compare two contestants turn by turn: the median ratio of items a second, its quartiles, and each session's."""
+    walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
+    low, middle, high = statistics.quantiles(walls, n=4)
+    each = len(walls) // sessions
+    by_session = [statistics.median(walls[at : at + each]) for at in range(0, len(walls), each)]
+    compared = {"ratio": middle, "quartiles": [low, high], "by_session": by_session}
+    return {**compared, "cpu_ratio": statistics.median(cpus)}

@@ -1,15 +1,21 @@
-"""Time how long training waits for a checkpoint of 600 MB: written beside it, at once, and by accelerate's save_state.
+"""Time how long training waits for a checkpoint: written while it goes on, at once, and by accelerate's save_state.
 
-    python -m benchmarks.saving [--rounds 5]
+    python -m benchmarks.saving [--gigabytes 0.6] [--rounds 5]
 
-One process, on a GPU where there is one: a model of 50 million parameters and the state of AdamW. The ways take turns.
+One process, on a GPU where there is one: a model and the state of AdamW, 12 bytes a weight. Below 2 GB the ways take
+turns; above it each comes by itself, so that neither the GPU's memory nor the disk has to hold the state several times.
 """
 
 import argparse
+import gc
+import json
+import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +24,7 @@ from torch import nn
 from app import OptimConfig, Run, RunConfig
 from benchmarks.gate import wait_for_gpu
 
-DATA = list(torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)))
+TOGETHER = 2.0  # gigabytes
 
 
 @dataclass
@@ -29,29 +35,31 @@ class Config:
 class Bench:
     """A run that pauses after every step, so that several can take turns."""
 
-    def __init__(self, folder: Path, beside: bool):
+    def __init__(self, folder: Path, gigabytes: float, while_training: bool):
+        width = 1024 if gigabytes < 1 else 4096
+        self.layers = max(1, round(gigabytes * 1e9 / 12 / width**2))
+        self.rows = list(torch.randn(64, width, generator=torch.Generator().manual_seed(0)))
         self.config = Config(
             RunConfig(
                 dir=str(folder), steps=10**6, global_batch=8, micro_batch=8, log_every=10**6, save_every=10**6,
-                keep=1, trackers=(), save_async=beside,
+                keep=1, trackers=(), save_async=while_training, quiet=True,
             )
         )  # fmt: skip
-        self.steps = self._steps()
+        self.steps = self._steps(width)
         next(self.steps)
 
-    def _steps(self):
+    def _steps(self, width: int):
         with Run(self.config) as self.run:
-            model, optimizer = self.run.prepare(
-                nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(48))), OptimConfig()
-            )
-            for batch in self.run.batches(DATA, torch.stack):
+            network = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(self.layers)))
+            model, optimizer = self.run.prepare(network, OptimConfig())
+            for batch in self.run.batches(self.rows, torch.stack):
                 for micro in batch.micros(model):
                     self.run.backward(model(micro.inputs).square().mean(), micro)
                 self.run.step(optimizer)
                 yield
 
-    def seconds(self, save) -> tuple[float, float]:
-        """Save once; returns the seconds that the call took, and those of it and the five steps behind it."""
+    def seconds(self, save: Callable[[], object]) -> tuple[float, float, float]:
+        """Save once; return the seconds of the call, of it with the five steps after it, and until all is on disk."""
         next(self.steps)
         wait_for_gpu()
         start = time.perf_counter()
@@ -62,40 +70,62 @@ class Bench:
         wait_for_gpu()
         taken = time.perf_counter() - start
         self.run.saving.wait()
-        return called, taken
+        return called, taken, time.perf_counter() - start
+
+    def by_accelerate(self, folder: Path) -> None:
+        """Save as accelerate does by itself."""
+        super(type(self.run.accelerator), self.run.accelerator).save_state(str(folder))
+
+    def close(self) -> None:
+        """Leave the run, and free what it held."""
+        self.steps.close()
+        del self.steps, self.run
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+# By name: whether a run writes while it trains, and what saves.
+WAYS = {
+    "while training": (True, lambda bench, folder: bench.run.save()),
+    "at once": (False, lambda bench, folder: bench.run.save()),
+    "accelerate save_state": (False, lambda bench, folder: bench.by_accelerate(folder)),
+    "nothing": (False, lambda bench, folder: None),
+}
 
 
 def main() -> None:
-    """Print the medians of the seconds that each way takes, and their ratios to saving at once."""
+    """Print, for each way, the medians of the seconds that it takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=0.6)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        beside, at_once = (Bench(Path(folder, name), name == "beside") for name in ("beside", "at-once"))
-        contents = {
-            "beside training": (beside, lambda: beside.run.save()),
-            "at once": (at_once, lambda: at_once.run.save()),
-            "accelerate save_state": (
-                at_once,
-                lambda: super(type(at_once.run.accelerator), at_once.run.accelerator).save_state(
-                    f"{folder}/accelerate"
-                ),
-            ),
-            "nothing": (at_once, lambda: None),
-        }
-        found = {name: [] for name in contents}
-        for number in range(rounds + 1):
-            for name, (bench, save) in contents.items():
-                times = bench.seconds(save)
-                if number:  # the first round allocates
-                    found[name].append(times)
-        state = sum(f.stat().st_size for f in Path(folder, "at-once", "checkpoints").rglob("*") if f.is_file())
-    print(f"{state / 1e6:.0f} MB of state; medians of {rounds} rounds")
-    print(f"{'':24}{'the call':>12}{'of at once':>12}{'and 5 steps':>14}")
-    calls = {name: statistics.median(times[0] for times in rows) for name, rows in found.items()}
+    options = parser.parse_args()
+    # A group of ways has its runs in memory at the same time.
+    groups = [[*WAYS]] if options.gigabytes < TOGETHER else [["while training"], ["at once", "nothing"]]
+    for group in groups:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            measure(group, options.gigabytes, options.rounds, Path(folder))
+
+
+def measure(group: list[str], gigabytes: float, rounds: int, folder: Path) -> None:
+    """Let ways of saving take turns, and print what each took."""
+    kinds = {WAYS[name][0] for name in group}
+    benches = {kind: Bench(folder / f"run-{kind}", gigabytes, kind) for kind in sorted(kinds)}
+    found: dict[str, list[tuple]] = {name: [] for name in group}
+    for number in range(rounds + 1):
+        for name in group:
+            kind, save = WAYS[name]
+            times = benches[kind].seconds(partial(save, benches[kind], folder / "accelerate"))
+            shutil.rmtree(folder / "accelerate", ignore_errors=True)
+            if number:  # the first round allocates
+                found[name].append(times)
+    weights = sum(p.numel() for p in benches[kinds.pop()].run.accelerator._models[0].parameters())
     for name, rows in found.items():
-        loop = statistics.median(times[1] for times in rows)
-        print(f"{name:24}{calls[name]:10.2f} s{calls[name] / calls['at once']:12.2f}{loop:12.2f} s")
+        call, steps, disk = (statistics.median(times) for times in zip(*rows, strict=True))
+        row = {"saved": name, "gigabytes": weights * 12 / 1e9, "call_seconds": call, "with_5_steps_seconds": steps}
+        print(json.dumps({**row, "until_on_disk_seconds": disk, "rounds": rounds}), flush=True)
+    for bench in reversed(benches.values()):  # each gives back the signals as it found them
+        bench.close()
 
 
 if __name__ == "__main__":

@@ -39,11 +39,13 @@ class Contestant:
             os.mkfifo(folder / name)
         environment = {"BENCH_GATE": str(folder), "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
         environment["CUDA_VISIBLE_DEVICES"] = "0" if self.gpu else ""
+        # One thread, for launchers (Makefile), would be the peers' alone: a run of ours shares the cores by itself.
+        inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._log = (folder / "log").open("wb")
         self._process = subprocess.Popen(
             self.command,
             cwd=ROOT,
-            env={**os.environ, **environment},
+            env={**inherited, **environment},
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,

@@ -31,6 +31,8 @@ class Work:
     compiled: bool = False
     gpu: bool = False
     """On a GPU, where there is one."""
+    alone: bool = False
+    """Contestants come one after the other, each with the GPU's memory to itself."""
     profile: str = ""
     """Of accelerate_configs, for two processes; one without."""
     evaluate: bool = False

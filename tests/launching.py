@@ -73,17 +73,20 @@ def launch_many(profile: str | Path, processes: int, recipe: Path, commands: lis
     launch_all(profile, processes, [(recipe, flags, None) for flags in commands], folder, **options)
 
 
-def launch_all(profile: str | Path, processes: int, commands: list[tuple], folder: Path, **options) -> None:
+def launch_all(
+    profile: str | Path, processes: int, commands: list[tuple], folder: Path, script: str = "many.py", **options
+) -> None:
     """Run recipes one after the other in one launch; all must succeed.
 
     Args:
         commands: for each time the recipe's file, its flags, and a file for what a silent step costs, or None.
         folder: for the list of them.
+        script: of tests/laws, that runs them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{Path(profile).stem}-{processes}-{time.monotonic_ns()}.json"
     file.write_text(json.dumps([(str(r), [str(word) for word in flags], c and str(c)) for r, flags, c in commands]))
-    result = launch(profile, processes, ROOT / "tests" / "laws" / "many.py", file, **options)
+    result = launch(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
     assert result.status == 0, result.output[-6000:]
 
 

@@ -38,6 +38,15 @@ def test_one_that_takes_half_the_time_is_twice_as_fast():
     assert slow.result == {"eval/loss": 1.5}
 
 
+def test_contestants_choose_their_threads_alike(monkeypatch):
+    """A number that is meant for launchers would be the peers' alone, as a run of ours shares the cores by itself."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told = STEPS.format(steps=4, seconds=0.01).replace('"eval/loss": 1.5', '"told": os.environ.get("OMP_NUM_THREADS")')
+    contestant = Contestant("one", [sys.executable, "-c", told])
+    take_turns([contestant], rounds=1, steps=1, warm_up=1)
+    assert contestant.result == {"told": None}
+
+
 def test_one_that_fails_is_named_with_what_it_said():
     broken = Contestant("broken", [sys.executable, "-c", "raise SystemExit('no such text')"])
     with pytest.raises(SystemExit, match="broken ended with status 1:\nno such text"):

@@ -1,77 +1,82 @@
-"""The laws on GPUs, for every recipe: twice the same, on to a CPU and back, fp16, SyncBN; several GPUs where there are.
+"""The laws on a GPU, for every recipe: twice the same, stopped, on to a CPU and back; fp16 with its scale, SyncBN.
 
-Without a GPU they are skipped; CUDA_PARTS_ON_CPU=1 runs them on a CPU all the same, to see that they run.
+Where there are two GPUs, they train what one does; several processes on one GPU are in `test_sharing.py`. A recipe's
+runs take three launches, or four, which are made when the first of its tests asks: `-k cls` tests one recipe alone.
 """
 
-import importlib.util
+import functools
 import json
-import os
 
 import pytest
 import torch
-import yaml
 
 from app import rounding
 from app.checkpoint import STATE
 from app.grid import GRID
-from launching import PROFILES, ROOT, furthest_loss, launch_all, saved_state, scores, steps
+from launching import ROOT, saved_state, scores, steps
+from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
 
-GPUS = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(not GPUS and "CUDA_PARTS_ON_CPU" not in os.environ, reason="needs a GPU")
-NEEDS = {"seg": "monai"}
-RECIPES = [name for name in SMALL if name not in NEEDS or importlib.util.find_spec(NEEDS[name])]
+pytestmark = wants_gpu
 STEPS, STOP = 6, 3
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.steps", STEPS]
 HALF = ["--run.stop-at", STOP]
+EXACT = ["--run.exact", "true"]
+SYNC = ["--scratch.norm", "batch", "--run.sync-bn", "true"]
+# Without dropout, whose random numbers are others on another kind of device.
+STILL = {"cls": ["--scratch.dropout", 0], "lm": ["--scratch.dropout", 0]}
+SCALED = ("cls", "img")  # recipes that train in fp16 too
 # Kernels of two devices, or of two layouts, add in another order.
 ACROSS, ALIKE = 1e-4, 1e-5
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, rows):
-    """Train every recipe on a GPU, on a CPU, and from each on to the other; return the folder of all runs."""
+    """Give a function from a recipe to the folder of its runs, which it makes when first asked."""
     root = tmp_path_factory.mktemp("cuda")
 
-    def profile(name: str, precision: str):
-        settings = yaml.safe_load((PROFILES / f"{name}.yaml").read_text()) | {"mixed_precision": precision}
-        file = root / f"{name}-{precision}.yaml"
-        file.write_text(yaml.safe_dump(settings))
-        return file
+    def train(recipe, name, precision, commands, processes=1):
+        flags = [*SMALL[recipe].flags(rows), *COMMON]
+        file = ROOT / f"recipes/{recipe}.py"
+        words = [(file, [*flags, *more, "--run.dir", root / recipe / run], None) for run, *more in commands]
+        launch(profile(root, name, precision), processes, words, root, timeout=300)
 
-    def launch(name, precision, processes, commands, only=tuple(RECIPES), still=False):
-        """Still: without dropout, whose random numbers are others on another kind of device."""
-        words = []
-        for recipe in only:
-            for run, *more in commands:
-                dropout = ["--scratch.dropout", 0] if still and recipe in ("cls", "lm") else []
-                flags = [*SMALL[recipe].flags(rows), *COMMON, *dropout, *more, "--run.dir", root / recipe / run]
-                words.append((ROOT / f"recipes/{recipe}.py", flags, None))
-        launch_all(profile(name, precision), processes, words, root, timeout=600, env={"NVIDIA_TF32_OVERRIDE": "0"})
+    @functools.cache
+    def runs(recipe):
+        gpu, still = "gpu" if GPUS else "cpu", STILL.get(recipe, [])
+        first = [("whole",), ("again",), ("stopped", *HALF), ("stopped",), ("plain", *still), ("to cpu", *still, *HALF)]
+        if GPUS and recipe == "img":
+            first.append(("sync-bn", *SYNC))
+        train(recipe, gpu, "no", first)
+        train(recipe, "cpu", "no", [("on cpu", *still), ("to cpu", *still), ("to gpu", *still, *HALF)])
+        # In a process of its own, in which CUDA's libraries choose their kernels once; so exact runs come first.
+        exact = [
+            ("exact", *EXACT),
+            ("exact again", *EXACT),
+            ("exact stopped", *EXACT, *HALF),
+            ("exact stopped", *EXACT),
+        ]
+        train(recipe, gpu, "no", [*exact, ("to gpu", *still)])
+        if recipe in SCALED:
+            half = [("half",), ("half stopped", *HALF), ("half stopped",)]
+            train(recipe, gpu, "fp16" if GPUS else "bf16", half)
+        return root / recipe
 
-    gpu, exact = "gpu" if GPUS else "cpu", ("--run.exact", "true")
-    launch(gpu, "no", 1, [("whole",), ("again",), ("stopped", *HALF), ("stopped",)])
-    # Of its own: CUDA's libraries choose their kernels once.
-    launch(gpu, "no", 1, [("exact", *exact), ("exact again", *exact)])
-    launch(gpu, "no", 1, [("plain",), ("to cpu", *HALF)], still=True)
-    launch("cpu", "no", 1, [("on cpu",), ("to cpu",), ("to gpu", *HALF)], still=True)
-    launch(gpu, "no", 1, [("to gpu",)], still=True)
-    launch(gpu, "fp16" if GPUS else "bf16", 1, [("half",), ("half stopped", *HALF), ("half stopped",)], ("cls", "img"))
-    if GPUS:
-        launch(gpu, "no", 1, [("sync-bn", "--scratch.norm", "batch", "--run.sync-bn", "true")], ("img",))
-    if GPUS > 1:
-        for name in ("ddp", "fsdp"):
-            launch(name, "no", 2, [(name,)])
-    return root
+    @functools.cache
+    def on_two(recipe, layout):
+        train(recipe, layout, "no", [(layout,)], processes=2)
+        return root / recipe / layout
+
+    runs.on_two = on_two
+    return runs
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", recipes())
 def test_the_same_run_twice(runs, recipe):
-    """Bit by bit where exact; else to rounding, for some of CUDA's kernels add in any order."""
-    assert furthest_loss(steps(runs / recipe / "whole"), steps(runs / recipe / "again")) <= ALIKE
-    assert steps(runs / recipe / "exact") == steps(runs / recipe / "exact again")
-    assert saved_state(runs / recipe / "exact", STEPS) == saved_state(runs / recipe / "exact again", STEPS)
+    """To rounding: some of CUDA's kernels add in any order."""
+    whole, again = (steps(runs(recipe) / name) for name in ("whole", "again"))
+    assert apart(whole, again, recipe=recipe, run="again") <= ALIKE
 
 
 @pytest.mark.skipif(not GPUS, reason="compiles kernels for a GPU")
@@ -90,38 +95,59 @@ def test_kernels_that_round_have_the_bits_of_torch():
     assert torch.equal(kernels.nearest(values, points).cpu(), rounding.nearest(values.cpu(), 2.0**GRID))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("run", ["exact again", "exact stopped"])
+def test_exact_mode_gives_the_same_bits(runs, recipe, run):
+    """Twice, and when it was stopped on the way: losses, scores, weights and the optimizers' state."""
+    reference, other = runs(recipe) / "exact", runs(recipe) / run
+    assert steps(other) == steps(reference)
+    assert scores(other) == scores(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+
+
+@pytest.mark.parametrize("recipe", recipes())
 @pytest.mark.parametrize("run", ["stopped", "to cpu", "to gpu", "on cpu"])
 def test_wherever_it_goes_on_it_is_the_same_run(runs, recipe, run):
     """Same samples in every step, same losses, and every sample scored once."""
-    reference = "whole" if run == "stopped" else "plain"
-    whole, other = steps(runs / recipe / reference), steps(runs / recipe / run)
+    folder, reference = runs(recipe), "whole" if run == "stopped" else "plain"
+    whole, other = steps(folder / reference), steps(folder / run)
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
     if run == "stopped" or recipe != "gan":  # whose noise is drawn on the device
-        assert furthest_loss(whole, other) <= (ALIKE if run == "stopped" else ACROSS)
-    counts = [[line.get("eval/samples") for line in scores(runs / recipe / name)] for name in (reference, run)]
+        assert apart(whole, other, recipe=recipe, run=run) <= (ALIKE if run == "stopped" else ACROSS)
+    counts = [[line.get("eval/samples") for line in scores(folder / name)] for name in (reference, run)]
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("recipe", [name for name in ("cls", "img") if name in RECIPES])
-def test_half_precision_goes_on_with_its_scale(runs, recipe):
-    whole, stopped = steps(runs / recipe / "half"), steps(runs / recipe / "half stopped")
-    assert furthest_loss(whole, stopped) <= ALIKE
-    objects = json.loads(
-        (runs / recipe / "half" / "checkpoints" / f"step-{STEPS:08d}" / STATE / "objects.json").read_text()
+@pytest.mark.parametrize("recipe", recipes())
+def test_it_was_computed_where_it_says(runs, recipe):
+    """A control: run.json names the device of the processes that ended a run."""
+    on_gpu = {
+        name: json.loads((runs(recipe) / name / "run.json").read_text())["layout"]["device"] != "cpu"
+        for name in ("whole", "exact", "to gpu", "on cpu", "to cpu")
+    }
+    assert on_gpu == dict.fromkeys(("whole", "exact", "to gpu"), bool(GPUS)) | dict.fromkeys(
+        ("on cpu", "to cpu"), False
     )
-    assert bool(GPUS) == bool(objects.get("scaler"))
+
+
+@pytest.mark.parametrize("recipe", recipes(*SCALED))
+def test_half_precision_goes_on_with_its_scale(runs, recipe):
+    whole, stopped = steps(runs(recipe) / "half"), steps(runs(recipe) / "half stopped")
+    assert apart(whole, stopped, recipe=recipe, run="half stopped") <= ALIKE
+    file = runs(recipe) / "half" / "checkpoints" / f"step-{STEPS:08d}" / STATE / "objects.json"
+    assert bool(GPUS) == bool(json.loads(file.read_text()).get("scaler"))
 
 
 @pytest.mark.skipif(not GPUS, reason="SyncBatchNorm needs a GPU")
-def test_a_model_with_synchronised_batch_norm_trains(runs):
-    assert len(steps(runs / "img" / "sync-bn")) == STEPS
+@pytest.mark.parametrize("recipe", recipes("img"))
+def test_a_model_with_synchronised_batch_norm_trains(runs, recipe):
+    assert len(steps(runs(recipe) / "sync-bn")) == STEPS
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", recipes())
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_two_gpus_train_what_one_does(runs, recipe, layout):
-    whole, other = steps(runs / recipe / "whole"), steps(runs / recipe / layout)
+    whole, other = steps(runs(recipe) / "whole"), steps(runs.on_two(recipe, layout))
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
-    assert furthest_loss(whole, other) <= ALIKE
+    assert apart(whole, other, recipe=recipe, layout=layout) <= ALIKE

@@ -1,0 +1,86 @@
+"""Show on one NVIDIA GPU, without a network, that the laws hold there and how fast it is. Most valuable parts first.
+
+    make bench-gpu                          # all parts; PART=laws, PART="lm exact" for some
+    python -m benchmarks.gpu --list         # which parts there are, and how long they take
+    python -m benchmarks.gpu --only laws-cls lm
+    python -m benchmarks.gpu --summary      # merge the results of parts that were run before
+    python -m benchmarks.gpu --small        # small shapes, on a CPU too: to see that all of it runs, not to measure
+
+Each part is a process of its own with a time limit. In benchmarks/results/DEVICE/ it leaves PART.json, at any time with
+what it has found so far, and PART.txt with all that it printed; a part that fails or is late does not stop the others.
+After each one everything there is merged into summary.json and summary.md.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from app.report import table
+from benchmarks.gpu.parts import LIMIT, Part, chosen
+from benchmarks.gpu.running import run_part
+from benchmarks.gpu.summary import merge
+from benchmarks.results import commit, machine, slug
+
+
+def main() -> None:
+    """Run what is asked for, and merge all that was found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts, or what their names begin with")
+    parser.add_argument("--list", action="store_true", help="name the parts, and end")
+    parser.add_argument("--summary", action="store_true", help="merge what there is, and end")
+    parser.add_argument("--small", action="store_true", help="small shapes; a CPU will do")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, help="seconds that a part may take (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the results (default: benchmarks/results/DEVICE)")
+    options = parser.parse_args()
+    parts = chosen(options.only)
+    if options.list:
+        print(listing(parts, options.limit))
+        return
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    if not (on_gpu or options.small or options.summary):
+        sys.exit("there is no GPU that torch can use; --small runs all parts in small shapes on a CPU")
+    about = {"machine": machine(), "commit": commit()}
+    device = about["machine"].get("gpu") or about["machine"]["cpu"]
+    folder = options.out or Path(__file__).parents[1] / "results" / f"{slug(device)}{'-small' if options.small else ''}"
+    if options.summary:
+        print(merge(folder))
+        return
+    # So that the processes of a part end with this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    ended = {}
+    for number, part in enumerate(parts, 1):
+        print(f"== {number} of {len(parts)}, {part.name}: {part.about} (at most {options.limit:.0f} s)", flush=True)
+        result = run_part(part, folder, options.small, options.limit, about)
+        ended[part.name] = result["status"]
+        why = f": {result['end'][0]}" if result["status"] == "skipped" else ""
+        print(f"== {part.name} {result['status']}{why} after {result['seconds']:.0f} s\n", flush=True)
+        merge(folder)
+    print(merge(folder))
+    print(f"\n{folder / 'summary.md'}")
+    bad = [f"{name} {status}" for name, status in ended.items() if status not in ("passed", "skipped")]
+    if bad:
+        sys.exit(f"not all parts have passed: {', '.join(bad)}")
+
+
+def listing(parts: list[Part], limit: float) -> str:
+    """Say what the parts are, and how long they may take."""
+    rows = [[part.name, f"{part.minutes:g}", part.about] for part in parts]
+    whole = sum(part.minutes for part in parts)
+    ends = (
+        f"{len(parts)} parts, on one H200 about {whole:.0f} minutes by estimate; none may take more than {limit / 60:g}"
+    )
+    return f"{table(['part', 'minutes', 'what it shows'], rows, right=(1,))}\n\n{ends}"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,97 @@
+"""The parts of `python -m benchmarks.gpu`, most valuable first."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LIMIT = 480
+"""Seconds that a part may take."""
+TESTS = ("-m", "pytest", "-vv", "-rs", "-p", "no:cacheprovider", "--color=no")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command, and what it answers."""
+
+    name: str
+    about: str
+    command: tuple[str, ...]
+    """Words after python's own name. Its lines that are JSON objects are what it finds."""
+    minutes: float
+    """That it may take on one H200: an estimate, until it has run on one."""
+    small: tuple[str, ...] = ()
+    """Words that take the place of those after the module, for small shapes."""
+    leaves: str = ""
+    """The flag that takes a JSON file which it writes at its end."""
+
+    def words(self, small: bool) -> list[str]:
+        """Return the words after python's name."""
+        return [*self.command[:2], *self.small] if small and self.small else [*self.command]
+
+    def lacks(self) -> str:
+        """Say which module of the project it cannot do without is missing; nothing where none is."""
+        kind, module = self.command[:2]
+        return "" if kind != "-m" or importlib.util.find_spec(module) else f"there is no module {module} here"
+
+
+def _laws(recipe: str, minutes: float) -> Part:
+    about = f"{recipe}: twice the same, stopped and resumed, to the CPU and back; exact mode to the bit"
+    tests = f"{recipe} or kernels" if recipe == "cls" else recipe  # those that belong to no recipe go with the first
+    return Part(f"laws-{recipe}", about, (*TESTS, "tests/laws/test_cuda.py", "-k", tests), minutes)
+
+
+def _sharing(processes: int, minutes: float) -> Part:
+    about = f"exact mode to the bit: 1 process, DDP x{processes} and FSDP2 x{processes} on the one GPU, every recipe"
+    return Part(f"sharing-x{processes}", about, (*TESTS, "tests/laws/test_sharing.py", "-k", f"x{processes}"), minutes)
+
+
+def _speed(name: str, about: str, minutes: float) -> Part:
+    return Part(name, about, ("-m", "benchmarks.gpu.speed", name), minutes, small=(name, "--small", "--rounds", "3"))
+
+
+def _saving(gigabytes: str, minutes: float) -> Part:
+    about = f"how long training waits for a checkpoint of {gigabytes} GB"
+    words = ("-m", "benchmarks.saving", "--gigabytes", gigabytes, "--rounds", "3")
+    return Part(f"saving-{gigabytes}gb", about, words, minutes, small=("--gigabytes", "0.1", "--rounds", "2"))
+
+
+PARTS = (
+    _laws("cls", 2),
+    _laws("lm", 2),
+    _sharing(2, 4),
+    _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; beside a bare loop and Trainer", 5),
+    Part("exact", "what exact mode costs", ("-m", "benchmarks.exact"), 2, small=("--blocks", "3", "--steps", "2")),
+    _laws("img", 2),
+    _laws("gan", 1.5),
+    _laws("seg", 1.5),
+    _speed("cls", "BERT-base beside a bare loop and Trainer", 2.5),
+    _sharing(4, 5),
+    Part("copies", "the share of copying that is hidden", ("-m", "benchmarks.copies"), 0.5),
+    _saving("1", 1),
+    Part(
+        "memory",
+        "peak memory beside what `plan` says",
+        ("-m", "benchmarks.predicted"),
+        3,
+        small=("--small",),
+        leaves="--out",
+    ),
+    _speed("resnet", "ResNet-50 beside a bare loop and Trainer", 3),
+    _speed("vit", "ViT-B beside a bare loop and Trainer", 3),
+    _saving("13", 3),
+)
+
+
+def chosen(words: Sequence[str], parts: Sequence[Part] = PARTS) -> list[Part]:
+    """Return the parts that words name, in their order: one by its name, or all that a word begins.
+
+    Raises:
+        SystemExit: a word names none.
+    """
+    found = []
+    for word in words:
+        named = [part for part in parts if part.name == word] or [p for p in parts if p.name.startswith(word)]
+        if not named:
+            raise SystemExit(f"no part is called {word}; there are {', '.join(part.name for part in parts)}")
+        found += named
+    return [part for part in parts if part in found] if words else list(parts)

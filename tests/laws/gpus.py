@@ -1,0 +1,63 @@
+"""What the tests that want a GPU share. Without one they are skipped; CUDA_PARTS_ON_CPU=1 runs them on a CPU."""
+
+import importlib.util
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from launching import PROFILES, furthest_loss, launch_all
+from laws.small import SMALL
+
+GPUS = torch.cuda.device_count()
+wants_gpu = pytest.mark.skipif(not GPUS and "CUDA_PARTS_ON_CPU" not in os.environ, reason="needs a GPU")
+NEEDS = {"seg": "monai"}
+# TF32 rounds to 10 bits in convolutions, unless this says otherwise; here a CPU's sums are the measure.
+PLAIN = {"NVIDIA_TF32_OVERRIDE": "0"}
+
+
+def recipes(*names: str) -> list:
+    """Return parameters for recipes, all or some; one whose packages are missing is skipped, and says why."""
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name in NEEDS and not importlib.util.find_spec(NEEDS[name]), reason=f"needs {NEEDS.get(name)}"
+            ),
+        )
+        for name in names or SMALL
+    ]
+
+
+def profile(folder: Path, name: str, precision: str = "no") -> Path:
+    """Write a profile of accelerate_configs with another precision; return its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = yaml.safe_load((PROFILES / f"{name}.yaml").read_text()) | {"mixed_precision": precision}
+    file = folder / f"{name}-{precision}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    return file
+
+
+def launch(profile: Path, processes: int, commands: list[tuple], folder: Path, **options) -> None:
+    """Run recipes one after the other in one launch, with plain arithmetic, and note how long that took."""
+    start = time.monotonic()
+    launch_all(profile, processes, commands, folder, env=PLAIN, **options)
+    note(launch=profile.stem, processes=processes, runs=len(commands), seconds=time.monotonic() - start)
+
+
+def apart(a: list[dict], b: list[dict], **what) -> float:
+    """Find the largest relative difference of two runs' losses, and note it."""
+    found = furthest_loss(a, b)
+    note(**what, loss_apart=found)
+    return found
+
+
+def note(**found) -> None:
+    """Leave a line for `python -m benchmarks.gpu`, where it runs these tests."""
+    if file := os.environ.get("BENCH_FOUND"):
+        with open(file, "a") as lines:
+            lines.write(json.dumps(found) + "\n")
