@@ -22,7 +22,6 @@ from accelerate.utils import (
 )
 from accelerate.utils import imports as accelerate_imports
 from torch import nn
-from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from app import allocator, fsdp, process, ranks, shares, state, zero
@@ -30,6 +29,7 @@ from app.batches import Turn
 from app.casts import LateCasts
 from app.errors import UserError
 from app.reader import StateReader
+from app.stager import Stager
 
 OBJECTS = "objects.json"
 # accelerate 1.15 looks for an optional package on disk at each backward pass and each update.
@@ -181,7 +181,7 @@ class Accelerator(accelerate.Accelerator):
         self.snapshot_state()(output_dir)
         return output_dir
 
-    def snapshot_state(self, stager: AsyncStager | None = None) -> Callable[..., None]:
+    def snapshot_state(self, stager: Stager | None = None) -> Callable[..., None]:
         """Collect what `save_state` writes. Every rank takes part.
 
         Args:
