@@ -32,7 +32,7 @@ def test_copies_stay_as_they_were_in_memory_that_is_kept():
         assert list(copies) == list(tensors)
         for name, copy in copies.items():
             assert copy.dtype == before[name].dtype and not copy.requires_grad
-            assert copy.equal(before[name]) or name == "lost" and copy.isnan().equal(before[name].isnan())
+            assert copy.equal(before[name]) or (name == "lost" and copy.isnan().equal(before[name].isnan()))
             # torch writes the whole memory of a tensor.
             assert copy.untyped_storage().nbytes() == copy.nbytes
         assert copies["image"].is_contiguous(memory_format=torch.channels_last)
