@@ -141,7 +141,8 @@ class Accelerator(accelerate.Accelerator):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
                 # It would broadcast all of them in each step, most for nothing; app/buffers.py has those that change.
-                wrapper.forward_sync_buffers = False
+                # torch 2.13 says forward_sync_buffers, and takes the name that 2.11 has.
+                wrapper.broadcast_buffers = False
                 _settle_buckets(wrapper)
         return result
 
