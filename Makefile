@@ -6,7 +6,7 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint torture bench bench-gpu setup
+.PHONY: train test lint torture bench bench-gpu wheels setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
@@ -27,6 +27,9 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.
 bench-gpu:  ## the laws, exact mode, speed, memory and saving on one NVIDIA GPU, in parts of a few minutes
 	PYTHONPATH=.:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(if $(PART),--only $(PART))
+
+wheels: $(READY)  ## what a machine with torch, accelerate and transformers, and no network, lacks: into wheels/
+	PYTHONPATH=. $(BIN)/python -m benchmarks.wheels $(WHEELS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

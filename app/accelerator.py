@@ -22,7 +22,6 @@ from accelerate.utils import (
 )
 from accelerate.utils import imports as accelerate_imports
 from torch import nn
-from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from app import allocator, fsdp, process, ranks, shares, state, zero
@@ -30,6 +29,7 @@ from app.batches import Turn
 from app.casts import LateCasts
 from app.errors import UserError
 from app.reader import StateReader
+from app.stager import Stager
 
 OBJECTS = "objects.json"
 # accelerate 1.15 looks for an optional package on disk at each backward pass and each update.
@@ -141,7 +141,8 @@ class Accelerator(accelerate.Accelerator):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
                 # It would broadcast all of them in each step, most for nothing; app/buffers.py has those that change.
-                wrapper.forward_sync_buffers = False
+                # torch 2.13 says forward_sync_buffers, and takes the name that 2.11 has.
+                wrapper.broadcast_buffers = False
                 _settle_buckets(wrapper)
         return result
 
@@ -181,7 +182,7 @@ class Accelerator(accelerate.Accelerator):
         self.snapshot_state()(output_dir)
         return output_dir
 
-    def snapshot_state(self, stager: AsyncStager | None = None) -> Callable[..., None]:
+    def snapshot_state(self, stager: Stager | None = None) -> Callable[..., None]:
         """Collect what `save_state` writes. Every rank takes part.
 
         Args:

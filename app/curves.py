@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import UserError
+from app.errors import UserError, not_installed
 from app.history import History
 from app.speed import SPEEDS
-
-NEEDS = "plot needs matplotlib and plotly: pip install 'samestep[plot]'"
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def draw(runs: Sequence[History], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError(NEEDS) from None
+        raise UserError(f"a picture of curves: {not_installed('matplotlib')}") from None
     shown = panels(runs)
     if not shown:
         raise UserError(f"{', '.join(labels(runs))}: nothing has been logged yet, so there is nothing to plot")

@@ -1,6 +1,5 @@
 """Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from app.data.tokenizer import check_tokenizer
-from app.errors import UserError
+from app.errors import UserError, is_installed, not_installed
 from app.process import is_main_process
 
 # The positions of these start behind the padding token's id.
@@ -114,8 +113,8 @@ def check_images(model, flags: str, inputs: dict) -> None:
 
 def check_installed(package: str, why: str = "") -> None:
     """Refuse to go on without a package that not everyone needs; `why` begins the message."""
-    if not importlib.util.find_spec(package):
-        raise UserError(f"{why}{package} is not installed: pip install {package}")
+    if not is_installed(package):
+        raise UserError(f"{why}{not_installed(package)}")
 
 
 def image_channels(name: str) -> int:

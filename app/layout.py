@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import platform
+from contextlib import suppress
 
 import torch
 from accelerate.utils import DistributedType
@@ -29,10 +30,13 @@ def layout(accelerator: Accelerator) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """List the versions that a run's results depend on."""
+    """List the versions that a run's results depend on, of what is installed."""
     packages = ("torch", "accelerate", "transformers", "datasets")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **found}
+    found = {"python": platform.python_version()}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def wrapping(accelerator: Accelerator) -> str:
@@ -97,7 +101,8 @@ def changes_bits(saved: dict, here: dict) -> list[str]:
     """List what differs between two layouts, or versions, that can change a micro-batch's own bits."""
     ours = {**here, **versions()}
     names = ("device", "kernels", "precision", "threads", "torch", "transformers")
-    return [f"{name} was {saved[name]}, is {ours[name]}" for name in names if saved[name] != ours[name]]
+    pairs = [(name, saved.get(name, "absent"), ours.get(name, "absent")) for name in names]
+    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 
 
 def is_bound(where: dict) -> bool:

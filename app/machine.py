@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.errors import MODULES, is_installed
 from app.findings import NOTE, OK, TROUBLE, Finding, look
 from app.report import size
 
@@ -33,12 +34,15 @@ def versions() -> Iterator[Finding]:
         try:
             found = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "not installed", TROUBLE, "make setup")
+            yield Finding(name, "not installed", TROUBLE, f"make setup, or pip install {name}")
             continue
         wanted = locked.get(name)
         same = wanted is None or found.partition("+")[0] == wanted.partition("+")[0]
         fix = "" if same else f"tests ran on {wanted}: pip install -r requirements.lock"
         yield Finding(name, found, "ok" if same else NOTE, fix)
+    for module, package in MODULES.items():
+        if package not in PACKAGES and not is_installed(module):
+            yield Finding(package, "not installed", NOTE, f"where something asks for it: pip install {package}")
 
 
 def devices() -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from app.config import as_flag, flatten
-from app.curves import NEEDS, labels, marks, panels, widths
-from app.errors import UserError
+from app.curves import labels, marks, panels, widths
+from app.errors import UserError, not_installed
 from app.history import History
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
@@ -32,7 +32,7 @@ def write(runs: Sequence[History], file: Path) -> None:
     try:
         import plotly.io
     except ImportError:
-        raise UserError(NEEDS) from None
+        raise UserError(f"a page of curves: {not_installed('plotly')}") from None
     curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"displaylogo": False})
     title = html.escape(", ".join(labels(runs)))
     parts = [

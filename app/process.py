@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.errors import UserError
+from app.errors import mendable
 
 
 def is_main_process() -> bool:
@@ -191,7 +191,10 @@ def _leave() -> None:
 
 
 def report_user_errors() -> None:
-    """Make a UserError that nobody catches end this process with its message alone and status 2; Ctrl-C with 130."""
+    """Make an error that is the user's to mend, and uncaught, end this process with its message and status 2.
+
+    Ctrl-C ends it with 130.
+    """
     previous = sys.excepthook
     atexit.register(_leave)  # before torch and the others register theirs, so it comes last
 
@@ -200,12 +203,13 @@ def report_user_errors() -> None:
         leave_with = 130 if issubclass(kind, KeyboardInterrupt) else None
         if issubclass(kind, KeyboardInterrupt):
             raise SystemExit(130)
-        if not isinstance(error, UserError):
+        told = mendable(error)
+        if told is None:
             return previous(kind, error, traceback)
         # Before the ranks know of each other, the first one of each machine speaks.
         if getattr(error, "audible", int(os.environ.get("LOCAL_RANK", "0")) == 0):
             # torch's own hook around this one holds sys.stderr back, and loses it when this one ends the process.
-            print(f"error: {error}", file=sys.__stderr__, flush=True)
+            print(f"error: {told}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 
     sys.excepthook = hook

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from app import process
-from app.errors import UserError
+from app.errors import UserError, mendable
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def local_main_first() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            store().set(key, ("user:" if isinstance(error, UserError) else "fault:") + _in_words(error))
+            store().set(key, ("user:" if mendable(error) else "fault:") + _in_words(error))
             raise
         store().set(key, "done")
         return
@@ -256,26 +256,27 @@ def _next(what: str) -> str:
     return f"samestep/{what}/{_uses[what]}"
 
 
-def heard_on_main(error: UserError) -> bool:
+def heard_on_main(error: BaseException) -> bool:
     """Tell a rank that fails whether the main process fails with the same words, and so has told the user."""
     if alone():
         return True
     if dist.get_rank() == 0:
-        store().set("samestep/error", str(error))
+        store().set("samestep/error", _in_words(error))
         return True
     try:
         store().wait(["samestep/error"], timedelta(seconds=5))
     except dist.DistStoreError:
         return False
-    return store().get("samestep/error").decode() == str(error)
+    return store().get("samestep/error").decode() == _in_words(error)
 
 
 def _in_words(error: BaseException) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    told = mendable(error)
+    return f"{type(error).__name__}: {error}" if told is None else str(told)
 
 
 def _portable(error: Exception) -> Exception:
     """Make an error that every rank can unpickle."""
-    if isinstance(error, UserError):
-        return UserError(str(error))
+    if told := mendable(error):
+        return UserError(str(told))
     return RuntimeError(f"the main process failed: {_in_words(error)}")

@@ -20,7 +20,7 @@ from app.checkpoint import Checkpoints
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
 from app.drift import Drift
 from app.due import Due
-from app.errors import UserError
+from app.errors import UserError, mendable
 from app.export import draft_of, save_model
 from app.faults import FirstFault
 from app.folder import RunFolder
@@ -118,7 +118,7 @@ class Run:
         try:
             self.watchdog.close()
             self.stopping.close()
-            if isinstance(error, UserError):
+            if mendable(error):
                 error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
             self.records.close()
             if self.accelerator.is_main_process:

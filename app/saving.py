@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from app import layout, ranks, state
 from app.accelerator import Accelerator
@@ -21,6 +20,7 @@ from app.data.fingerprint import contents, difference
 from app.due import Due
 from app.errors import UserError
 from app.records import Records
+from app.stager import Stager
 from app.watchdog import Watchdog
 
 
@@ -55,7 +55,7 @@ class Saving:
         self.accelerator, self.checkpoints, self.records = accelerator, checkpoints, records
         self.buffers, self._watchdog = buffers, watchdog
         self._beside = beside and accelerator.distributed_type != DistributedType.DEEPSPEED
-        self._stager: DefaultStager | None = None
+        self._stager = Stager()
         self._flight: Flight | None = None
         self._contents: dict[str, Any] = {}
         self._warned = False
@@ -152,7 +152,6 @@ class Saving:
                     problems = self.checkpoints.save(step, record, self.accelerator.save_state)
                 self._report(step, problems)
                 return
-            self._stager = self._stager or _stager(self.accelerator.device.type == "cuda")
             write, group = self.accelerator.snapshot_state(self._stager), ranks.background()
             started = _in_thread(
                 lambda: self.checkpoints.save(step, record, lambda folder: write(folder, group), group),
@@ -256,18 +255,6 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
             "data that it had, or another --run.dir"
         )
     return plan
-
-
-def _stager(from_gpu: bool) -> DefaultStager:
-    """Make what copies to the host; it keeps its memory from one checkpoint to the next."""
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=from_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=from_gpu,
-        )
-    )
 
 
 def _in_thread(call: Callable[[], list[str]], device: torch.device) -> tuple[Future, threading.Thread]:

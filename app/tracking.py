@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from app.config import finite, flatten
+from app.errors import mendable
 from app.images import Images
 
 _OF_STEPS = {"ids", "skipped_steps"}  # one of them is in a line that a step leaves, whatever its body logs
@@ -90,7 +91,8 @@ class Trackers:
             try:
                 self.trackers[name] = self._start(name, kind, config, resumed_from)
             except Exception as error:
-                self.warn(f"warning: tracker {name} did not start and is left out: {type(error).__name__}: {error}")
+                why = mendable(error) or f"{type(error).__name__}: {error}"
+                self.warn(f"warning: tracker {name} did not start and is left out: {why}")
 
     def _start(self, name: str, kind: type, config: dict, resumed_from: int) -> Any:
         project = self.folder.parent.name if name == "wandb" else self.folder.name

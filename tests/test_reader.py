@@ -83,7 +83,8 @@ def test_entries_that_are_no_tensors_are_refused(trained, state, tmp_path):
     path = plant(state, ".metadata", (tmp_path / "other" / ".metadata").read_bytes())
     with pytest.raises(UserError, match=f"{path}.*BytesStorageMetadata"):
         train(trained)
-    with pytest.raises(dcp.CheckpointException, match="BytesStorageMetadata"):
+    # torch 2.11 keeps the reason to itself.
+    with pytest.raises(dcp.CheckpointException, match=r"BytesStorageMetadata|metadata is None"):
         dcp.load({"models.0.weight": None}, storage_reader=StateReader(state), no_dist=True)
     assert not (tmp_path / "trap").exists()
 

@@ -7,13 +7,14 @@ Loss, scores, learning rate, gradient norm and speed over the steps; lines mark 
 layout. The page holds all it needs: curves to zoom into, the last pictures, and the settings in which runs differ.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from app.errors import UserError
+from app.errors import UserError, is_installed, not_installed
 
 
 @dataclass
@@ -41,10 +42,16 @@ def main(options: Options) -> int:
     stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
     if not stem.name or stem.is_dir():
         stem = stem / "plot"
-    files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "html")]
+    kinds = {"png": ("matplotlib", curves.draw), "html": ("plotly", page.write)}
+    missing = {kind: not_installed(package) for kind, (package, _) in kinds.items() if not is_installed(package)}
+    if len(missing) == len(kinds):
+        raise UserError("plot needs one of two packages: " + "; ".join(missing.values()))
+    for kind, why in missing.items():
+        print(f"warning: {stem.name}.{kind} is left out: {why}", file=sys.stderr)
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds if kind not in missing]
     try:
-        curves.draw(runs, files[0])
-        page.write(runs, files[1])
+        for file in files:
+            kinds[file.suffix[1:]][1](runs, file)
     except OSError as error:
         raise UserError(f"--to {stem}: {error.strerror}; give a place that can be written") from None
     for file in files:

@@ -7,7 +7,7 @@ import numpy as np
 
 from app.data.reading import near, unreadable
 from app.data.splits import EVAL_SPLITS
-from app.errors import UserError
+from app.errors import UserError, not_installed
 
 # Folders of images and of their masks inside one folder, as people lay them out.
 LAYOUTS = (("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks"), ("imagesTr", "labelsTr"))
@@ -144,7 +144,7 @@ def _read_nifti(file: Path) -> np.ndarray:
     try:
         import nibabel
     except ModuleNotFoundError:
-        raise UserError(f"{file}: NIfTI files are read by nibabel, which is not here: pip install nibabel") from None
+        raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
     try:
         array = np.asanyarray(nibabel.as_closest_canonical(nibabel.load(file)).dataobj)
     except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 
-from app.errors import UserError
+from app.errors import UserError, not_installed
 
 
 @dataclass
@@ -35,7 +35,7 @@ def add_adapters(model, lora: Lora):
     try:
         import peft
     except ImportError:
-        raise UserError("--lora.rank needs peft: pip install 'samestep[lora]', or pip install peft") from None
+        raise UserError(f"--lora.rank {lora.rank}: {not_installed('peft')}") from None
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from app import OptimConfig, Run, RunConfig, parse, saving
+from app import OptimConfig, Run, RunConfig, parse
 
 
 @dataclass
@@ -74,7 +74,7 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         data = [torch.full((96,), i / 50) for i in range(50)]
         model, optimizer = run.prepare(Model(config.frozen), config.optim)
-        run.saving._stager = Counting(saving._stager(False))
+        run.saving._stager = Counting(run.saving._stager)
         log = getattr(model, "_get_ddp_logging_data", dict)()
         buckets = sum(map(int, str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or 0).split(",")))
         for batch in run.batches(data, torch.stack):
