@@ -89,20 +89,16 @@ class Fits:
         A straight line through two sizes tells where to look; what is answered was counted.
         """
         place = max(i for i, micro in enumerate(sizes) if micro <= max(peaks))
-        fits = too_large = None
-        while fits is None or too_large is None:
+        low, high = -1, len(sizes)  # the places of what fits and of what does not
+        while high - low > 1:
             if sizes[place] not in peaks:
                 peaks[sizes[place]] = yield from self._peak(profile, plan, sizes[place])
-            answer = sizes[place], peaks[sizes[place]]
-            if answer[1] <= limit:
-                fits = max(fits or answer, answer)
+            if peaks[sizes[place]] <= limit:
+                low = place
             else:
-                too_large = min(too_large or answer, answer)
-            low = sizes.index(fits[0]) if fits else -1
-            high = sizes.index(too_large[0]) if too_large else len(sizes)
-            if high - low == 1:
-                break
-            place = min(max(_guess(sizes, peaks, limit, place), low + 1), high - 1)
+                high = place
+            place = min(max(_guess(sizes, peaks, limit), low + 1), high - 1)
+        fits, too_large = ((sizes[i], peaks[sizes[i]]) if 0 <= i < len(sizes) else None for i in (low, high))
         return fits, too_large
 
     def _peak(self, profile: Profile, plan: BatchPlan, micro_batch: int) -> Generator[Question, Footprint, int]:
@@ -180,14 +176,9 @@ def _question(profile: Profile, micro_batch: int) -> Question:
     return Question("cpu" if profile.on_cpu else "cuda", profile.precision, micro_batch)
 
 
-def _guess(sizes: list[int], peaks: dict[int, int], limit: int, place: int) -> int:
+def _guess(sizes: list[int], peaks: dict[int, int], limit: int) -> int:
     """Guess the place of the largest size that fits, from the two largest that were counted."""
-    known = sorted(peaks)[-2:]
-    if len(known) == 1:
-        return place + 1 if peaks[known[0]] <= limit else place - 1
-    a, b = known
-    slope = max((peaks[b] - peaks[a]) / (b - a), 1e-9)
-    reach = b + (limit - peaks[b]) / slope
-    fitting = [i for i, micro in enumerate(sizes) if micro <= reach]
-    guess = max(fitting, default=0)
-    return guess if sizes[guess] not in peaks else guess + (1 if peaks[sizes[guess]] <= limit else -1)
+    *_, a, b = [0, *sorted(peaks)]
+    below = peaks.get(a, 0)
+    reach = b + (limit - peaks[b]) / max((peaks[b] - below) / (b - a), 1.0)
+    return max((place for place, micro in enumerate(sizes) if micro <= reach), default=0)

@@ -40,7 +40,7 @@ SUMMED = (
 )
 # On a CPU, of what recipes use.
 LOWER_ON_CPU = (
-    "conv1d conv2d conv3d bmm mm linalg_vecdot baddbmm addmm addbmm linear matmul _convolution conv_tbc "
+    "conv1d conv2d conv3d bmm mm linalg_vecdot baddbmm addmm addbmm linear matmul _convolution.deprecated conv_tbc "
     "conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu scaled_dot_product_attention"
 )
 HIGHER_ON_CPU = (
@@ -123,7 +123,8 @@ class Kernels:
         return inside
 
     def _register(self, library: torch.library.Library, name: str, change: Callable) -> None:
-        if name == "scaled_dot_product_attention":  # which is settled below
+        # Attention is settled below; torch 2.11 leaves rms_norm alone.
+        if name == "scaled_dot_product_attention" or not known(name, self.device):
             return
         packet, _, overload = name.partition(".")
         operation = getattr(getattr(_aten, packet), overload or "default")
@@ -204,6 +205,11 @@ def _restore_forward(model: nn.Module, own: Any) -> None:
     del model.forward
     if own is not None:
         model.forward = own
+
+
+def known(name: str, device: str) -> bool:
+    """Tell whether this torch's autocast casts for an operation on a type of device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", f"Autocast{device.upper()}")
 
 
 def _below():
