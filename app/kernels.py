@@ -132,12 +132,12 @@ class Kernels:
         def changed(*args, **kwargs):
             with _below():
                 if torch.is_autocast_enabled("cpu"):
-                    args, kwargs = change(args, kwargs)
+                    args, kwargs = change(args, kwargs, operation)
                 return operation(*args, **kwargs)
 
         library.impl(name, changed)
 
-    def _lowered(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _lowered(self, args: tuple, kwargs: dict, _) -> tuple[tuple, dict]:
         return _each(self._lower, args, kwargs)
 
     def _lower(self, tensor: Tensor) -> Tensor:
@@ -151,12 +151,15 @@ class Kernels:
                 known = self._copies[id(tensor)] = tensor, tensor.to(self.dtype)
         return known[1]
 
-    def _raised(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _raised(self, args: tuple, kwargs: dict, _) -> tuple[tuple, dict]:
         return _each(lambda t: t.float() if _castable(t) else t, args, kwargs)
 
-    def _summed(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def _summed(self, args: tuple, kwargs: dict, operation: Any) -> tuple[tuple, dict]:
         if not _castable(args[0]) or args[0].dtype == torch.float32:
             return args, kwargs
+        place = [argument.name for argument in operation._schema.arguments].index("dtype")
+        if len(args) > place:
+            return (*args[:place], args[place] or torch.float32, *args[place + 1 :]), kwargs
         return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
 
     def _dropout(self, tensor: Tensor, p: float, train: bool) -> Tensor:

@@ -103,7 +103,7 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
     batches = Run.batches
 
     def watched(run, *args, **options) -> Iterator:
-        models = sum(t.nbytes for m in run.accelerator._models for t in (*m.parameters(), *m.buffers()))
+        models = [t for m in run.accelerator._models for t in (*m.parameters(), *m.buffers())]
         with (_on_cpu if device == "cpu" else _on_gpu)(found, models):
             yield from batches(run, *args, **options)
 
@@ -116,10 +116,10 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
 
 
 @contextmanager
-def _on_gpu(found: dict[str, Any], models: int) -> Iterator[None]:
+def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
     import torch
 
-    before = torch.cuda.memory_allocated() - models
+    before = torch.cuda.memory_allocated() - sum(t.nbytes for t in models)
     torch.cuda.reset_peak_memory_stats()
     yield
     torch.cuda.synchronize()
@@ -131,14 +131,19 @@ def _on_gpu(found: dict[str, Any], models: int) -> Iterator[None]:
 
 
 @contextmanager
-def _on_cpu(found: dict[str, Any], models: int) -> Iterator[None]:
+def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
     import torch
+
+    from app.storages import Storages
 
     with _allocations() as now:
         torch.empty(1)
-    with _allocations() as total:
+    storages = Storages()
+    storages.add(models)
+    with _allocations() as total, storages:
         yield
-    found["measured"] = max(total) - (max(now) - models)
+    found["measured"] = max(total) - (max(now) - sum(t.nbytes for t in models))
+    found["tensors"] = max(storages.most.values())  # without what kernels allocate inside themselves
 
 
 @contextmanager

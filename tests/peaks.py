@@ -17,8 +17,7 @@ FLAGS = {
     "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
     "img": "--scratch.layers 1 --data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
     "gan": "--data.split train[:200] --samples 32 --run.micro-batch 16 --run.global-batch 32",
-    # A kernel of the CPU takes room for one sample's transposed convolution, whatever the micro-batch.
-    "seg": "--run.micro-batch 8 --run.global-batch 16",
+    "seg": "--run.micro-batch 2 --run.global-batch 4",
 }
 
 

@@ -100,6 +100,18 @@ def test_a_gpu_keeps_no_attention_matrix_and_a_byte_a_dropped_number():
     assert on_device("dropout", "cuda", "bf16")[LATER] < on_gpu
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_sums_are_taken_in_fp32_where_autocast_on_a_gpu_does(dtype):
+    taken = kernels.Kernels("cuda", "bf16", Storages())
+    numbers = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)
+    with taken.installed(), torch.autocast("cpu", torch.bfloat16):
+        expected = dtype or torch.float32
+        assert nn.functional.log_softmax(numbers, 1, dtype=dtype).dtype == expected
+        assert numbers.softmax(1, dtype).dtype == numbers.sum(dtype=dtype).dtype == expected
+        assert numbers.cumsum(0, dtype=dtype).dtype == numbers.sum(0, dtype=dtype).dtype == expected
+        assert nn.functional.cross_entropy(numbers, numbers[0].long()).dtype == torch.float32
+
+
 def test_autocast_on_a_gpu_casts_what_torch_says():
     """A pinned copy of torch's lists, which are in its headers."""
     text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
@@ -129,7 +141,9 @@ def recipes(tmp_path_factory, rows):
 def test_a_recipe_takes_what_was_predicted(recipes, name):
     """By torch's own memory profile, several micro-batches a step."""
     found = recipes[name]
-    assert found["peak"] == pytest.approx(found["measured"], rel=0.1)
+    assert found["peak"] == pytest.approx(found["tensors"], rel=0.1)
+    # oneDNN's convolutions take, inside themselves, copies of what comes in: in a U-Net a sixth of all there is.
+    assert found["peak"] == pytest.approx(found["measured"], rel=0.2 if name == "seg" else 0.1)
     assert found["peak"] > 1.2 * (found["peak"] - found["activations"])  # the comparison is about activations
 
 
