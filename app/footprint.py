@@ -1,7 +1,7 @@
 """What one process holds at the peak of a step, by a step of the recipe's own loop on tensors without contents.
 
 The loop's body is gone through as it stands: its forward passes, its losses, its backward passes and its updates, with
-weights, optimizer state and one real micro-batch's inputs on torch's meta device (app/kernels.py). Every storage is
+weights, optimizer state and one real micro-batch's inputs on torch's meta device (app/simulated.py). Every storage is
 followed from its first tensor to its last (app/storages.py), so what is saved for the backward pass, the copies that
 autocast makes, logits and what is there for an instant between two operations all count.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from app.batches import BatchPlan, Step, Turn
 from app.gradients import Batch, Gradients
 from app.hollow import emptied
-from app.kernels import Kernels
+from app.simulated import Kernels
 from app.loader import inputs_of, map_tensors
 from app.steplog import StepLog
 from app.storages import Storages

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from app import fits, kernels, profiles
+from app import fits, profiles, simulated
 from app.footprint import FIRST, LATER, UPDATE, Footprint, Micro, largest
 from app.hollow import emptied
 from app.storages import Storages
@@ -69,7 +69,7 @@ def on_device(name: str, device: str, precision: str) -> dict[str, int]:
     make, inputs, count = MODELS[name]
     model, storages = make(), Storages()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    taken = kernels.Kernels(device, precision, storages)
+    taken = simulated.Kernels(device, precision, storages)
     with emptied([model], [optimizer]), taken.installed(), taken.casting([model]):
         targets = torch.zeros(count, dtype=torch.int64, device="meta")
         found = two_steps(model, optimizer, inputs().to("meta"), targets, storages)
@@ -102,7 +102,7 @@ def test_a_gpu_keeps_no_attention_matrix_and_a_byte_a_dropped_number():
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_sums_are_taken_in_fp32_where_autocast_on_a_gpu_does(dtype):
-    taken = kernels.Kernels("cuda", "bf16", Storages())
+    taken = simulated.Kernels("cuda", "bf16", Storages())
     numbers = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)
     with taken.installed(), torch.autocast("cpu", torch.bfloat16):
         expected = dtype or torch.float32
@@ -119,9 +119,9 @@ def test_autocast_on_a_gpu_casts_what_torch_says():
         body = re.search(rf"#define AT_FORALL_{name}\(_\)((?:.*\\\n)*.*\n)", text)[1]
         listed = {".".join(pair.replace(" ", "").split(",")) for pair in re.findall(r"_\(([\w, ]+)\)", body)}
         listed = {name for name in listed if "imname" not in name}  # of tensors with named dimensions
-        assert {name for name in getattr(kernels, own).split() if kernels.known(name, "cuda")} == listed
-    on_cpu = f"{kernels.LOWER_ON_CPU} {kernels.HIGHER_ON_CPU}".split()
-    assert [name for name in on_cpu if not kernels.known(name, "cpu")] == []
+        assert {name for name in getattr(simulated, own).split() if simulated.known(name, "cuda")} == listed
+    on_cpu = f"{simulated.LOWER_ON_CPU} {simulated.HIGHER_ON_CPU}".split()
+    assert [name for name in on_cpu if not simulated.known(name, "cpu")] == []
 
 
 @pytest.fixture(scope="module")
