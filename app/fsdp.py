@@ -52,11 +52,7 @@ def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: 
             f"fsdp_transformer_layer_cls_to_wrap {', '.join(sorted(asked - present))}: the model has no such class; "
             f"it has {', '.join(sorted(present))}"
         )
-    layers = asked or set(getattr(model, "_no_split_modules", None) or ()) & present
-    if not layers:
-        stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
-        layers = {name for stack in stacks for name, count in stack.items() if count > 1}
-    layers -= _around_embeddings(model)
+    layers = layer_classes(model, asked)
     if not layers and is_main_process():
         print(
             "warning: FSDP found no repeated layers in this model, so it is sharded as one piece and gathered whole; "
@@ -64,6 +60,16 @@ def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: 
             file=sys.stderr,
         )
     plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+def layer_classes(model: nn.Module, asked: set[str]) -> set[str]:
+    """Name the layer classes that are sharded one by one: those asked for, the model's own, or its repeated ones."""
+    layers = asked or set(getattr(model, "_no_split_modules", None) or ())
+    layers = layers & {type(module).__name__ for module in model.modules()}
+    if not layers:
+        stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
+        layers = {name for stack in stacks for name, count in stack.items() if count > 1}
+    return layers - _around_embeddings(model)
 
 
 @contextmanager

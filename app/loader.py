@@ -32,13 +32,17 @@ class _Steps(Dataset):
     def _inputs(self, step: Step, turn: Turn) -> Any:
         # For what rows and collate functions draw from torch's own generators: known by the plan alone, like dropout.
         seed_all(self.plan.seed, step.index, turn.index, -1)
-        ids = turn.ids.tolist()
-        many = getattr(self.data, "__getitems__", None)
-        rows = many(ids) if many else [self.data[i] for i in ids]
-        if self.augment is not None:
-            keys = zip(rows, turn.epochs.tolist(), ids, strict=True)
-            rows = [self.augment(row, sample_generator(self.plan.seed, epoch, i)) for row, epoch, i in keys]
-        return self.collate(rows)
+        return inputs_of(self.data, self.collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+
+
+def inputs_of(data, collate, augment, ids: list[int], epochs: list[int], seed: int) -> Any:
+    """Fetch rows, change each by its own random generator where there is `augment`, and make model inputs of them."""
+    many = getattr(data, "__getitems__", None)
+    rows = many(ids) if many else [data[i] for i in ids]
+    if augment is not None:
+        keys = zip(rows, epochs, ids, strict=True)
+        rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
+    return collate(rows)
 
 
 def load(
@@ -110,28 +114,29 @@ def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
         torch.cuda.current_stream(device).wait_stream(copying)
         current, following = following, copy(next(steps, None))
         for turn in current.turns:
-            _map_tensors(lambda t: t.record_stream(torch.cuda.current_stream(device)), turn.inputs)
+            map_tensors(lambda t: t.record_stream(torch.cuda.current_stream(device)), turn.inputs)
         yield current
 
 
 def _to(step: Step, device: torch.device) -> Step:
     if device.type == "cpu":
         return step
-    turns = [t._replace(inputs=_map_tensors(lambda x: x.to(device, non_blocking=True), t.inputs)) for t in step.turns]
+    turns = [t._replace(inputs=map_tensors(lambda x: x.to(device, non_blocking=True), t.inputs)) for t in step.turns]
     return step._replace(turns=turns)
 
 
-def _map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Change the tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
         changed = copy.copy(value)  # of a type whose constructor may want more than its items
-        changed.update({key: _map_tensors(change, item) for key, item in value.items()})
+        changed.update({key: map_tensors(change, item) for key, item in value.items()})
         return changed
     if isinstance(value, Mapping):
-        return type(value)({key: _map_tensors(change, item) for key, item in value.items()})
+        return type(value)({key: map_tensors(change, item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        items = [_map_tensors(change, item) for item in value]
+        items = [map_tensors(change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

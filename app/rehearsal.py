@@ -3,7 +3,7 @@
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from app.errors import UserError
 # Asked by app/run.py: true while a recipe is rehearsed.
 on = False
 _to_end = False
+_loop: "Loop | None" = None
 
 
 class Reached(BaseException):
@@ -31,21 +32,61 @@ class Finished(BaseException):
         self.run, self.model, self.parts, self.use = run, model, parts, use
 
 
-def at_loop(run: Any, plan: Any) -> None:
-    """Leave the recipe, or have it go on as if there were no steps."""
+class Loop:
+    """What goes through the body of a rehearsed recipe's loop, and how that failed, where it did."""
+
+    def __init__(self, batches: Callable[..., Iterator[Any]]):
+        """Describe it.
+
+        Args:
+            batches: takes the Run, the BatchPlan, and data, collate and augment as run.batches does; gives a Batch for
+                each time that the body is to be gone through.
+        """
+        self.batches, self.reached, self.failed = batches, None, ""
+        self._going: Iterator[Any] | None = None
+
+    def begin(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
+        """Go through the body."""
+        self.reached = Reached(run, plan)
+        self._going = self.batches(run, plan, *data)
+        return self._going
+
+    def left_by(self, error: Exception) -> "Reached":
+        """End what the body has left by an error, and remember the error."""
+        self.failed = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+        self._going.close()
+        return self.reached
+
+
+def at_loop(run: Any, plan: Any, *data: Any) -> Iterator[Any]:
+    """Go through the loop's body as asked, and leave the recipe; or have it go on as if there were no steps."""
+    if _loop is not None:
+        yield from _loop.begin(run, plan, *data)
     if not _to_end:
         raise Reached(run, plan)
 
 
-def rehearse(recipe: Path, flags: list[str]) -> tuple[Any, Any]:
+def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:
     """Run a recipe's file, as one process on the CPU, and return its Run and its BatchPlan when the loop would begin.
 
     Nothing is claimed or written in the run folder, and no tracker starts.
 
+    Args:
+        loop: goes through the loop's body first; that it fails is no error.
+
     Raises:
         UserError: there is no such file, the run would refuse to begin, or no loop begins.
     """
-    reached = _play(recipe, flags, Reached)
+    global _loop
+    _loop = loop
+    try:
+        reached = _play(recipe, flags, Reached)
+    except Exception as error:
+        if loop is None or loop.reached is None:
+            raise
+        reached = loop.left_by(error)
+    finally:
+        _loop = None
     if reached is None:
         raise UserError(f"{recipe} ended and never asked for run.batches: its loop is what a plan is about")
     return reached.run, reached.plan

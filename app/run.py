@@ -201,7 +201,8 @@ class Run:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if rehearsal.on:
-            return rehearsal.at_loop(self, plan)
+            yield from rehearsal.at_loop(self, plan, data, collate, augment)
+            return
         plan = self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         # One that was left in its evaluation comes once more, for its body to evaluate; its update stays as it is.

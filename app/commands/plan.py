@@ -35,6 +35,8 @@ class Options:
     profile: tuple[str, ...] = ()
     """Profiles to plan for; FILE:4 starts 4 processes whatever the file says. Default: those of accelerate_configs that
     this machine can run: cpu, ddp_cpu and fsdp_cpu, or gpu, ddp and fsdp with as many processes as there are GPUs."""
+    memory: float = 0.0
+    """Memory of one device, in GB (10**9 bytes), that a micro-batch shall fit into. 0: what this machine has."""
     json: str = ""
     """Also write all numbers to this file, in bytes."""
 
@@ -48,21 +50,30 @@ def main(options: Options, flags: list[str]) -> int:
     Raises:
         UserError: the run itself would refuse to begin.
     """
-    from app import memory, profiles, rehearsal
+    from app import fits, footprint, memory, profiles, rehearsal
 
-    chosen = [profiles.read(text) for text in options.profile]
+    if options.memory < 0:
+        raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
+    chosen = [profiles.read(text) for text in options.profile or _usual()]
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
-    run, plan = rehearsal.rehearse(options.recipe, flags)
-    chosen = chosen or [profiles.read(text) for text in _usual()]
+    peaks = fits.Fits(chosen, options.memory)
+    loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
+    run, plan = rehearsal.rehearse(options.recipe, flags, loop)
     weights, buffers = memory.weigh(run.accelerator._models, _plain_optimizers(run))
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
     about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
-    layouts = [_layout(run, plan, profile, weights, buffers) for profile in chosen]
-    _show(about, layouts, folder)
+    layouts = [
+        {**_layout(run, plan, profile, weights, buffers), "peak": peaks.found.get(fits.key(profile))}
+        for profile in chosen
+    ]
+    _show(about, layouts, folder, loop.failed)
     if any(weight.remembered is None for weight in weights):
         print("the optimizer's own state could not be found out, and is left out of every number")
-    write_json(options.json, {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder})
+    write_json(
+        options.json,
+        {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},
+    )
     return int(bool(folder["trouble"]) or any(layout["trouble"] for layout in layouts))
 
 
@@ -174,7 +185,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     return {**found, "warnings": warnings}, plan
 
 
-def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str, Any]) -> None:
+def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str, Any], uncounted: str) -> None:
     a = about
     stop = f", stopping after {a['stop_at']}" if a["stop_at"] else ""
     frozen = a["parameters"] - a["trained"]
@@ -192,9 +203,16 @@ def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str
     print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")
     head = ["profile", "layout", "samples/step", "idle", "weights", "gradients", "sums", "optimizer", "in all"]
     print(table([*head, "save copy", "verdict"], [_row(layout) for layout in layouts], right=range(3, 10)))
+    from app import fits
     from app.memory import LEFT_OUT
 
     print(f"memory is that of one process; sums: exact mode's; save copy: on the host; left out: {LEFT_OUT}\n")
+    for layout in layouts:
+        if layout["peak"]:
+            print(f"{layout['profile']}: {fits.sentence(layout['peak'])}")
+    if uncounted:
+        print(f"activations could not be counted, as the loop does not work on tensors without contents: {uncounted}")
+    print()
     _show_folder(folder)
 
 

@@ -1,0 +1,76 @@
+"""The bytes of the tensors that are alive while a program runs, and the most that there were at once."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Storages(TorchDispatchMode):
+    """Follow every storage that operations make from its first tensor to its last, on any device, meta included.
+
+    What a kernel allocates and frees inside itself is not seen.
+    """
+
+    def __init__(self, block: int = 1):
+        """Begin with nothing.
+
+        Args:
+            block: that an allocator rounds sizes up to, in bytes.
+        """
+        super().__init__()
+        self.block, self.alive, self.phase = block, 0, ""
+        self.copies = 0  # of weights in another type, among those alive
+        self.most: dict[str, int] = defaultdict(int)  # by phase
+        self.most_without: dict[str, int] = defaultdict(int)  # where copies do not count
+        self._known: dict[int, weakref.ref] = {}
+        self._copying = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operation."""
+        result = func(*args, **(kwargs or {}))
+        self.add([result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ())
+        return result
+
+    def add(self, tensors: Iterable) -> None:
+        """Follow tensors that are there; each storage counts once, whatever views it has."""
+        for tensor in tensors:
+            if isinstance(tensor, tuple | list):
+                self.add(tensor)
+            elif isinstance(tensor, Tensor):
+                self._follow(tensor.untyped_storage())
+        self.most[self.phase] = max(self.most[self.phase], self.alive)
+        self.most_without[self.phase] = max(self.most_without[self.phase], self.alive - self.copies)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Count what is made inside as copies of weights."""
+        self._copying = True
+        try:
+            yield
+        finally:
+            self._copying = False
+
+    def rounded(self, size: int) -> int:
+        """Return the bytes that the allocator gives for so many."""
+        return -(-size // self.block) * self.block
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = self.rounded(storage.nbytes())
+        copied = size if self._copying else 0
+
+        def freed(_) -> None:
+            del self._known[key]
+            self.alive -= size
+            self.copies -= copied
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.alive += size
+        self.copies += copied

@@ -1,0 +1,225 @@
+"""Compare the peak memory that `python -m app plan` predicts with what training takes, on this machine's device.
+
+    python -m benchmarks.predicted [--only lm] [--out benchmarks/results/predicted.json]
+    python -m benchmarks.predicted --small      # small shapes
+
+On a GPU what is taken is torch.cuda.max_memory_allocated from the first step to the last; on a CPU, the most bytes that
+torch's own allocator had given out at once, by torch.profiler. What was there before the model does not count. Each row
+is predicted in one process and trained in another; the file has every row that is done, at once.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import machine
+from benchmarks.turns import ROOT, search_path
+from benchmarks.works import QUIET
+
+RECIPES = ROOT / "recipes"
+LIMIT = 420  # seconds for a row's training
+_LM = (
+    "--scratch.kv-heads {kv} --scratch.layers {layers} --scratch.width {width} --scratch.heads {heads} "
+    "--data.block {block}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A recipe with flags, in a precision."""
+
+    name: str
+    recipe: str
+    flags: str
+    precision: str = "bf16"
+
+
+def rows(small: bool) -> list[Row]:
+    """List what is compared, each with several micro-batches a step where nothing else is said."""
+    lm = _LM.format(**({"layers": 2, "width": 64, "heads": 4, "kv": 2, "block": 64} if small else LM_LARGE))
+    middle = _LM.format(**({"layers": 2, "width": 64, "heads": 4, "kv": 2, "block": 64} if small else LM_MIDDLE))
+    bert = "--scratch.layers {} --scratch.width {} --scratch.heads {}".format(*((2, 64, 2) if small else (12, 768, 12)))
+    vit, size = ("--scratch.layers 2 --scratch.width 64 --scratch.heads 2", 32) if small else (bert, 224)
+    batch, images = (8, 8) if small else (64, 64)
+
+    def of(micro: int, turns: int = 2) -> str:
+        return f"--run.micro-batch {micro} --run.global-batch {micro * turns}"
+
+    found = [
+        Row("lm 1.1B", "lm", f"{lm} --scratch.tokenizer byte --data.packing concat {of(2)}"),
+        Row("lm, 4,096 tokens", "lm", f"{middle} --data.packing concat {of(batch // 4)}"),
+        Row(
+            "lm, recomputing", "lm", f"{middle} --data.packing concat --activation-checkpointing true {of(batch // 4)}"
+        ),
+        Row("lm, one turn, exact", "lm", f"{middle} --data.packing concat --run.exact true {of(batch // 4, 1)}"),
+        Row("cls BERT-base", "cls", f"{bert} {of(batch)}"),
+        Row("cls BERT-base", "cls", f"{bert} {of(batch)}", "fp32"),
+        Row("img ViT-B", "img", f"--scratch.kind vit {vit} --data.size {size} {of(images)}"),
+        Row("img ResNet", "img", f"--scratch.kind resnet --scratch.norm batch --data.size {size} {of(images)}"),
+        Row("gan", "gan", f"--data.size {16 if small else 64} --width {8 if small else 64} {of(batch)}"),
+        Row("gan", "gan", f"--data.size {16 if small else 64} --width {8 if small else 64} {of(batch)}", "fp32"),
+    ]
+    if find_spec("monai"):
+        found.append(Row("seg", "seg", of(4 if small else 16)))
+    return found
+
+
+LM_LARGE = {"layers": 24, "width": 2048, "heads": 16, "kv": 8, "block": 4096}
+LM_MIDDLE = {"layers": 12, "width": 768, "heads": 12, "kv": 12, "block": 1024}
+
+
+def predict(recipe: Path, flags: list[str], device: str, precision: str, memory: float = 0.0) -> dict[str, Any]:
+    """Return what a plan says of one process's peak; bytes."""
+    from app import fits, footprint, profiles, rehearsal
+
+    profile = profiles.read(str(profiles.FOLDER / ("cpu.yaml" if device == "cpu" else "gpu.yaml")))
+    settings = {**profile.settings, "mixed_precision": "no" if precision == "fp32" else precision}
+    profile = dataclasses.replace(profile, settings=settings)
+    found = fits.Fits([profile], memory)
+    loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
+    rehearsal.rehearse(recipe, flags, loop)
+    if loop.failed:
+        raise SystemExit(f"{recipe} could not be counted: {loop.failed}")
+    return found.found[fits.key(profile)]
+
+
+def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:
+    """Train a recipe to its end, and return the most bytes that it held in its loop."""
+    from app import Run
+
+    os.environ |= {"ACCELERATE_MIXED_PRECISION": "no" if precision == "fp32" else precision}
+    os.environ |= {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
+    found: dict[str, Any] = {}
+    batches = Run.batches
+
+    def watched(run, *args, **options) -> Iterator:
+        models = [t for m in run.accelerator._models for t in (*m.parameters(), *m.buffers())]
+        with (_on_cpu if device == "cpu" else _on_gpu)(found, models):
+            yield from batches(run, *args, **options)
+
+    Run.batches = watched
+    Run.due = lambda run, every: False  # an evaluation is no part of what is predicted
+    sys.argv = [str(recipe), *flags]
+    sys.path[0] = str(recipe.parent)
+    runpy.run_path(str(recipe), run_name="__main__")
+    return found
+
+
+@contextmanager
+def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
+    import torch
+
+    before = torch.cuda.memory_allocated() - sum(t.nbytes for t in models)
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    torch.cuda.synchronize()
+    found["measured"] = torch.cuda.max_memory_allocated() - before
+    found["reserved"] = torch.cuda.max_memory_reserved()
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    found["cublas"] = held - torch.cuda.memory_allocated()  # part of what was measured, none of what is predicted
+
+
+@contextmanager
+def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
+    import torch
+
+    from app.storages import Storages
+
+    with _allocations() as now:
+        torch.empty(1)
+    storages = Storages()
+    storages.add(models)
+    with _allocations() as total, storages:
+        yield
+    found["measured"] = max(total) - (max(now) - sum(t.nbytes for t in models))
+    found["tensors"] = max(storages.most.values())  # without what kernels allocate inside themselves
+
+
+@contextmanager
+def _allocations() -> Iterator[list[int]]:
+    """Give a list that has, after the block, all that torch's CPU allocator had given out after each change."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found: list[int] = []
+
+    def collect(events) -> None:
+        for event in events:
+            if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+                found.append(event.extra_fields.total_allocated)
+            collect(event.children)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield found
+    collect(profiler.profiler.kineto_results.experimental_event_tree())
+
+
+def child(words: list[str]) -> None:
+    """Predict or measure in a process of its own: predict|measure FILE DEVICE PRECISION RECIPE, and the flags."""
+    what, out, device, precision, recipe, *flags = words
+    found = {"predict": predict, "measure": measure}[what](Path(recipe), flags, device, precision)
+    Path(out).write_text(json.dumps(found))
+
+
+def compare(row: Row, device: str, folder: Path) -> dict[str, Any]:
+    """Predict and train one row; what failed says how."""
+    flags = [*row.flags.split(), *QUIET.split(), "--run.steps", "3", "--optim.warmup", "0"]
+    flags += ["--sample-length", "0"] if row.recipe == "lm" else []
+    found: dict[str, Any] = {"flags": " ".join(flags), "precision": row.precision, "device": device}
+    environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
+    for what in ("predict", "measure"):
+        file, run = folder / f"{what}.json", folder / "run"
+        words = [sys.executable, "-m", "benchmarks.predicted", "child", what, str(file), device, row.precision]
+        words += [str(RECIPES / f"{row.recipe}.py"), *flags, "--run.dir", str(run)]
+        try:
+            done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return {**found, "failed": f"{what}: not ended after {LIMIT} s"}
+        if done.returncode:
+            return {**found, "failed": f"{what}: {(done.stdout + done.stderr)[-2000:]}"}
+        found |= json.loads(file.read_text())
+    return {**found, "ratio": found["peak"] / found["measured"]}
+
+
+def main() -> None:
+    """Compare all rows."""
+    if sys.argv[1:2] == ["child"]:
+        return child(sys.argv[2:])
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="rows whose names contain one of these")
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "predicted.json")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    known: dict[str, Any] = {"machine": machine(), "small": options.small, "rows": {}}
+    print(f"{'row':<28} {'predicted':>12} {'measured':>12} {'ratio':>6}   bytes, on {device}")
+    for row in rows(options.small):
+        if options.only and not any(part in row.name for part in options.only):
+            continue
+        name = f"{row.name}, {row.precision}"
+        with tempfile.TemporaryDirectory() as folder:
+            found = known["rows"][name] = compare(row, device, Path(folder))
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
+        if "failed" in found:
+            print(f"{name:<28} {found['failed']}", flush=True)
+        else:
+            print(f"{name:<28} {found['peak']:>12,} {found['measured']:>12,} {found['ratio']:>6.3f}", flush=True)
+    if any("failed" in found for found in known["rows"].values()):
+        sys.exit("some rows failed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Predict each recipe's peak on the CPU, then train it for three steps and measure: peaks.py OUT TEXTS."""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from app import Run
+from benchmarks import predicted
+from benchmarks.works import QUIET
+
+ROOM = 1.3  # of what a micro-batch of 4 takes: another 4 have no room
+FLAGS = {
+    "cls": "--scratch.layers 2 --scratch.width 64 --data.path {texts} --run.micro-batch 8 --run.global-batch 32",
+    "lm": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
+    "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
+    "img": "--scratch.layers 1 --data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
+    "gan": "--data.split train[:200] --samples 32 --run.micro-batch 16 --run.global-batch 32",
+    "seg": "--run.micro-batch 2 --run.global-batch 4",
+}
+
+
+def both(name: str, texts: str, folder: Path, micro_batch: int = 0, memory: float = 0.0) -> dict:
+    """Return what was predicted and what was measured of one recipe."""
+    flags = [*FLAGS[name].format(texts=texts).split(), *QUIET.split(), "--run.steps", "3"]
+    flags += ["--run.dir", str(folder / f"{name}-{time.monotonic_ns()}")]
+    flags += ["--run.micro-batch", str(micro_batch)] if micro_batch else []
+    recipe = predicted.RECIPES / f"{name}.py"
+    own = Run.batches, Run.due
+    found = predicted.predict(recipe, flags, "cpu", "fp32", memory)
+    try:
+        return {**found, **predicted.measure(recipe, flags, "cpu", "fp32")}
+    finally:
+        Run.batches, Run.due = own
+
+
+def main(folder: Path, out: Path, texts: str) -> None:
+    """Go through the recipes, and through what is suggested for one of them."""
+    found = {name: both(name, texts, folder) for name in FLAGS}
+    limit = ROOM * found["lm"]["peak"] / 1e9
+    asked = both("lm", texts, folder, memory=limit)
+    for name in ("fits", "too_large"):
+        found[name] = {**both("lm", texts, folder, asked[name][0]), "limit": limit * 1e9}
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder), Path(sys.argv[1]), sys.argv[2])
