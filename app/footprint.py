@@ -18,8 +18,8 @@ from torch import Tensor
 from app.batches import BatchPlan, Step, Turn
 from app.gradients import Batch, Gradients
 from app.hollow import emptied
-from app.simulated import Kernels
 from app.loader import inputs_of, map_tensors
+from app.simulated import Kernels
 from app.steplog import StepLog
 from app.storages import Storages
 
