@@ -55,6 +55,7 @@ class Run:
         self.steps_done = 0
         self.scores: dict[str, float] = {}
         self._measured: dict[str, float] = {}  # scores of this very step
+        self._facts: dict[str, Any] = {}  # for run.json
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
         self._unevaluated = False  # the step that the run resumes from
@@ -143,6 +144,10 @@ class Run:
     def warn(self, text: str) -> None:
         """Print a line to standard error, once."""
         self.records.progress.warn(text)
+
+    def note(self, **facts: Any) -> None:
+        """Have run.json tell more about this run. Call it before `batches`, with what JSON can hold."""
+        self._facts |= facts
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -243,7 +248,7 @@ class Run:
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
-        about["versions"] = layout.versions()
+        about |= {"versions": layout.versions(), **self._facts}
 
         def write() -> None:
             origin = recipe.origin_of(self._asked)
