@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -113,6 +114,17 @@ def test_a_rank_that_hangs_is_shown(stopped):
     assert stopped.output().count("tests/laws/stopped.py") >= 2
     run = json.loads((stopped.folder / "hang" / "run.json").read_text())
     assert run["status"] == "failed" and "no progress for 2 s (--run.timeout)" in run["error"]
+
+
+def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
+    """Canary, torch 2.11 to 2.13: the flight recorder's record, in the form that torch's own reader compares."""
+    folder = stopped.folder / "hang" / "collectives"
+    assert f"torchfrtrace --prefix rank_ {folder}" in stopped.output().replace("\n", " ")
+    for rank in (0, 1):
+        told = pickle.loads((folder / f"rank_{rank}").read_bytes())
+        assert told["entries"] and told["entries"][-1]["profiling_name"].startswith("gloo:")
+    reader = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", str(folder)]
+    assert subprocess.run(reader, capture_output=True, timeout=100).returncode == 0
 
 
 def test_sigusr1_to_the_whole_job(tmp_path):
