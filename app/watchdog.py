@@ -129,12 +129,9 @@ class Watchdog:
         folder.mkdir(exist_ok=True)
         (folder / f"rank_{ranks.rank()}").write_bytes(_last_collectives())
         if ranks.rank() == 0:
-            print(
-                f"the last collectives of each rank are in {folder}: compare them with\n"
-                f"  torchfrtrace --prefix rank_ {folder}",
-                file=sys.stderr,
-                flush=True,
-            )
+            # gloo's record can be unpickled; the reader wants that of NCCL.
+            how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
+            print(f"the last collectives of each rank are in {folder}{how}", file=sys.stderr, flush=True)
 
     def _end(self, reason: str) -> None:
         where = f"stacks of rank {ranks.rank()}, step {self.step}"
@@ -152,7 +149,7 @@ class Watchdog:
 
 
 def _last_collectives() -> bytes:
-    """Return what torch's flight recorder knows of this rank's last collectives, in the form that torchfrtrace reads.
+    """Return what torch's flight recorder knows of this rank's last collectives, a pickle.
 
     torch 2.11 to 2.13 have no public name for it; that of NCCL knows its communicators too.
     """

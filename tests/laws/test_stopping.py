@@ -117,14 +117,12 @@ def test_a_rank_that_hangs_is_shown(stopped):
 
 
 def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
-    """Canary, torch 2.11 to 2.13: the flight recorder's record, in the form that torch's own reader compares."""
+    """Canary, torch 2.11 to 2.13: what the flight recorder knows of gloo; of NCCL torch's own reader compares it."""
     folder = stopped.folder / "hang" / "collectives"
-    assert f"torchfrtrace --prefix rank_ {folder}" in stopped.output().replace("\n", " ")
+    assert f"the last collectives of each rank are in {folder}\n" in stopped.output()
     for rank in (0, 1):
         told = pickle.loads((folder / f"rank_{rank}").read_bytes())
         assert told["entries"] and told["entries"][-1]["profiling_name"].startswith("gloo:")
-    reader = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", str(folder)]
-    assert subprocess.run(reader, capture_output=True, timeout=100).returncode == 0
 
 
 def test_sigusr1_to_the_whole_job(tmp_path):
