@@ -76,7 +76,9 @@ def build_model(config: Config, tokenizer):
         check_positions(model, config.model)
     model = add_adapters(model, config.lora)
     if config.activation_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.17 has it by its older name alone.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return model
 
 
