@@ -64,12 +64,19 @@ class Accelerator(accelerate.Accelerator):
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
+        device = None
         if not on_cpu:
             process.record_collectives()
+            device = process.take_gpu()
         process.settle_network()
         time_limit = ranks.limit(timeout)
-        ranks.join_anew(on_cpu, time_limit)
+        bound = device if _may_bind() else None
+        ranks.join_anew(on_cpu, time_limit, bound)
         group = InitProcessGroupKwargs(timeout=time_limit)
+        # NCCL then connects at once, and never asks which device is meant. accelerate 1.15 knows handlers by their very
+        # class, which lacks this, and hands on what they give.
+        given = group.to_kwargs() | ({"device_id": bound} if bound is not None else {})
+        group.to_kwargs = lambda: given
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
@@ -305,6 +312,12 @@ def _on_cpu() -> bool:
             "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
         )
     return here == 0
+
+
+def _may_bind() -> bool:
+    """Tell whether the process group may know its device: DeepSpeed takes none; groups of a mesh would be split off."""
+    asked = (os.environ.get(name, "false").lower() == "true" for name in ("ACCELERATE_USE_DEEPSPEED", _MESHED))
+    return not any(asked)
 
 
 def _check_mesh() -> None:

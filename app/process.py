@@ -38,6 +38,22 @@ def gpus_here() -> int:
     return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
 
 
+def take_gpu():
+    """Have all that this process does on GPUs begin on its own one: the first use of any gives it a context there.
+
+    accelerate 1.15 does so too, after it has joined the process group. Returns the device; None where the launcher
+    started one process alone.
+    """
+    import torch
+
+    if "LOCAL_RANK" not in os.environ:
+        return None
+    kind = torch.accelerator.current_accelerator().type
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index)
+    return device
+
+
 def in_notebook() -> bool:
     """Tell whether this process is a notebook's, or an interactive IPython."""
     return hasattr(builtins, "__IPYTHON__")

@@ -49,10 +49,13 @@ def set_limit(time_limit: timedelta) -> None:
             dist.distributed_c10d._set_pg_timeout(time_limit, group)
 
 
-def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST) -> None:
+def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST, device: torch.device | None = None) -> None:
     """Join the process group of ranks of which some were started again; the first time, accelerate does it.
 
     Between machines, a rank that nobody started again may belong to a launcher that was.
+
+    Args:
+        device: this rank's GPU, where the group may know it.
     """
     if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
@@ -62,7 +65,7 @@ def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST) -> None:
         return
     backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
     own = dist.PrefixStore(f"samestep/generation/{generation}", found)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=time_limit)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=time_limit, device_id=device)
 
 
 def _generation(found: dist.Store, rank: int, world: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
 from app import exact, images, layout, ranks, recipe, rehearsal, state
@@ -17,6 +17,7 @@ from app.audit import Audit
 from app.batches import BatchPlan, EvaluationPlan, Turn
 from app.buffers import Buffers
 from app.checkpoint import Checkpoints
+from app.compiling import Compiling
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
 from app.drift import Drift
 from app.due import Due
@@ -55,6 +56,8 @@ class Run:
         self.steps_done = 0
         self.scores: dict[str, float] = {}
         self._measured: dict[str, float] = {}  # scores of this very step
+        self._facts: dict[str, Any] = {}  # for run.json
+        self._compiling = Compiling()
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
         self._unevaluated = False  # the step that the run resumes from
@@ -130,6 +133,9 @@ class Run:
     def _leave_folder(self, error: BaseException | None) -> None:
         if self._plan is None:
             return
+        asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
+        if compiled := self._compiling.facts(asked):
+            self.records.note(**compiled)
         if error is None and self.steps_done == self._plan.steps and not self._left:
             self.records.note(status="finished", step=self.steps_done, metrics=self.scores)
         elif error is None or isinstance(error, KeyboardInterrupt):
@@ -146,6 +152,10 @@ class Run:
     def warn(self, text: str) -> None:
         """Print a line to standard error, once."""
         self.records.progress.warn(text)
+
+    def note(self, **facts: Any) -> None:
+        """Have run.json tell more about this run. Call it before `batches`, with what JSON can hold."""
+        self._facts |= facts
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -218,6 +228,7 @@ class Run:
             # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
             seed_all(plan.seed, step.index)
             self._batch = Batch(self.gradients, step)
+            self._compiling.begin()
             yield self._batch
             if not self._stepped:
                 raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
@@ -247,7 +258,7 @@ class Run:
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
-        about["versions"] = layout.versions()
+        about |= {"versions": layout.versions(), **self._facts}
         if chosen := self.gradients.arithmetic():
             about["arithmetic"] = chosen
 
@@ -294,6 +305,8 @@ class Run:
         """Clip, update, and clear the gradients."""
         index, clip = self.optimizers.find(optimizer)
         self._stepped, wrong = True, ""
+        if slow := self._compiling.end(self.steps_done):
+            self.warn(slow)
         if self._undo is not None:
             self._undo()
             self.gradients.clear(optimizer)

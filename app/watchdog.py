@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from app import process, ranks
 
 _runs = 0
@@ -121,10 +123,22 @@ class Watchdog:
         if moved:
             self._beat = time.monotonic()
 
+    def _record(self, reason: str) -> None:
+        """Write down this rank's last collectives, which NCCL would do later than the process lives, and say where."""
+        folder = self.folders[0].parent / "collectives"
+        folder.mkdir(exist_ok=True)
+        (folder / f"rank_{ranks.rank()}").write_bytes(_last_collectives())
+        if ranks.rank() == 0:
+            # gloo's record can be unpickled; the reader wants that of NCCL.
+            how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
+            print(f"the last collectives of each rank are in {folder}{how}", file=sys.stderr, flush=True)
+
     def _end(self, reason: str) -> None:
         where = f"stacks of rank {ranks.rank()}, step {self.step}"
         try:
             print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
+            if not ranks.alone() and self.folders:
+                note_in_time(self._record, reason)
             if process.in_notebook():
                 return  # its user can interrupt the cell
             note_in_time(self.failed, reason)
@@ -132,6 +146,15 @@ class Watchdog:
         finally:
             if not process.in_notebook():
                 os._exit(1)
+
+
+def _last_collectives() -> bytes:
+    """Return what torch's flight recorder knows of this rank's last collectives, a pickle.
+
+    torch 2.11 to 2.13 have no public name for it; that of NCCL knows its communicators too.
+    """
+    told = torch._C._distributed_c10d
+    return getattr(told, "_dump_nccl_trace", told._dump_fr_trace)()
 
 
 def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:

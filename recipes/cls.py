@@ -96,6 +96,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
     from app.data.text import PadCollate
+    from app.language.attention import never_look
 
     with Run(config) as run:
         check_shape(config.scratch)
@@ -103,7 +104,9 @@ def main(config: Config) -> dict[str, float]:
             train_rows, eval_rows, labels, tokenizer, about = load_data(config)
         run.say(about)
         collate = PadCollate.of(tokenizer)
-        model, optimizer = run.prepare(build_model(config, labels, tokenizer), config.optim)
+        plain = build_model(config, labels, tokenizer)
+        never_look(plain, run.accelerator.device)
+        model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_rows, collate, train_rows.lengths):
             for micro in batch.micros(model):
                 loss = model(**micro.inputs).loss

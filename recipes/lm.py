@@ -8,6 +8,7 @@ r"""Train a language model: from scratch on data that needs no download, or a pr
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
@@ -33,6 +34,10 @@ class Config:
     data: CorpusData = field(default_factory=CorpusData)
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass: less memory, about a third more work."""
+    attention: Literal["auto", "model", "mask", "varlen", "flex"] = "auto"
+    """How documents in a block are kept apart. model: as transformers does it. mask: by one mask for all layers.
+    varlen: by flash attention, which holds no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: by torch's
+    flex_attention, compiled. auto: varlen where it can be had, else mask; on a CPU model. run.json says which."""
     sample: str = "def "
     """What the text begins with that is written at each evaluation."""
     sample_length: int = 64
@@ -71,22 +76,24 @@ def build_model(config: Config, tokenizer):
         check_positions(model, config.model)
     model = add_adapters(model, config.lora)
     if config.activation_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.17 has it by its older name alone.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return model
 
 
 def loss_of(model, inputs: dict):
     """Return the mean loss over the tokens of a micro-batch that are to be learnt."""
     from app.data.blocks import token_loss
+    from app.language.attention import model_inputs
 
-    known = {name: tensor for name, tensor in inputs.items() if name != "targets"}
+    known = {name: tensor for name, tensor in model_inputs(inputs).items() if name != "targets"}
     # With a cache transformers would take no notice of where documents begin.
     return token_loss(model(**known, use_cache=False).logits, inputs["targets"])
 
 
-def evaluate(run: Run, model, blocks, tokenizer, config: Config) -> dict[str, float]:
+def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every token to learn of the evaluation blocks once, and have it write."""
-    from app.data.corpus import collate
     from app.language.generate import sample_text
 
     scores = run.scores_of()
@@ -108,7 +115,7 @@ def evaluate(run: Run, model, blocks, tokenizer, config: Config) -> dict[str, fl
 
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
-    from app.data.corpus import collate
+    from app.language.attention import Attention
 
     with Run(config) as run:
         check_shape(config.scratch)
@@ -116,7 +123,8 @@ def main(config: Config) -> dict[str, float]:
             train_blocks, eval_blocks, tokenizer, about = load_data(config)
         run.say(about)
         plain = build_model(config, tokenizer)
-        cost = Cost.of(plain, config.data.block)
+        attention = Attention.of(plain, config.attention, config.data.packing, run)
+        collate, cost = attention.collate, Cost.of(plain, config.data.block)
         model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_blocks, collate, weights=train_blocks.weights, cost=cost):
             for micro in batch.micros(model):
@@ -124,7 +132,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, eval_blocks, tokenizer, config))
+                run.log(evaluate(run, model, eval_blocks, collate, tokenizer, config))
         return run.finish(model, tokenizer, use=USE_IT)
 
 

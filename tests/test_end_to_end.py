@@ -155,6 +155,8 @@ def test_hybrid_sharding_by_the_profile(rows, tmp_path):
         recipe.main(parse(recipe.Config, [str(word) for word in flags(name)]))
     pairs = list(zip(steps(tmp_path / "run"), steps(tmp_path / "one"), strict=True))
     assert all(a["ids"] == b["ids"] and a["loss"] == pytest.approx(b["loss"], rel=1e-5) for a, b in pairs)
+    # Summed over a group's shards, and not over the copies that the groups are.
+    assert all(a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5) for a, b in pairs)
     assert steps(tmp_path / "exact") == steps(tmp_path / "exact-one")
     files = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("exact", "exact-one")]
     assert files[0] == files[1]

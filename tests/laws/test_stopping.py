@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -113,6 +114,15 @@ def test_a_rank_that_hangs_is_shown(stopped):
     assert stopped.output().count("tests/laws/stopped.py") >= 2
     run = json.loads((stopped.folder / "hang" / "run.json").read_text())
     assert run["status"] == "failed" and "no progress for 2 s (--run.timeout)" in run["error"]
+
+
+def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
+    """Canary, torch 2.11 to 2.13: what the flight recorder knows of gloo; of NCCL torch's own reader compares it."""
+    folder = stopped.folder / "hang" / "collectives"
+    assert f"the last collectives of each rank are in {folder}\n" in stopped.output()
+    for rank in (0, 1):
+        told = pickle.loads((folder / f"rank_{rank}").read_bytes())
+        assert told["entries"] and told["entries"][-1]["profiling_name"].startswith("gloo:")
 
 
 def test_sigusr1_to_the_whole_job(tmp_path):

@@ -1,0 +1,139 @@
+"""Attention functions in the form that transformers calls, which keep documents apart without a mask of all pairs.
+
+Their arguments are those of transformers' own: blocks x heads x size x width, keys and values with as many heads or
+fewer. `documents` is what a batch knows of its documents, None where a text is written, which is one document.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_kernel: tuple[Callable, bool] | None = None  # what varlen_attention returned; compiled code does not ask again
+
+
+def register() -> None:
+    """Make the kinds known to transformers, by the names samestep_causal, _varlen, _flex and _padded."""
+    global _kernel
+    _kernel = varlen_attention()
+    _known()
+
+
+@functools.cache
+def _known() -> None:
+    # To one that has no function for masks transformers gives none (`_preprocess_mask_arguments`).
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def padded(**known) -> Tensor | None:
+        unread = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(**known | (unread if known.get("attention_mask") is not None else {}))
+
+    AttentionInterface.register("samestep_causal", sdpa_attention_forward)
+    AttentionInterface.register("samestep_varlen", varlen)
+    AttentionInterface.register("samestep_flex", flex)
+    AttentionInterface.register("samestep_padded", sdpa_attention_forward)
+    AttentionMaskInterface.register("samestep_padded", padded)
+
+
+def varlen(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    documents: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attend inside documents by flash attention. Arguments are those of transformers' attention functions.
+
+    Args:
+        query: blocks x heads x size x width, as `key` and `value`, which may have fewer heads.
+        documents: see `starts_of`; None where a text is written, which is one document.
+    """
+    if documents is None:
+        return _one_document(module, query, key, value, dropout, scaling)
+    count, heads, size, width = query.shape
+    attend, grouped = _kernel
+    if not grouped and key.shape[1] != heads:
+        key, value = (each.repeat_interleave(heads // key.shape[1], dim=1) for each in (key, value))
+    fewer = {"enable_gqa": True} if grouped else {}
+    # Rotary positions make queries and keys fp32 under autocast, which knows sdpa and not this.
+    kind = _half(value)
+    flat = [each.transpose(1, 2).reshape(count * size, -1, width).to(kind) for each in (query, key, value)]
+    found = attend(*flat, documents, documents, size, size, scale=scaling, window_size=(-1, 0), **fewer)
+    return found.view(count, size, heads, width), None
+
+
+def flex(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    documents: Any = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attend inside documents by flex_attention; `documents` is a BlockMask, or None where a text is written."""
+    if documents is None:
+        return _one_document(module, query, key, value, dropout, scaling)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    found = _flex(query.device.type)(query, key, value, block_mask=documents, scale=scaling, enable_gqa=True)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _flex(device: str):
+    """Return flex_attention, compiled on its own where the model around it is not; on a CPU as it is, for tests."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention if device != "cuda" or torch.compiler.is_compiling() else _compiled_flex()
+
+
+@functools.cache
+def _compiled_flex():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _one_document(module, query, key, value, dropout, scaling) -> tuple[Tensor, None]:
+    if module.training:
+        raise RuntimeError(
+            "the model did not hand what is known of documents on to its attention, which would see across them: use "
+            "--attention model"
+        )
+    causal = query.shape[2] > 1 and query.shape[2] == key.shape[2]
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    found = functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=True
+    )
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _half(value: Tensor) -> torch.dtype:
+    autocast = torch.is_autocast_enabled("cuda") and value.dtype == torch.float32
+    return torch.get_autocast_dtype("cuda") if autocast else value.dtype
+
+
+@functools.cache
+def varlen_attention() -> tuple[Callable, bool] | None:
+    """Return torch's attention over sequences of several lengths, and whether keys may have fewer heads; else None.
+
+    torch has it from 2.10 on, and with fewer heads from 2.12 or 2.13 on (2.11 has not).
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return None
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
