@@ -26,7 +26,7 @@ def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
     Run.batches = gated
     module = importlib.import_module(f"recipes.{recipe}")
     found = module.main(parse(module.Config, flags))
-    return {"eval/loss": found["eval/loss"]}
+    return {name: found[name] for name in ("eval/loss",) if name in found}
 
 
 def samestep_evaluates(flags: list[str], gate: Gate) -> dict:

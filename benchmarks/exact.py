@@ -3,16 +3,20 @@
     python -m benchmarks.exact [cls] [--threads 1] [--blocks 12] [--steps 10]
     python -m benchmarks.exact lm --blocks 0        # only count the launches of a step
 
-Both runs live in this process and take turns, so that what else the machine does meets both alike. Before that, what
-one silent step of each launches is counted (benchmarks/launches.py).
+Both runs live in this process and take turns, so that what else the machine does meets both alike. (On a GPU exact
+mode settles kernels for the whole process: there `benchmarks.gpu.speed exact-cls` has a process for each.) Before
+that, what one silent step of each launches is counted (benchmarks/launches.py).
 """
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from app import Run
 from benchmarks.launches import counted
@@ -70,6 +74,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
+    if options.blocks and torch.cuda.is_available():
+        sys.exit("on a GPU this only counts, with --blocks 0; time it with python -m benchmarks.gpu.speed exact-cls")
     with tempfile.TemporaryDirectory() as folder:
         runs = {exact: steps(options.recipe, exact, options.threads, Path(folder)) for exact in (False, True)}
         count(runs)
@@ -81,7 +87,7 @@ def main() -> None:
                     next(runs[exact])
                 if block:  # the first one warms up
                     seconds[exact].append((time.perf_counter() - start) / options.steps)
-        for run in runs.values():
+        for run in reversed(runs.values()):  # each gives back what it found when it began
             run.close()
     if options.blocks:
         show(seconds)

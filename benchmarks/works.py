@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.turns import ROOT, Contestant
 
+ORDINARY = "ordinary"  # beside a run of ours in exact mode: the same without it
 QUIET = "--run.trackers --run.eval-every 1000000 --run.save-every 1000000"
 # The default recipe without its evaluations, in the micro-batches that its peers take by default.
 CLS = f"--scratch.layers 2 --scratch.width 128 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
@@ -24,7 +25,7 @@ class Work:
     recipe: str
     flags: str
     targets: dict[str, float]
-    """By peer, with its options behind it: "bare", "trainer --own-order"."""
+    """By peer, with its options behind it: "bare", "trainer --own-order"; or ORDINARY."""
     steps: int
     """Of one turn."""
     bf16: bool = False
@@ -65,6 +66,11 @@ class Work:
             script = [sys.executable, str(ROOT / "benchmarks/peers/script.py"), *script_arguments(flags, folder.parent)]
             return [*found, *(Contestant(peer, script) for peer in self.targets)]
         for peer in self.targets:
+            if peer == ORDINARY:
+                other = ["--run.dir", str(folder.with_name(peer)), "--run.exact", "false"]
+                command = [*ours, "samestep", self.recipe, *kind, "--", *flags, *other]
+                found.append(Contestant(peer, command, self.gpu))
+                continue
             name, *options = peer.split()
             found.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags], self.gpu))
         return found

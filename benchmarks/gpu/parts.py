@@ -49,6 +49,18 @@ def _speed(name: str, about: str, minutes: float) -> Part:
     return Part(name, about, ("-m", "benchmarks.gpu.speed", name), minutes, small=(name, "--small", "--rounds", "3"))
 
 
+def _cost(recipes: Sequence[str], minutes: float) -> Part:
+    about = f"what exact mode costs {', '.join(recipes)}: items a second beside the ordinary mode"
+    words = tuple(f"exact-{recipe}" for recipe in recipes)
+    small = (*words, "--small", "--rounds", "3")
+    return Part(f"exact-{'-'.join(recipes)}", about, ("-m", "benchmarks.gpu.speed", *words), minutes, small=small)
+
+
+def _launches(recipe: str) -> Part:
+    about = f"how many kernels a step of {recipe} launches, in exact mode and the ordinary"
+    return Part(f"launches-{recipe}", about, ("-m", "benchmarks.exact", recipe, "--blocks", "0"), 0.5)
+
+
 def _saving(gigabytes: str, minutes: float) -> Part:
     about = f"how long training waits for a checkpoint of {gigabytes} GB"
     words = ("-m", "benchmarks.saving", "--gigabytes", gigabytes, "--rounds", "3")
@@ -60,12 +72,14 @@ PARTS = (
     _laws("lm", 2),
     _sharing(2, 4),
     _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; beside a bare loop and Trainer", 5),
-    Part("exact", "what exact mode costs", ("-m", "benchmarks.exact"), 2, small=("--blocks", "3", "--steps", "2")),
+    _cost(("lm", "cls"), 5),
     _laws("img", 2),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
     _speed("cls", "BERT-base beside a bare loop and Trainer", 2.5),
     _sharing(4, 5),
+    _launches("cls"),
+    _launches("lm"),
     Part("copies", "the share of copying that is hidden", ("-m", "benchmarks.copies"), 0.5),
     _saving("1", 1),
     Part(
@@ -78,6 +92,7 @@ PARTS = (
     ),
     _speed("resnet", "ResNet-50 beside a bare loop and Trainer", 3),
     _speed("vit", "ViT-B beside a bare loop and Trainer", 3),
+    _cost(("img", "gan", "seg"), 6),
     _saving("13", 3),
 )
 

@@ -1,9 +1,10 @@
-"""One row of speed on a GPU: our run, a bare loop and Trainer on the same job.
+"""Rows of speed on a GPU: our run beside a bare loop and Trainer on the same job, or in exact mode beside the ordinary.
 
     python -m benchmarks.gpu.speed lm        # or cls, resnet, vit
-    python -m benchmarks.gpu.speed lm --small
+    python -m benchmarks.gpu.speed exact-lm exact-cls --small
 
-A contestant's numbers are printed as JSON as soon as it has ended; after the last one, how they compare.
+Each contestant has a process of its own: exact mode settles kernels for all of a process. A contestant's numbers are
+printed as JSON as soon as it has ended; after the last one, how they compare.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 
 from benchmarks.rows import WARM_UP, about, against
 from benchmarks.turns import take_turns
-from benchmarks.works import QUIET, Work
+from benchmarks.works import ORDINARY, QUIET, Work
 
 LM = (
     "--scratch.tokenizer byte --scratch.kv-heads {kv} --scratch.layers {layers} --scratch.width {width} "
@@ -32,25 +33,29 @@ LM_SIZES = {
     True: {"layers": 2, "width": 64, "heads": 4, "kv": 2, "block": 64},
 }
 PEERS = {"bare": 0.98, "trainer": 1.0}
-NAMES = ("lm", "cls", "resnet", "vit")
+SMALL_SEG = " --data.patch 32 --data.patches-per-image 1 --data.holdout 0.05"
+EXACT = {ORDINARY: 0.9}  # at most a tenth slower
+NAMES = ("lm", "cls", "resnet", "vit", *(f"exact-{recipe}" for recipe in ("lm", "cls", "img", "gan", "seg")))
 
 
 def main() -> None:
-    """Measure one row."""
+    """Measure rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("names", nargs="+", choices=NAMES)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        work = work_of(options.name, options.small, Path(folder))
-        per_item = {}
-        if options.name == "lm":
-            product = matmul_flops(512 if options.small else 8192)
-            torch.cuda.empty_cache()  # for those that are measured next; on a CPU nothing
-            say(row="lm", matmul_tflops=product / 1e12)
-            per_item = {"flops": flops_per_token(LM_SIZES[options.small]), "most": product}
-        failed = measure(work, options.rounds, Path(folder), **per_item)
+    failed: list[str] = []
+    for name in options.names:
+        with tempfile.TemporaryDirectory() as folder:
+            work = work_of(name, options.small, Path(folder))
+            per_item = {}
+            if name == "lm":
+                product = matmul_flops(512 if options.small else 8192)
+                torch.cuda.empty_cache()  # for those that are measured next; on a CPU nothing
+                say(row="lm", matmul_tflops=product / 1e12)
+                per_item = {"flops": flops_per_token(LM_SIZES[options.small]), "most": product}
+            failed += measure(work, options.rounds, Path(folder), **per_item)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -91,6 +96,8 @@ def say(**found) -> None:
 def work_of(name: str, small: bool, folder: Path) -> Work:
     """Describe a row; the shapes of pretrained image models are saved with random weights into a folder."""
     kind = {"bf16": True, "gpu": True, "sessions": 1}
+    if name.startswith("exact-"):
+        return exact_of(name.removeprefix("exact-"), small, folder)
     if name == "lm":
         # Three at once would take most of a GPU's memory. On a CPU compiling takes minutes, each time.
         kind |= {"compiled": torch.cuda.is_available(), "alone": True}
@@ -106,6 +113,20 @@ def work_of(name: str, small: bool, folder: Path) -> Work:
     path = save_shape(name, folder / name, small, size)
     title = f"small {name}" if small else {"resnet": "ResNet-50", "vit": "ViT-B"}[name]
     return Work(f"img {title} bf16", "img", f"--data.size {size} {common} --model {path}", PEERS, 10, **kind)
+
+
+def exact_of(recipe: str, small: bool, folder: Path) -> Work:
+    """Describe a recipe's row of what exact mode costs: as large as the others where there is one, else its default."""
+    kind = {"bf16": True, "gpu": True, "sessions": 1}
+    if recipe in ("cls", "img"):
+        flags = work_of("cls" if recipe == "cls" else "vit", small, folder).flags
+    elif recipe == "lm":
+        flags = LM.format(**LM_SIZES[small]) + LM_DATA[small]
+        kind["alone"] = True
+    else:
+        flags = f"--run.global-batch 8 --run.micro-batch 4 {QUIET}" if small else QUIET
+        flags += SMALL_SEG if small and recipe == "seg" else ""
+    return Work(f"{recipe} exact", recipe, f"{flags} --run.exact true", EXACT, 2 if recipe == "lm" else 10, **kind)
 
 
 def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
