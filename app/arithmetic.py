@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch.backends import cuda, cudnn, mkldnn
+from torch.backends import cuda, cudnn, mha, mkldnn
 
 
 class Choice(NamedTuple):
@@ -46,6 +46,8 @@ CHOICES = {
     "cudnn_deterministic": _attribute(cudnn, "deterministic", True),
     # Flash and memory-efficient attention have a backward pass in one order where deterministic kernels are asked for.
     "cudnn_attention": Choice(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, False),
+    # TransformerEncoderLayer's short cut for evaluation has other bits, and is not taken where FSDP2 has hooks.
+    "attention_short_cut": Choice(mha.get_fastpath_enabled, mha.set_fastpath_enabled, False),
     "attention_reduced_sums": Choice(
         cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp, False
     ),

@@ -151,10 +151,8 @@ def settings() -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    fill, short_cut = torch.utils.deterministic.fill_uninitialized_memory, torch.backends.mha.get_fastpath_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
     os.environ.setdefault(name, ":4096:8")
-    # TransformerEncoderLayer's short cut for evaluation has other bits, and is not taken where FSDP2 has hooks.
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with arithmetic.settled():
             yield
@@ -164,7 +162,6 @@ def settings() -> Iterator[None]:
             os.environ.pop(name, None)
         torch.use_deterministic_algorithms(kernels, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = fill
-        torch.backends.mha.set_fastpath_enabled(short_cut)
 
 
 def _check(accelerator: Accelerator) -> None:

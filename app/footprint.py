@@ -168,7 +168,7 @@ class _Never:
 @contextmanager
 def _standing_in(run: Any) -> Iterator[None]:
     """Have a Run that has not begun take part in a step that measures, logs and saves nothing."""
-    before, gradients, state = dict(vars(run)), run.gradients, run.accelerator.state
+    before, state = dict(vars(run)), run.accelerator.state
     device = state.device
     state.device = torch.device("meta")
     run.gradients = Gradients(run.accelerator, run.config.seed)
@@ -177,7 +177,6 @@ def _standing_in(run: Any) -> Iterator[None]:
         yield
     finally:
         state.device = device
-        run.gradients = gradients
         for name in set(vars(run)) - set(before):
             delattr(run, name)
         vars(run).update(before)

@@ -103,9 +103,8 @@ class Run:
     def __exit__(self, kind, error, traceback) -> bool:
         if isinstance(error, Left):
             self._left, error = True, None
-        if advice := self.gradients.explained(error):
-            self._close(advice)
-            raise advice from error
+        cause, advice = error, self.gradients.explained(error)
+        error = advice or error
         try:
             if error is None:
                 self._settle()
@@ -115,6 +114,8 @@ class Run:
             raise
         finally:
             self._close(error)
+        if advice is not None:
+            raise advice from cause
         return self._left
 
     def _close(self, error: BaseException | None) -> None:

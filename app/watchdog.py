@@ -137,11 +137,11 @@ class Watchdog:
         where = f"stacks of rank {ranks.rank()}, step {self.step}"
         try:
             print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
-            if not ranks.alone() and self.folders:
-                note_in_time(self._record, reason)
             if process.in_notebook():
                 return  # its user can interrupt the cell
             note_in_time(self.failed, reason)
+            if not ranks.alone() and self.folders:
+                note_in_time(self._record, reason)
             time.sleep(3)  # for the other ranks to show theirs, before the launcher ends them
         finally:
             if not process.in_notebook():

@@ -32,10 +32,12 @@ def prepared(recipe: str, config, run: Run) -> tuple:
         model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
         batches = run.batches(rows, PadCollate.of(tokenizer), rows.lengths)
         return model, optimizer, batches, lambda model, inputs: model(**inputs).loss
-    from app.data.corpus import collate
+    from app.language.attention import Attention
 
     blocks, _, tokenizer, _ = lm.load_data(config)
-    model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
+    plain = lm.build_model(config, tokenizer)
+    collate = Attention.of(plain, config.attention, config.data.packing, run).collate
+    model, optimizer = run.prepare(plain, config.optim)
     return model, optimizer, run.batches(blocks, collate, weights=blocks.weights), lm.loss_of
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from app import UserError
 from app.data.tokenizer import byte_tokenizer
-from app.language import attention, kernels
+from app.language import attention, attention_functions
 from app.language.attention import Attention, choose, document_mask, model_inputs, starts_of
 from app.scratch import DecoderScratch, decoder
 
@@ -74,7 +74,7 @@ def varlen_here(monkeypatch):
     """Give a function that puts a stand-in in the place of the GPU's kernel, of torch 2.13 or 2.11."""
 
     def use(grouped=True):
-        monkeypatch.setattr(kernels, "varlen_attention", lambda: (one_by_one, grouped))
+        monkeypatch.setattr(attention_functions, "varlen_attention", lambda: (one_by_one, grouped))
         monkeypatch.setattr(attention, "_lacks", lambda *known: "")
 
     return use
@@ -168,7 +168,7 @@ def test_what_is_chosen():
 
 
 def test_varlen_is_chosen_where_it_can_be_had(monkeypatch):
-    monkeypatch.setattr(kernels, "varlen_attention", lambda: (one_by_one, True))
+    monkeypatch.setattr(attention_functions, "varlen_attention", lambda: (one_by_one, True))
     assert choose(build(), "auto", "documents", "cuda", True, False) == "varlen"
     wide = build()
     wide.config.head_dim = 260

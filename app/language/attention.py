@@ -1,4 +1,4 @@
-"""How attention tells the documents of a block apart, or needs not to: without reading a number from the device.
+"""How attention tells the documents of a block apart, or need not, without reading a number from the device.
 
 transformers 5.17 to 5.23 looks at position_ids (or at a padding mask) in each forward pass to find out whether it needs
 a mask, which waits for the GPU; compiled, where it cannot look, it makes a mask of length x length always, and with a
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app import rehearsal
 from app.data import blocks
 from app.errors import UserError
-from app.language import kernels
+from app.language import attention_functions
 
 KINDS = ("auto", "model", "mask", "varlen", "flex")
 # What a batch holds beside the inputs of a model, by the kind that reads it.
@@ -59,9 +60,12 @@ class Attention:
         """
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         halves = run.accelerator.mixed_precision in ("bf16", "fp16")
-        kind = choose(model, asked, packing, run.accelerator.device.type, halves, run.config.exact)
+        if rehearsal.on:  # on a CPU, whatever device the run is for
+            kind = planned(model, asked)
+        else:
+            kind = choose(model, asked, packing, run.accelerator.device.type, halves, run.config.exact)
         if kind != "model":
-            kernels.register()
+            attention_functions.register()
             _leave_padding_alone(model)
             names = {"mask": "sdpa", "causal": "samestep_causal", "varlen": "samestep_varlen", "flex": "samestep_flex"}
             model.set_attn_implementation(names[kind])
@@ -96,6 +100,13 @@ def choose(model: nn.Module, asked: str, packing: str, device: str, halves: bool
     return asked
 
 
+def planned(model: nn.Module, asked: str) -> str:
+    """Return a kind that holds as much memory as what a run on a GPU takes, and that works on any device."""
+    if _own_masks(model):
+        return "model"
+    return asked if asked in ("model", "mask") else "causal"
+
+
 def _own_masks(model: nn.Module) -> str:
     """Say why a model must make its masks itself; nothing where every layer sees all that is before a token."""
     config = model.config.get_text_config()
@@ -124,7 +135,7 @@ def _lacks(kind: str, model: nn.Module, device: str, halves: bool) -> str:
         return "flash attention wants a GPU and a profile with mixed_precision bf16 or fp16"
     if width > WIDEST or width % 8:
         return f"heads are {width} wide, and flash attention takes multiples of 8 up to {WIDEST}"
-    if kernels.varlen_attention() is None:
+    if attention_functions.varlen_attention() is None:
         return f"torch {torch.__version__} has no torch.nn.attention.varlen, or this GPU is older than Ampere"
     return ""
 
@@ -186,7 +197,7 @@ def never_look(model: nn.Module, device: torch.device) -> None:
     Costs a mask where nothing is padded.
     """
     if device.type != "cpu" and getattr(model.config, "_attn_implementation", "") == "sdpa":
-        kernels.register()
+        attention_functions.register()
         model.set_attn_implementation("samestep_padded")
 
 

@@ -93,7 +93,7 @@ def pretending(copies: Copies):
         patch("app.optim.FUSED", ()),  # torch's fused kernels know devices by their names
         patch.object(torch, "tensor", tensor),
         patch.object(attention, "_lacks", lambda *known: ""),
-        patch("app.language.kernels.varlen_attention", lambda: (like_varlen, True)),
+        patch("app.language.attention_functions.varlen_attention", lambda: (like_varlen, True)),
     ]
     try:
         with ExitStack() as stack:
