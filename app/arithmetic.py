@@ -37,6 +37,8 @@ CHOICES = {
     "cudnn_tf32": _attribute(cudnn, "allow_tf32", False),
     "float32_matmul": _attribute(cuda.matmul, "fp32_precision", "ieee"),
     "float32_matmul_cpu": _attribute(mkldnn.matmul, "fp32_precision", "ieee"),
+    "float32_convolution_cpu": _attribute(mkldnn.conv, "fp32_precision", "ieee"),
+    "float32_recurrent_cpu": _attribute(mkldnn.rnn, "fp32_precision", "ieee"),
     "float32_convolution": _attribute(cudnn.conv, "fp32_precision", "ieee"),
     "float32_recurrent": _attribute(cudnn.rnn, "fp32_precision", "ieee"),
     "fp16_reduced_sums": _reduction("allow_fp16_reduced_precision_reduction"),

@@ -72,16 +72,17 @@ class Fits:
         footprint = self._known[_question(profile, own)]
         found = {"peak": peak, "activations": footprint.activations, "rows": footprint.micro.rows}
         found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
-        found |= {"fits": None, "too_large": None}
+        found |= {"fits": None, "too_large": None, "too_much": False}
         if space is None:
             return found
-        limit = space if profile.on_cpu else int(space * (1 - SPARE))
+        # On a CPU what is saved is copied into the same memory.
+        limit = space - self._held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
         # Every data rank needs a micro-batch of its own.
         most = plan.global_batch // profile.data_ranks
         sizes = [2**power for power in range(most.bit_length())]
         sizes = sorted({*sizes, min(own, most), most})
         fits, too_large = yield from self._search(profile, plan, sizes, {own: peak}, limit)
-        return {**found, "fits": fits, "too_large": too_large}
+        return {**found, "fits": fits, "too_large": too_large, "too_much": peak > limit}
 
     def _search(self, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int):
         """Return the largest size that fits and the next one, which does not, each with its bytes; None: there is none.
@@ -105,10 +106,14 @@ class Fits:
         question = _question(profile, micro_batch)
         if question not in self._known:
             self._known[question] = yield question
-        turns = dataclasses.replace(plan, micro_batch=micro_batch).accumulation(profile.data_ranks)
+        sized = dataclasses.replace(plan, micro_batch=micro_batch)
+        turns, is_exact = sized.accumulation(profile.data_ranks), self._run.config.exact
+        return peak(self._known[question], profile, self._held(profile, sized), turns, is_exact, self._models)
+
+    def _held(self, profile: Profile, plan: BatchPlan) -> memory.Memory:
         config = self._run.config
-        held = memory.per_process(*self._weights, profile, turns, config.exact, config.save_async)
-        return peak(self._known[question], profile, held, turns, config.exact, self._models)
+        turns = plan.accumulation(profile.data_ranks)
+        return memory.per_process(*self._weights, profile, turns, config.exact, config.save_async)
 
 
 def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, models: list) -> int:

@@ -19,6 +19,7 @@ from app.batches import BatchPlan, Step, Turn
 from app.gradients import Batch, Gradients
 from app.hollow import emptied
 from app.loader import inputs_of, map_tensors
+from app.rehearsal import writing_nothing
 from app.simulated import Kernels
 from app.steplog import StepLog
 from app.storages import Storages
@@ -132,7 +133,8 @@ def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: d
             turns = [Turn(i, micro.ids, micro.epochs, float(micro.rows), inputs=inputs) for i in range(2)]
             step = Step(0, turns, 2, 2.0 * micro.rows)
             run._log, run._batch = StepLog(run.accelerator, step, None), _Phased(run.gradients, step, storages)
-            yield run._batch
+            with writing_nothing():
+                yield run._batch
     found: list[int] = []
     map_tensors(lambda t: found.append(t.nbytes), inputs)
     most = storages.most

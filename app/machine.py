@@ -38,7 +38,7 @@ def versions() -> Iterator[Finding]:
             continue
         wanted = locked.get(name)
         same = wanted is None or found.partition("+")[0] == wanted.partition("+")[0]
-        fix = "" if same else f"tests ran on {wanted}: pip install -r requirements.lock"
+        fix = "" if same else f"tests ran on {wanted}"
         yield Finding(name, found, "ok" if same else NOTE, fix)
     for module, package in MODULES.items():
         if package not in PACKAGES and not is_installed(module):

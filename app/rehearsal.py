@@ -1,5 +1,6 @@
 """A recipe run without its loop and its run folder: up to the loop, for a plan; to its end, for the model it makes."""
 
+import functools
 import os
 import runpy
 import sys
@@ -13,6 +14,8 @@ from app.errors import UserError
 # Asked by app/run.py: true while a recipe is rehearsed.
 on = False
 _to_end = False
+_closed = False  # to writing
+_CHANGES = {"open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 _loop: "Loop | None" = None
 
 
@@ -64,6 +67,47 @@ def at_loop(run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         yield from _loop.begin(run, plan, *data)
     if not _to_end:
         raise Reached(run, plan)
+
+
+@contextmanager
+def writing_nothing() -> Iterator[None]:
+    """Have whatever would change a file in this block end in a PermissionError: its tensors have no contents."""
+    import torch
+
+    global _closed
+    zipped = torch.serialization._open_zipfile_writer
+
+    def zip_to(place, *args):
+        if isinstance(place, str | os.PathLike):
+            _refuse(place)
+        return zipped(place, *args)
+
+    # It opens files outside Python (a private name of torch 2.11 to 2.13). safetensors refuses such tensors itself.
+    torch.serialization._open_zipfile_writer = zip_to
+    _watch_files()
+    _closed = True
+    try:
+        yield
+    finally:
+        _closed = False
+        torch.serialization._open_zipfile_writer = zipped
+
+
+@functools.cache
+def _watch_files() -> None:
+    """Ask this program before Python changes a file; that can be begun and never ended, so it is begun once."""
+
+    def hear(event: str, args: tuple) -> None:
+        if not _closed or event not in _CHANGES or isinstance(args[0], int):
+            return
+        if event != "open" or (args[2] & (os.O_WRONLY | os.O_RDWR) and not str(args[0]).startswith("/dev/")):
+            _refuse(args[0])
+
+    sys.addaudithook(hear)
+
+
+def _refuse(place: Any) -> None:
+    raise PermissionError(f"the loop would change {os.fsdecode(place)}, and a rehearsed one changes no files")
 
 
 def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:

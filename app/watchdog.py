@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -41,12 +42,19 @@ class Watchdog:
         global _runs
         _runs += 1
         self.beat(self.step)
+        if ranks.rank() == 0 and self.folders:
+            # Files of an earlier run on more ranks would be read with those of this one.
+            shutil.rmtree(self._collectives, ignore_errors=True)
         if self.seconds:
             # A connection of its own: another thread may be waiting on the other one.
             store = None if ranks.alone() else ranks.store().clone()
             key = f"samestep/hang/{_runs}"
             self._thread = threading.Thread(target=self._watch, args=(store, key), name="watchdog", daemon=True)
             self._thread.start()
+
+    @property
+    def _collectives(self) -> Path:
+        return self.folders[0].parent / "collectives"
 
     def beat(self, step: int | None = None) -> None:
         """Note progress, and the step that this rank is in."""
@@ -125,7 +133,7 @@ class Watchdog:
 
     def _record(self, reason: str) -> None:
         """Write down this rank's last collectives, which NCCL would do later than the process lives, and say where."""
-        folder = self.folders[0].parent / "collectives"
+        folder = self._collectives
         folder.mkdir(exist_ok=True)
         (folder / f"rank_{ranks.rank()}").write_bytes(_last_collectives())
         if ranks.rank() == 0:
@@ -135,6 +143,10 @@ class Watchdog:
 
     def _end(self, reason: str) -> None:
         where = f"stacks of rank {ranks.rank()}, step {self.step}"
+        if not process.in_notebook():
+            with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
+                # What is asked of torch below may wait for the GPU, and lets no other thread of Python run.
+                faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)
         try:
             print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
             if process.in_notebook():

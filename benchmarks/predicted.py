@@ -74,6 +74,7 @@ def rows(small: bool) -> list[Row]:
     return found
 
 
+KEPT = ("peak", "measured", "ratio", "reserved", "cublas", "failed")
 LM_LARGE = {"layers": 24, "width": 2048, "heads": 16, "kv": 8, "block": 4096}
 LM_MIDDLE = {"layers": 12, "width": 768, "heads": 12, "kv": 12, "block": 1024}
 
@@ -126,8 +127,9 @@ def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
     found["measured"] = torch.cuda.max_memory_allocated() - before
     found["reserved"] = torch.cuda.max_memory_reserved()
     held = torch.cuda.memory_allocated()
-    torch._C._cuda_clearCublasWorkspaces()
-    found["cublas"] = held - torch.cuda.memory_allocated()  # part of what was measured, none of what is predicted
+    if clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):  # in torch 2.11 to 2.13
+        clear()
+        found["cublas"] = held - torch.cuda.memory_allocated()  # part of what was measured, none of what is predicted
 
 
 @contextmanager
@@ -213,6 +215,7 @@ def main() -> None:
             found = known["rows"][name] = compare(row, device, Path(folder))
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(known, indent=1) + "\n")
+        print(json.dumps({"row": name, **{key: found[key] for key in KEPT if key in found}}), flush=True)
         if "failed" in found:
             print(f"{name:<28} {found['failed']}", flush=True)
         else:

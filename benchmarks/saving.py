@@ -9,6 +9,7 @@ turns; above it each comes by itself, so that neither the GPU's memory nor the d
 import argparse
 import gc
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -103,7 +104,7 @@ def main() -> None:
     # A group of ways has its runs in memory at the same time.
     groups = [[*WAYS]] if options.gigabytes < TOGETHER else [["while training"], ["at once", "nothing"]]
     for group in groups:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", ".")) as folder:
             measure(group, options.gigabytes, options.rounds, Path(folder))
 
 

@@ -6,7 +6,7 @@
 For a machine that has torch, accelerate and transformers, and with them numpy, pandas, pyarrow, pillow, scikit-learn,
 psutil, xxhash, rich and pytest, as images for GPUs do. Versions are those of requirements.lock. There, in this folder:
 
-    python3 -m pip install --no-index --no-deps --target site wheels/*.whl
+    python3 -m pip install --no-index --no-deps --upgrade --target site wheels/*.whl
     export PYTHONPATH=$PWD:$PWD/site
 """
 

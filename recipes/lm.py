@@ -37,7 +37,7 @@ class Config:
     attention: Literal["auto", "model", "mask", "varlen", "flex"] = "auto"
     """How documents in a block are kept apart. model: as transformers does it. mask: by one mask for all layers.
     varlen: by flash attention, which holds no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: by torch's
-    flex_attention, compiled. auto: varlen where it can be had, else mask; on a CPU model. run.json says which."""
+    flex_attention, compiled. auto: varlen where it can be had, else mask. run.json says which."""
     sample: str = "def "
     """What the text begins with that is written at each evaluation."""
     sample_length: int = 64

@@ -24,7 +24,7 @@ FLAGS = {
 def both(name: str, texts: str, folder: Path, micro_batch: int = 0, memory: float = 0.0) -> dict:
     """Return what was predicted and what was measured of one recipe."""
     flags = [*FLAGS[name].format(texts=texts).split(), *QUIET.split(), "--run.steps", "3"]
-    flags += ["--run.dir", str(folder / f"{name}-{time.monotonic_ns()}")]
+    flags += ["--run.save-async", "false", "--run.dir", str(folder / f"{name}-{time.monotonic_ns()}")]
     flags += ["--run.micro-batch", str(micro_batch)] if micro_batch else []
     recipe = predicted.RECIPES / f"{name}.py"
     own = Run.batches, Run.due

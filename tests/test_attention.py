@@ -155,9 +155,9 @@ def test_starts_are_those_of_documents_and_of_blocks():
 
 
 def test_what_is_chosen():
-    """The model's own way on a CPU; on a GPU what needs no mask, where it can be had."""
+    """One mask on a CPU; on a GPU what needs none, where it can be had."""
     model, dropping = build(), build(dropout=0.1)
-    assert choose(model, "auto", "documents", "cpu", True, False) == "model"
+    assert choose(model, "auto", "documents", "cpu", True, False) == "mask"
     assert choose(model, "auto", "concat", "cpu", True, False) == "model"
     assert choose(model, "auto", "concat", "cuda", False, True) == "causal"
     assert choose(dropping, "auto", "documents", "cuda", True, False) == "mask"
@@ -173,6 +173,33 @@ def test_varlen_is_chosen_where_it_can_be_had(monkeypatch):
     wide = build()
     wide.config.head_dim = 260
     assert choose(wide, "auto", "documents", "cuda", True, False) == "mask"
+
+
+def test_a_model_that_keeps_documents_from_its_attention_gets_a_mask(monkeypatch):
+    """Nemotron's layers take what is known of documents and do not hand it on."""
+    from transformers import NemotronConfig, NemotronForCausalLM
+
+    monkeypatch.setattr(attention_functions, "varlen_attention", lambda: (one_by_one, True))
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = NemotronForCausalLM(NemotronConfig(vocab_size=300, **shape, **heads))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert choose(model, "auto", "documents", "cuda", True, False) == "mask"
+    with pytest.raises(UserError, match=r"does not hand .* use --attention mask"):
+        choose(model, "flex", "documents", "cuda", True, False)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_that_masks_without_positions_has_one_mask_on_every_device():
+    """OPT takes position_ids, and makes its mask without them."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    shape = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "dropout": 0.0}
+    model = OPTForCausalLM(OPTConfig(vocab_size=300, word_embed_proj_dim=32, max_position_embeddings=64, **shape))
+    kind, _ = using("auto", model.eval())
+    with torch.no_grad():
+        assert (logits(model, kind) - alone(model)).abs().max() < 1e-5
 
 
 def test_layers_that_see_less_keep_transformers_masks():

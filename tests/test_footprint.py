@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from app import fits, profiles, simulated
+from app import fits, footprint, profiles, rehearsal, simulated
 from app.footprint import FIRST, LATER, UPDATE, Footprint, Micro, largest
 from app.hollow import emptied
 from app.storages import Storages
@@ -220,3 +220,54 @@ def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path):
     assert result.status == 0, result.output
     assert "activations could not be counted" in result.output and "item()" in result.output
     assert "one process, fp32" in result.output and not (tmp_path / "run").exists()
+
+
+WRITES = """
+def main(config):
+    with Run(config) as run:
+        model, optimizer = run.prepare(torch.nn.Linear(3, 1), config.optim)
+        for batch in run.batches([torch.ones(3)] * 20, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).sum(), micro)
+            run.step(optimizer)
+            HOW
+        return run.finish(model)
+
+
+if __name__ == "__main__":
+    main(parse(Config))
+"""
+WAYS = {
+    "torch": "torch.save(model.state_dict(), 'kept')",
+    "safetensors": "__import__('safetensors.torch').torch.save_file(dict(model.state_dict()), 'kept')",
+    "open": "open('kept', 'wb').write(b'')",
+    "remove": "__import__('os').remove('kept')",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_body_that_changes_a_file_is_held_back(tmp_path, monkeypatch, way):
+    """Its tensors are without contents, and would take the place of the user's own."""
+    text = (ROOT / "tests" / "laws" / "holding.py").read_text()
+    text = text[: text.index("\ndef main(")] + WRITES.replace("HOW", WAYS[way])
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "kept").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
+    rehearsal.rehearse(tmp_path / "mine.py", ["--run.dir", str(tmp_path / "run")], loop)
+    assert loop.failed and (way == "safetensors" or "kept, and a rehearsed one changes no files" in loop.failed)
+    assert (tmp_path / "kept").read_text() == "mine"
+    (tmp_path / "kept").write_text("open again")
+
+
+def asking():
+    """Ask once."""
+    yield footprint.Question("cpu", "fp32", 2)
+
+
+def test_a_peak_above_the_devices_memory_is_no_good_plan(tmp_path):
+    text = (ROOT / "tests" / "laws" / "holding.py").read_text()
+    (tmp_path / "mine.py").write_text(text[: text.index("\ndef main(")] + WRITES.replace("HOW", "pass"))
+    command = [sys.executable, "-m", "app", "plan", tmp_path / "mine.py", "--run.dir", tmp_path / "run"]
+    result = run([*command, "--profile", "gpu", "--memory", "1e-7"], env={"PYTHONPATH": str(ROOT)})
+    assert result.status == 1 and "does not fit" in result.output and "not even" in result.output, result.output

@@ -74,7 +74,11 @@ def main(options: Options, flags: list[str]) -> int:
         options.json,
         {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},
     )
-    return int(bool(folder["trouble"]) or any(layout["trouble"] for layout in layouts))
+    return int(bool(folder["trouble"]) or any(layout["trouble"] or _too_much(layout) for layout in layouts))
+
+
+def _too_much(layout: dict[str, Any]) -> bool:
+    return bool(layout["peak"] and layout["peak"]["too_much"])
 
 
 def _usual() -> list[str]:
@@ -206,7 +210,7 @@ def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str
     from app import fits
     from app.memory import LEFT_OUT
 
-    print(f"memory is that of one process; sums: exact mode's; save copy: on the host; left out: {LEFT_OUT}\n")
+    print(f"memory is that of one process; sums: exact mode's; save copy: on the host; not in the table: {LEFT_OUT}\n")
     for layout in layouts:
         if layout["peak"]:
             print(f"{layout['profile']}: {fits.sentence(layout['peak'])}")
@@ -223,7 +227,14 @@ def _row(layout: dict[str, Any]) -> list[str]:
         return [layout["profile"], kind, *["-"] * 8, f"TROUBLE: {layout['trouble']}"]
     spread = f"{layout['data_ranks']} x {layout['accumulation']} x {layout['rows']}"
     held = [size(layout["memory"][name]) for name in ("weights", "gradients", "sums", "optimizer", "total", "copy")]
-    return [layout["profile"], kind, spread, f"{layout['idle']:.0%}", *held, layout["note"] or "ok"]
+    return [
+        layout["profile"],
+        kind,
+        spread,
+        f"{layout['idle']:.0%}",
+        *held,
+        "does not fit" if _too_much(layout) else layout["note"] or "ok",
+    ]
 
 
 def _show_folder(folder: dict[str, Any]) -> None:

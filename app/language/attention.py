@@ -76,7 +76,7 @@ class Attention:
 def choose(model: nn.Module, asked: str, packing: str, device: str, halves: bool, exact: bool) -> str:
     """Return the kind of attention that a model gets; see Attention.
 
-    Left to itself that is transformers' own on a CPU, and varlen on a GPU that computes in halves. Exact mode takes
+    Left to itself that is sdpa with a mask on a CPU, and varlen on a GPU that computes in halves. Exact mode takes
     sdpa, whose kernels it settles.
 
     Raises:
@@ -84,9 +84,10 @@ def choose(model: nn.Module, asked: str, packing: str, device: str, halves: bool
     """
     if asked not in KINDS:
         raise UserError(f"--attention {asked}: must be one of {', '.join(KINDS)}")
-    if asked == "model" or (asked == "auto" and device == "cpu"):
-        return "model"
     why = _own_masks(model)
+    # On a CPU too documents are kept apart here: of models that take position_ids some make their masks without them.
+    if asked == "model" or (asked == "auto" and device == "cpu" and (why or packing == "concat")):
+        return "model"
     if packing == "concat" and not why:
         return "causal"  # there is nothing to keep apart, so every kind is this one
     if asked == "auto":
@@ -128,6 +129,8 @@ def _lacks(kind: str, model: nn.Module, device: str, halves: bool) -> str:
     names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
     if any(getattr(config, name, 0) for name in names):
         return "it has no dropout, and the model has some in its attention: set that to 0, or use --attention mask"
+    if not attention_functions.hands_on(model):
+        return "the model does not hand what is known of documents on to its attention: use --attention mask"
     if kind == "flex":
         return ""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

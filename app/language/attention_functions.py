@@ -41,6 +41,38 @@ def _known() -> None:
     AttentionMaskInterface.register("samestep_padded", padded)
 
 
+def hands_on(model: nn.Module) -> bool:
+    """Tell whether a model hands what is known of documents on to all its attention; tried without its weights."""
+    _known()
+    seen: list[bool] = []
+
+    def probe(module, query, key, value, attention_mask, documents=None, **more):
+        seen.append(documents is not None)
+        return torch.empty_like(query.transpose(1, 2)), None
+
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("samestep_probe", probe)
+    before = model.config._attn_implementation
+    hollow = {name: torch.empty_like(tensor, device="meta") for name, tensor in _tensors_of(model)}
+    ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    known = {"input_ids": ids, "position_ids": ids, "use_cache": False, "documents": ids}
+    model.set_attn_implementation("samestep_probe")
+    try:
+        with torch.no_grad():
+            torch.func.functional_call(model, hollow, (), known)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    finally:
+        model.set_attn_implementation(before)
+    return bool(seen) and all(seen)
+
+
+def _tensors_of(model: nn.Module):
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
 def varlen(
     module: nn.Module,
     query: Tensor,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -83,6 +84,7 @@ def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: C
     finally:
         kill(known)  # whatever ends this call, and what a part that has ended left running
         process.wait()
+        shutil.rmtree(printed.with_suffix(".tmp"), ignore_errors=True)
     return "out of time" if late else "failed" if process.returncode else "passed"
 
 
@@ -90,6 +92,9 @@ def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     # Tests that want a GPU run without one too; what they find they leave in a file, as pytest keeps what they print.
     environment |= {"CUDA_PARTS_ON_CPU": "1", "BENCH_FOUND": str(notes.absolute())}
+    # One that is killed leaves its folders there, with checkpoints of gigabytes.
+    environment["TMPDIR"] = str(printed.with_suffix(".tmp").absolute())
+    os.makedirs(environment["TMPDIR"], exist_ok=True)
     environment["COLUMNS"] = "240"  # or pytest leaves out why it skips
     with printed.open("w") as output:
         return subprocess.Popen(
