@@ -13,7 +13,7 @@ from typing import Literal
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
 from app.hub import check_positions, load_model, load_tokenizer
-from app.language.lora import Lora, add_adapters
+from app.language.lora import Lora, add_adapters, check_lora
 from app.scratch import DecoderScratch, check_shape, decoder
 from app.speed import Cost
 
@@ -119,6 +119,7 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         check_shape(config.scratch)
+        check_lora(config.lora)
         with run.main_process_first():
             train_blocks, eval_blocks, tokenizer, about = load_data(config)
         run.say(about)

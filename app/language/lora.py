@@ -3,7 +3,8 @@
 import warnings
 from dataclasses import dataclass
 
-from app.errors import UserError, not_installed
+from app.errors import UserError
+from app.hub import check_installed
 
 
 @dataclass
@@ -20,22 +21,31 @@ class Lora:
     """Layers that get one, by the ends of their names, such as q_proj v_proj. Nothing: all linear ones but the last."""
 
 
-def add_adapters(model, lora: Lora):
-    """Return the model with adapters, the only parameters that are trained; with rank 0, the model itself.
+def check_lora(lora: Lora) -> None:
+    """Refuse adapters that cannot be had, before data is read.
 
     Raises:
-        UserError: peft is not installed, or the model has no such layers.
+        UserError: peft is not installed, or a setting is out of range.
     """
-    if not lora.rank:
-        return model
     if lora.rank < 0 or not 0 <= lora.dropout < 1:
         raise UserError(
             f"--lora.rank {lora.rank}, --lora.dropout {lora.dropout}: a rank is at least 1, dropout below 1"
         )
-    try:
-        import peft
-    except ImportError:
-        raise UserError(f"--lora.rank {lora.rank}: {not_installed('peft')}") from None
+    if lora.rank:
+        check_installed("peft", f"--lora.rank {lora.rank}: ")
+
+
+def add_adapters(model, lora: Lora):
+    """Return the model with adapters, the only parameters that are trained; with rank 0, the model itself.
+
+    Raises:
+        UserError: as `check_lora`, or the model has no such layers.
+    """
+    check_lora(lora)
+    if not lora.rank:
+        return model
+    import peft
+
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
