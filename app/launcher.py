@@ -48,12 +48,14 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
     Raises:
         Stalled: patience is used up.
     """
-    with output.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file, env=environment(), start_new_session=True)
+    # A signal must not leave the launch behind. It is only noted, for it may come while the command is being started.
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.append(143))
     known: set[psutil.Process] = set()
-    # A signal must not leave the launch behind: it ends this program as an error does.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    process: subprocess.Popen | None = None
     try:
+        with output.open("wb") as file:
+            process = subprocess.Popen(words, stdout=file, stderr=file, env=environment(), start_new_session=True)
         seen, since = None, time.monotonic()
         while True:
             try:
@@ -61,12 +63,14 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
             except subprocess.TimeoutExpired:
                 known.update(family(process.pid))
                 now = moved()
+            if asked:
+                sys.exit(asked[0])
             if now != seen:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > patience:
                 raise Stalled
     finally:
-        kill(known.union(family(process.pid)))
+        kill(known.union(family(process.pid) if process else ()))
         signal.signal(signal.SIGTERM, before)
 
 
