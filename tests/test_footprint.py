@@ -196,14 +196,15 @@ def test_the_largest_micro_batch_is_the_one_with_most_padded_tokens():
     assert largest(BatchPlan(64, 640, 16, 4)).rows == 4
 
 
-NOT_HOLLOW = """
+BODY = """
 def main(config):
     with Run(config) as run:
         model, optimizer = run.prepare(torch.nn.Linear(3, 1), config.optim)
         for batch in run.batches([torch.ones(3)] * 20, torch.stack):
             for micro in batch.micros(model):
-                run.backward(model(micro.inputs).sum() * model.weight.sum().item(), micro)
+                run.backward(model(micro.inputs).sum() * FACTOR, micro)
             run.step(optimizer)
+            AFTER
         return run.finish(model)
 
 
@@ -212,31 +213,23 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path):
+def script(folder, factor="1", after="pass"):
+    """Write a recipe whose loop does what is asked for, and return its file."""
     text = (ROOT / "tests" / "laws" / "holding.py").read_text()
-    (tmp_path / "mine.py").write_text(text[: text.index("\ndef main(")] + NOT_HOLLOW)
-    command = [sys.executable, "-m", "app", "plan", tmp_path / "mine.py", "--run.dir", tmp_path / "run"]
+    file = folder / "mine.py"
+    file.write_text(text[: text.index("\ndef main(")] + BODY.replace("FACTOR", factor).replace("AFTER", after))
+    return file
+
+
+def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path):
+    mine = script(tmp_path, factor="model.weight.sum().item()")
+    command = [sys.executable, "-m", "app", "plan", mine, "--run.dir", tmp_path / "run"]
     result = run([*command, "--profile", "cpu"], env={"PYTHONPATH": str(ROOT)})
     assert result.status == 0, result.output
     assert "activations could not be counted" in result.output and "item()" in result.output
     assert "one process, fp32" in result.output and not (tmp_path / "run").exists()
 
 
-WRITES = """
-def main(config):
-    with Run(config) as run:
-        model, optimizer = run.prepare(torch.nn.Linear(3, 1), config.optim)
-        for batch in run.batches([torch.ones(3)] * 20, torch.stack):
-            for micro in batch.micros(model):
-                run.backward(model(micro.inputs).sum(), micro)
-            run.step(optimizer)
-            HOW
-        return run.finish(model)
-
-
-if __name__ == "__main__":
-    main(parse(Config))
-"""
 WAYS = {
     "torch": "torch.save(model.state_dict(), 'kept')",
     "safetensors": "__import__('safetensors.torch').torch.save_file(dict(model.state_dict()), 'kept')",
@@ -248,13 +241,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_body_that_changes_a_file_is_held_back(tmp_path, monkeypatch, way):
     """Its tensors are without contents, and would take the place of the user's own."""
-    text = (ROOT / "tests" / "laws" / "holding.py").read_text()
-    text = text[: text.index("\ndef main(")] + WRITES.replace("HOW", WAYS[way])
-    (tmp_path / "mine.py").write_text(text)
+    mine = script(tmp_path, after=WAYS[way])
     (tmp_path / "kept").write_text("mine")
     monkeypatch.chdir(tmp_path)
     loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
-    rehearsal.rehearse(tmp_path / "mine.py", ["--run.dir", str(tmp_path / "run")], loop)
+    rehearsal.rehearse(mine, ["--run.dir", str(tmp_path / "run")], loop)
     assert loop.failed and (way == "safetensors" or "kept, and a rehearsed one changes no files" in loop.failed)
     assert (tmp_path / "kept").read_text() == "mine"
     (tmp_path / "kept").write_text("open again")
@@ -266,8 +257,6 @@ def asking():
 
 
 def test_a_peak_above_the_devices_memory_is_no_good_plan(tmp_path):
-    text = (ROOT / "tests" / "laws" / "holding.py").read_text()
-    (tmp_path / "mine.py").write_text(text[: text.index("\ndef main(")] + WRITES.replace("HOW", "pass"))
-    command = [sys.executable, "-m", "app", "plan", tmp_path / "mine.py", "--run.dir", tmp_path / "run"]
+    command = [sys.executable, "-m", "app", "plan", script(tmp_path), "--run.dir", tmp_path / "run"]
     result = run([*command, "--profile", "gpu", "--memory", "1e-7"], env={"PYTHONPATH": str(ROOT)})
     assert result.status == 1 and "does not fit" in result.output and "not even" in result.output, result.output
