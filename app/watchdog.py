@@ -101,9 +101,8 @@ class Watchdog:
         try:
             while not self._closed.wait(every):
                 if not process.in_notebook():
-                    with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
-                        # For code that never lets another thread of Python run: this one comes too late to put it off.
-                        faulthandler.dump_traceback_later(self.seconds + 60, exit=True, file=sys.__stderr__)
+                    # For code that never lets another thread of Python run: this one comes too late to put it off.
+                    _end_in(self.seconds + 60)
                 self._look(store, f"{key}/moved")
                 late = not self._away and time.monotonic() - self._beat > self.seconds
                 if late and store is not None:
@@ -144,9 +143,7 @@ class Watchdog:
     def _end(self, reason: str) -> None:
         where = f"stacks of rank {ranks.rank()}, step {self.step}"
         if not process.in_notebook():
-            with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
-                # What is asked of torch below may wait for the GPU, and lets no other thread of Python run.
-                faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)
+            _end_in(30)  # what is asked of torch below may wait for the GPU, and lets no other thread of Python run
         try:
             print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
             if process.in_notebook():
@@ -158,6 +155,12 @@ class Watchdog:
         finally:
             if not process.in_notebook():
                 os._exit(1)
+
+
+def _end_in(seconds: float) -> None:
+    """Have this process show its stacks and end after a time, unless that is put off or called off before."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 
 
 def _last_collectives() -> bytes:
