@@ -9,7 +9,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from app.config import OptimConfig, RunConfig
 from app.errors import UserError
-from app.flags import parse
+from app.launching.flags import parse
 
 # Said by tqdm's bars for notebooks, which other libraries ask for; a run prints lines there.
 warnings.filterwarnings("ignore", message="IProgress not found")
@@ -24,7 +24,7 @@ def __getattr__(name: str):
 
         return Run
     if name == "launch":
-        from app.notebook import launch
+        from app.launching.notebook import launch
 
         return launch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,23 +1,12 @@
 """Commands beside training: python -m app COMMAND."""
 
-import ast
-import importlib
 import inspect
 import sys
-from pathlib import Path
 
+from app.commands import load, summaries
+from app.distributed.environment import report_user_errors
 from app.errors import UserError
-from app.flags import parse_command
-from app.process import report_user_errors
-
-FOLDER = Path(__file__).parent / "commands"
-
-
-def summaries() -> dict[str, str]:
-    """Give each command's one line, without importing any."""
-    files = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
-    documents = {path.stem: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in files}
-    return {name: text.partition("\n")[0] for name, text in documents.items()}
+from app.launching.flags import parse_command
 
 
 def main(words: list[str]) -> int:
@@ -35,7 +24,7 @@ def main(words: list[str]) -> int:
     name = words[0]
     if name not in known:
         raise UserError(f"{name}: there is no such command; there are {', '.join(known)}")
-    command = importlib.import_module(f"app.commands.{name}")
+    command = load(name)
     takes_flags = len(inspect.signature(command.main).parameters) > 1
     options, flags = parse_command(command.Options, words[1:], f"python -m app {name}", takes_flags)
     return command.main(options, flags) if takes_flags else command.main(options)

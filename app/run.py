@@ -11,33 +11,37 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app import exact, images, layout, ranks, recipe, rehearsal, state
-from app.accelerator import Accelerator
-from app.audit import Audit
-from app.batches import BatchPlan, EvaluationPlan, Turn
-from app.buffers import Buffers
-from app.checkpoint import Checkpoints
-from app.compiling import Compiling
+from app.checkpoints import state_dict
+from app.checkpoints.export import draft_of, save_model
+from app.checkpoints.manager import Saving
+from app.checkpoints.store import Checkpoints
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
-from app.drift import Drift
-from app.due import Due
+from app.distributed import collectives, layout
+from app.distributed.accelerator import Accelerator
+from app.distributed.buffers import Buffers
+from app.distributed.desync import Drift
+from app.distributed.preemption import Left, Stopping
+from app.distributed.watchdog import Watchdog
 from app.errors import UserError, mendable
-from app.export import draft_of, save_model
-from app.faults import FirstFault
-from app.folder import RunFolder
-from app.gradients import Batch, Gradients
-from app.loader import load
-from app.measures import Measure
-from app.metrics import Scores, evaluating, plain
-from app.optim import Optimizers, build_optimizer
-from app.optim import check as check_optim
-from app.records import Records
-from app.saving import Saving
-from app.seeding import EVALUATION, aside, seed_all
-from app.speed import Cost, peak_flops
-from app.steplog import StepLog, numbered
-from app.stopping import Left, Stopping
-from app.watchdog import Watchdog
+from app.launching import dry_run
+from app.rundir import images, recipe_source
+from app.rundir.folder import RunFolder
+from app.rundir.logger import Records
+from app.rundir.throughput import Cost, peak_flops
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
+from app.sampling.seeding import EVALUATION, aside, seed_all
+from app.sampling.triggers import Due
+from app.training import exact_gradients
+from app.training.audit import Audit
+from app.training.gradients import Batch, Gradients
+from app.training.loader import load
+from app.training.metrics import Measure
+from app.training.nonfinite import FirstFault
+from app.training.optimizer import Optimizers, build_optimizer
+from app.training.optimizer import check as check_optim
+from app.training.recompiles import Compiling
+from app.training.scores import Scores, evaluating, plain
+from app.training.step_metrics import StepLog, numbered
 
 
 class Run:
@@ -75,14 +79,14 @@ class Run:
 
     def _open(self, settings: RunConfig, taken: ExitStack) -> None:
         if settings.exact:
-            taken.enter_context(exact.settings())
+            taken.enter_context(exact_gradients.settings())
         self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
-        kind = exact.ExactGradients if settings.exact else Gradients
+        kind = exact_gradients.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
         # Asked for now: the answer does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.folder = RunFolder(self.dir, recipe.source_of(self._asked), defaults(self._asked))
+        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), defaults(self._asked))
         taken.callback(lambda: self.folder.release(discard=self._plan is None))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"
@@ -94,9 +98,9 @@ class Run:
         about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
         self.saving = Saving(*about, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
-        if not rehearsal.on:
+        if not dry_run.on:
             has = bool(self.checkpoints.steps())
-            for note in ranks.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
+            for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
         seed_all(settings.seed)
 
@@ -123,13 +127,13 @@ class Run:
             self.watchdog.close()
             self.stopping.close()
             if mendable(error):
-                error.audible = self.accelerator.is_main_process or not ranks.heard_on_main(error)
+                error.audible = self.accelerator.is_main_process or not collectives.heard_on_main(error)
             self.records.close()
             if self.accelerator.is_main_process:
                 self._leave_folder(error)
         finally:
             self._taken.close()
-            ranks.leave(clean=error is None)
+            collectives.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
         if self._plan is None:
@@ -174,7 +178,7 @@ class Run:
                 learning rate is yours.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not rehearsal.on:  # which is on a CPU; names of weights are the same
+        if self.config.sync_bn and not dry_run.on:  # which is on a CPU; names of weights are the same
             model = layout.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
@@ -211,15 +215,15 @@ class Run:
         if self._plan is not None:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
-        if rehearsal.on:
-            yield from rehearsal.at_loop(self, plan, data, collate, augment)
+        if dry_run.on:
+            yield from dry_run.at_loop(self, plan, data, collate, augment)
             return
         plan = self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
         # One that was left in its evaluation comes once more, for its body to evaluate; its update stays as it is.
         again = int(self._unevaluated)
         for step in load(plan, range(self.steps_done - again, end), data, collate, *self._place, augment):
-            self._undo = state.remember_buffers(self.accelerator._models) if step.index < self.steps_done else None
+            self._undo = state_dict.remember_buffers(self.accelerator.models) if step.index < self.steps_done else None
             self.steps_done = step.index + 1
             self.watchdog.beat(self.steps_done)
             self._measured, self._begun, self._stepped = {}, True, False
@@ -240,7 +244,7 @@ class Run:
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
         """Resume, open the records, and return the plan of what is left."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        self._drift = None if ranks.alone() else Drift(self.accelerator._models, self.buffers, order)
+        self._drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
@@ -264,10 +268,10 @@ class Run:
             about["arithmetic"] = chosen
 
         def write() -> None:
-            origin = recipe.origin_of(self._asked)
+            origin = recipe_source.origin_of(self._asked)
             self.records.open(self.steps_done, self.config, self.fields, self._unevaluated, **about, **origin)
 
-        ranks.from_main(write, long=True)  # trackers may take their time
+        collectives.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
         self._plan, self._due = plan, Due(self.config, plan)
@@ -430,7 +434,7 @@ class Run:
         return not between and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: measures of app.measures, and torchmetrics by the names to log them under."""
+        """Collect scores over all ranks: app.training.metrics, and torchmetrics by the names to log them by."""
         return Scores(self.accelerator.device, *measures, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
@@ -443,11 +447,11 @@ class Run:
         Returns:
             The last value of every score.
         """
-        if rehearsal.on:
-            raise rehearsal.Finished(self, model, parts, use)
+        if dry_run.on:
+            raise dry_run.Finished(self, model, parts, use)
         self._settle()
         if self.steps_done == self._plan.steps:
-            ranks.from_main(self.folder.check)
+            collectives.from_main(self.folder.check)
             with self.watchdog.long_work():
                 save_model(self.accelerator, model, self.dir / "model", *parts)
             if self.config.log_model:

@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from app.machine import processor
+from app.commands.doctor.machine import processor
 from benchmarks.results import machine, slug
 from benchmarks.rows import run_rows
 from benchmarks.works import works

@@ -32,7 +32,7 @@ def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
 def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
     """Evaluate the classifier again and again, as its recipe does after an epoch; a "step" is one evaluation."""
     from app import Run, parse
-    from app.data.text import PadCollate
+    from app.data.text.labeled_text import PadCollate
     from recipes import cls
 
     config = parse(cls.Config, flags)

@@ -26,13 +26,13 @@ from recipes import cls, lm
 def prepared(recipe: str, config, run: Run) -> tuple:
     """Return a recipe's model and optimizer, its batches, and the function from model and inputs to the loss."""
     if recipe == "cls":
-        from app.data.text import PadCollate
+        from app.data.text.labeled_text import PadCollate
 
         rows, _, labels, tokenizer, _ = cls.load_data(config)
         model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
         batches = run.batches(rows, PadCollate.of(tokenizer), rows.lengths)
         return model, optimizer, batches, lambda model, inputs: model(**inputs).loss
-    from app.language.attention import Attention
+    from app.tasks.language.attention import Attention
 
     blocks, _, tokenizer, _ = lm.load_data(config)
     plain = lm.build_model(config, tokenizer)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app import order
-from app.batches import BatchPlan
 from app.config import OptimConfig, RunConfig
-from app.flags import parse
-from app.optim import build_optimizer, learning_rate
-from app.seeding import seed_all
+from app.launching.flags import parse
+from app.sampling import permutation
+from app.sampling.batch_plan import BatchPlan
+from app.sampling.seeding import seed_all
+from app.training.optimizer import build_optimizer, learning_rate
 
 
 class Ordered:
@@ -108,13 +108,13 @@ def job_of(recipe: str, flags: list[str], bf16: bool, variant: str = "") -> Job:
 
 def _job(config, rows, augment, bf16: bool, **parts) -> Job:
     plan = BatchPlan.of_run(config.run, len(rows))
-    ids, _ = order.stream(np.arange(plan.total), len(rows), config.run.seed)
+    ids, _ = permutation.stream(np.arange(plan.total), len(rows), config.run.seed)
     ordered = Ordered(rows, ids, augment, config.run.seed)
     return Job(rows=ordered, optim=config.optim, run=config.run, steps=plan.steps, bf16=bf16, **parts)
 
 
 def _classifier(flags: list[str], bf16: bool) -> Job:
-    from app.data.text import PadCollate
+    from app.data.text.labeled_text import PadCollate
     from recipes import cls
 
     config = parse(cls.Config, flags)
@@ -133,7 +133,7 @@ def _classifier(flags: list[str], bf16: bool) -> Job:
 def _images(flags: list[str], bf16: bool) -> Job:
     from torch.nn.functional import cross_entropy
 
-    from app.data.augment import Draw, ImageCollate
+    from app.data.images.augment import Draw, ImageCollate
     from recipes import img
 
     config = parse(img.Config, flags)
@@ -157,8 +157,8 @@ def _images(flags: list[str], bf16: bool) -> Job:
 
 
 def _segmenter(flags: list[str], bf16: bool) -> Job:
-    from app.data.cases import stack
-    from app.segmentation.losses import channels_of, dice_loss
+    from app.data.volumes.cases import stack
+    from app.tasks.segmentation.losses import channels_of, dice_loss
     from recipes import seg
 
     config = parse(seg.Config, flags)
@@ -178,7 +178,7 @@ def _segmenter(flags: list[str], bf16: bool) -> Job:
 
 
 def _language(flags: list[str], bf16: bool, variant: str) -> Job:
-    from app.data.corpus import collate
+    from app.data.corpus.corpus import collate
     from recipes import lm
 
     config = parse(lm.Config, flags)

@@ -33,7 +33,7 @@ FLAGS = (
 
 def train(words: list[str]) -> None:
     """Train in one of the processes, and print its peak in MB on a line of its own."""
-    from app.data.corpus import collate
+    from app.data.corpus.corpus import collate
 
     config = parse(lm.Config, words)
     with Run(config) as run:

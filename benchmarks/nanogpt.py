@@ -121,7 +121,7 @@ def our_config(folder: Path, seed: int, threads: int = 0) -> lm.Config:
 
 def our_steps(config: lm.Config) -> Iterator[None]:
     """Train as recipes/lm.py does, pausing after every step."""
-    from app.data.corpus import collate
+    from app.data.corpus.corpus import collate
 
     with Run(config) as run:
         blocks, _, tokenizer, _ = lm.load_data(config)
@@ -138,7 +138,7 @@ def write_split(file: str, folder: Path) -> tuple[str, str]:
     if file:
         text = Path(file).read_text(encoding="utf-8")
     else:
-        from app.data.builtin import BUILTINS
+        from app.data.tables.builtin import BUILTINS
 
         text = "".join(t for t in BUILTINS["stdlib-files"]()["text"] if t.isascii())[:1_000_000]
     cut = int(len(text) * 0.9)

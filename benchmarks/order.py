@@ -1,4 +1,4 @@
-"""Measure app.order: indices per second, the time of one small call, and peak memory, for growing n.
+"""Measure app.sampling.permutation: indices per second, the time of one small call, and peak memory, for growing n.
 
 python -m benchmarks.order
 """
@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 
-from app.order import permute
+from app.sampling.permutation import permute
 
 COUNT = 1_000_000
 

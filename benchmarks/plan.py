@@ -1,11 +1,11 @@
-"""Measure app.batches: the time and memory of planning one step, for growing data sets, runs and numbers of ranks.
+"""Measure the time and memory of planning one step, for growing data sets, runs and numbers of ranks.
 
 python -m benchmarks.plan
 """
 
 import tracemalloc
 
-from app.batches import BatchPlan
+from app.sampling.batch_plan import BatchPlan
 from benchmarks.order import seconds
 
 

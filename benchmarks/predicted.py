@@ -81,17 +81,18 @@ LM_MIDDLE = {"layers": 12, "width": 768, "heads": 12, "kv": 12, "block": 1024}
 
 def predict(recipe: Path, flags: list[str], device: str, precision: str, memory: float = 0.0) -> dict[str, Any]:
     """Return what a plan says of one process's peak; bytes."""
-    from app import fits, footprint, profiles, rehearsal
+    from app.commands.plan import footprint, largest_micro_batch
+    from app.launching import dry_run, profiles
 
     profile = profiles.read(str(profiles.FOLDER / ("cpu.yaml" if device == "cpu" else "gpu.yaml")))
     settings = {**profile.settings, "mixed_precision": "no" if precision == "fp32" else precision}
     profile = dataclasses.replace(profile, settings=settings)
-    found = fits.Fits([profile], memory)
-    loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
-    rehearsal.rehearse(recipe, flags, loop)
+    found = largest_micro_batch.Fits([profile], memory)
+    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
+    dry_run.rehearse(recipe, flags, loop)
     if loop.failed:
         raise SystemExit(f"{recipe} could not be counted: {loop.failed}")
-    return found.found[fits.key(profile)]
+    return found.found[largest_micro_batch.key(profile)]
 
 
 def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
 def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
     import torch
 
-    from app.storages import Storages
+    from app.commands.plan.live_storage import Storages
 
     with _allocations() as now:
         torch.empty(1)

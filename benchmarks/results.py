@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from app.report import table
+from app.commands.tables import table
 
 
 def as_table(rows: dict[str, dict]) -> str:
@@ -56,7 +56,7 @@ def machine() -> dict:
     import torch
     import transformers
 
-    from app.machine import driver, processor
+    from app.commands.doctor.machine import driver, processor
 
     gpu = {}
     if torch.cuda.is_available():

@@ -33,8 +33,8 @@ def ours(samples: int, step: int) -> None:
     """Load the first batch from a step on."""
     import torch
 
-    from app.batches import BatchPlan
-    from app.loader import load
+    from app.sampling.batch_plan import BatchPlan
+    from app.training.loader import load
 
     plan = BatchPlan(samples, 10**7, BATCH, BATCH)
     next(load(plan, range(step, plan.steps), Synthetic(samples), torch.tensor, 0, 1, torch.device("cpu")))
@@ -54,7 +54,7 @@ def child(who: str, samples: int, step: int) -> None:
     """Print the seconds and bytes of a first batch; what is imported before is not counted."""
     import accelerate  # noqa: F401
 
-    from app import loader  # noqa: F401
+    from app.training import loader  # noqa: F401
 
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     {"samestep": ours, "accelerate": accelerates}[who](samples, step)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.launcher import kill_tree
+from app.launching.launcher import kill_tree
 
 ROOT = Path(__file__).parent.parent
 START_LIMIT, TURN_LIMIT = 300, 300

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
-from app.hub import load_model, load_tokenizer
-from app.scratch import Scratch, check_shape
+from app.tasks.from_scratch import Scratch, check_shape
+from app.tasks.pretrained import load_model, load_tokenizer
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -33,17 +33,23 @@ class Config:
 
 def load_data(config: Config):
     """Return training and evaluation rows as token ids, their labels, the tokenizer, and a line on what they are."""
-    from app.data import text
+    from app.data.text import labeled_text
 
-    tables, labels = text.load_labelled(config.data)
+    tables, labels = labeled_text.load_labelled(config.data)
     columns, length = config.data.text, config.data.max_length
     if config.model:
         tokenizer = load_tokenizer(config.model, length)
     else:
-        tokenizer = text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
-    train_rows = text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
-    eval_rows = text.tokenize(tables.evaluation, columns, tokenizer, length, labels.eval_values)
-    return train_rows, eval_rows, labels, tokenizer, text.describe(tables, labels, train_rows, eval_rows, length)
+        tokenizer = labeled_text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
+    train_rows = labeled_text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
+    eval_rows = labeled_text.tokenize(tables.evaluation, columns, tokenizer, length, labels.eval_values)
+    return (
+        train_rows,
+        eval_rows,
+        labels,
+        tokenizer,
+        labeled_text.describe(tables, labels, train_rows, eval_rows, length),
+    )
 
 
 def build_model(config: Config, labels, tokenizer):
@@ -75,7 +81,7 @@ def build_model(config: Config, labels, tokenizer):
 
 def measure_for(labels):
     """Return the scores that suit the kind of labels."""
-    from app.measures import Classification, MultiLabel, Regression
+    from app.training.metrics import Classification, MultiLabel, Regression
 
     if labels.problem == "regression":
         return Regression()
@@ -95,8 +101,8 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
-    from app.data.text import PadCollate
-    from app.language.attention import never_look
+    from app.data.text.labeled_text import PadCollate
+    from app.tasks.language.attention import never_look
 
     with Run(config) as run:
         check_shape(config.scratch)

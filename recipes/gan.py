@@ -47,21 +47,23 @@ class Config:
 
 def load_data(config: Config):
     """Return the images to train on, and those held out."""
-    from app.data import images
-    from app.data.sources import load_tables
+    from app.data.images import labeled_images
+    from app.data.tables.sources import load_tables
 
     size, tables = config.data.size, load_tables(config.data)
     if size < 8 or size & (size - 1):
         raise UserError(f"--data.size {size}: must be a power of two, 8 or more")
     mode = "RGB" if config.color else "L"
-    columns = [images.ImageColumn(table, config.data.image, mode) for table in (tables.train, tables.evaluation)]
-    processor = images.own_processor(columns[0], size)
-    return [images.load_images(column, processor, config.data.cache_gb) for column in columns]
+    columns = [
+        labeled_images.ImageColumn(table, config.data.image, mode) for table in (tables.train, tables.evaluation)
+    ]
+    processor = labeled_images.own_processor(columns[0], size)
+    return [labeled_images.load_images(column, processor, config.data.cache_gb) for column in columns]
 
 
 def build_models(config: Config):
     """Return a generator and a discriminator."""
-    from app.vision.dcgan import DCGANConfig, Discriminator, Generator
+    from app.tasks.vision.dcgan import DCGANConfig, Discriminator, Generator
 
     if config.width < 8 or config.width % 8:
         raise UserError(f"--width {config.width}: must be a multiple of 8")
@@ -82,7 +84,7 @@ class Latents:
     def __getitem__(self, sample: int):
         import torch
 
-        from app.seeding import sample_generator
+        from app.sampling.seeding import sample_generator
 
         return torch.from_numpy(sample_generator(0, 0, sample).standard_normal(self.length).astype("float32"))
 
@@ -94,7 +96,7 @@ def describe(real, held_out):
     """
     import torch
 
-    from app.vision.frechet import PixelFrechet, moments_of
+    from app.tasks.vision.frechet import PixelFrechet, moments_of
 
     known = moments_of(torch.from_numpy(pixels) for pixels in real.some(10_000))
     score = PixelFrechet(known)
@@ -109,8 +111,8 @@ def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
     """Compare what the generator makes with real images, and show some of it."""
     import torch
 
-    from app.vision.frechet import PixelFrechet
-    from app.vision.pictures import sheet
+    from app.tasks.vision.frechet import PixelFrechet
+    from app.tasks.vision.pictures import sheet
 
     scores, shown = run.scores_of(PixelFrechet(known)), []
     for micro in run.evaluation(generator, latents, torch.stack):
@@ -127,7 +129,7 @@ def main(config: Config) -> dict[str, float]:
     import torch
     from torch.nn.functional import softplus
 
-    from app.data.augment import ImageCollate
+    from app.data.images.augment import ImageCollate
 
     with Run(config) as run:
         with run.main_process_first():

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
-from app.hub import check_images, load_model, load_processor
-from app.scratch import VisionScratch, check_vision
+from app.tasks.from_scratch import VisionScratch, check_vision
+from app.tasks.pretrained import check_images, load_model, load_processor
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -37,19 +37,19 @@ class Config:
 
 def load_data(config: Config):
     """Return training and evaluation images, the classes, the image processor, and a line on what they are."""
-    from app.data import images
+    from app.data.images import labeled_images
 
-    tables, labels = images.load_labelled(config.data)
-    columns = [images.ImageColumn(table, config.data.image) for table in (tables.train, tables.evaluation)]
+    tables, labels = labeled_images.load_labelled(config.data)
+    columns = [labeled_images.ImageColumn(table, config.data.image) for table in (tables.train, tables.evaluation)]
     if config.model:
         processor = load_processor(config.model, config.data.size)
     else:
-        processor = images.own_processor(columns[0], config.data.size)
+        processor = labeled_images.own_processor(columns[0], config.data.size)
     limit, values = config.data.cache_gb, (labels.train_values, labels.eval_values)
-    train_rows, eval_rows = map(images.load_images, columns, [processor] * 2, [limit] * 2, values)
+    train_rows, eval_rows = map(labeled_images.load_images, columns, [processor] * 2, [limit] * 2, values)
     if not config.model:
         processor.image_mean, processor.image_std = train_rows.statistics(processor.rescale_factor)
-    return train_rows, eval_rows, labels, processor, images.describe(tables, labels, train_rows, eval_rows)
+    return train_rows, eval_rows, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_rows)
 
 
 def build_model(config: Config, labels, rows, collate):
@@ -101,8 +101,8 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     """Score the model on every evaluation image once, and draw which classes it takes for which."""
     from torch.nn.functional import cross_entropy
 
-    from app.measures import Classification
-    from app.vision.pictures import MOST_CLASSES, confusion
+    from app.tasks.vision.pictures import MOST_CLASSES, confusion
+    from app.training.metrics import Classification
 
     classes = len(labels.names)
     counts = Classification(classes, top=5 if classes > 5 else 0)
@@ -120,7 +120,7 @@ def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
     from torch.nn.functional import cross_entropy
 
-    from app.data.augment import Draw, ImageCollate
+    from app.data.images.augment import Draw, ImageCollate
 
     with Run(config) as run:
         augment = Draw(config.augment)

@@ -12,10 +12,10 @@ from typing import Literal
 
 from app import OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
-from app.hub import check_positions, load_model, load_tokenizer
-from app.language.lora import Lora, add_adapters, check_lora
-from app.scratch import DecoderScratch, check_shape, decoder
-from app.speed import Cost
+from app.rundir.throughput import Cost
+from app.tasks.from_scratch import DecoderScratch, check_shape, decoder
+from app.tasks.language.lora import Lora, add_adapters, check_lora
+from app.tasks.pretrained import check_positions, load_model, load_tokenizer
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -52,7 +52,7 @@ class Config:
 
 def load_data(config: Config):
     """Return blocks to train on and to evaluate on, the tokenizer, and a line on what they are."""
-    from app.data import corpus
+    from app.data.corpus import corpus
 
     tables = corpus.load(config.data)
     if config.model:
@@ -84,8 +84,8 @@ def build_model(config: Config, tokenizer):
 
 def loss_of(model, inputs: dict):
     """Return the mean loss over the tokens of a micro-batch that are to be learnt."""
-    from app.data.blocks import token_loss
-    from app.language.attention import model_inputs
+    from app.data.corpus.blocks import token_loss
+    from app.tasks.language.attention import model_inputs
 
     known = {name: tensor for name, tensor in model_inputs(inputs).items() if name != "targets"}
     # With a cache transformers would take no notice of where documents begin.
@@ -94,7 +94,7 @@ def loss_of(model, inputs: dict):
 
 def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every token to learn of the evaluation blocks once, and have it write."""
-    from app.language.generate import sample_text
+    from app.tasks.language.generate import sample_text
 
     scores = run.scores_of()
     for micro in run.evaluation(model, blocks, collate, weights=blocks.weights):
@@ -115,7 +115,7 @@ def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dic
 
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
-    from app.language.attention import Attention
+    from app.tasks.language.attention import Attention
 
     with Run(config) as run:
         check_shape(config.scratch)

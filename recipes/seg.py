@@ -12,10 +12,10 @@ from functools import partial
 from typing import Literal
 
 from app import OptimConfig, Run, RunConfig, UserError, parse
+from app.checkpoints.export import Card
 from app.data.config import VolumeData
-from app.export import Card
-from app.hub import check_installed, check_patches, image_channels, load_segmenter
-from app.scratch import UNetScratch, check_unet
+from app.tasks.from_scratch import UNetScratch, check_unet
+from app.tasks.pretrained import check_installed, check_patches, image_channels, load_segmenter
 
 USE_IT = (
     "python -c 'import json, monai, safetensors.torch as st; "
@@ -44,7 +44,7 @@ class Config:
 
 def load_data(config: Config):
     """Return patches to train on, whole images to evaluate on, and a line on what they are."""
-    from app.data import volumes
+    from app.data.volumes import volumes
 
     if config.model and config.data.dims != 2:
         raise UserError(f"--model {config.model} takes images of two dimensions: use --data.dims 2, or leave it out")
@@ -53,7 +53,7 @@ def load_data(config: Config):
 
 def build_model(config: Config, patches, names):
     """Return a model whose logits have a channel for each class, and what is saved beside it."""
-    from app.segmentation.losses import channels_of
+    from app.tasks.segmentation.losses import channels_of
 
     channels = channels_of(config.loss, len(names))
     if config.model:
@@ -94,11 +94,11 @@ def predict(model, images):
 
 def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     """Score the model on every whole image once, and show the first few."""
-    from app.data.cases import stack
-    from app.segmentation.losses import classes_of
-    from app.segmentation.overlap import Overlap
-    from app.segmentation.panels import panel
-    from app.segmentation.windows import sliding_window
+    from app.data.volumes.cases import stack
+    from app.tasks.segmentation.losses import classes_of
+    from app.tasks.segmentation.overlap import Overlap
+    from app.tasks.segmentation.panels import panel
+    from app.tasks.segmentation.windows import sliding_window
 
     scores, shown = run.scores_of(Overlap(cases.names)), {}
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
@@ -115,8 +115,8 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
 
 def main(config: Config) -> dict[str, float]:
     """Train, and return the last scores."""
-    from app.data.cases import stack
-    from app.segmentation.losses import channels_of, dice_loss
+    from app.data.volumes.cases import stack
+    from app.tasks.segmentation.losses import channels_of, dice_loss
 
     with Run(config) as run:
         check_installed("monai")

@@ -16,10 +16,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from app.checkpoint import STATE
-from app.launcher import family, kill_tree, words_of
-from app.reader import StateReader
-from app.speed import SPEEDS
+from app.checkpoints.safe_reader import StateReader
+from app.checkpoints.store import STATE
+from app.launching.launcher import family, kill_tree, words_of
+from app.rundir.throughput import SPEEDS
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"

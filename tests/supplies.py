@@ -30,7 +30,7 @@ def _write_models(folder: Path) -> None:
         ViTImageProcessorPil,
     )
 
-    from app.data.tokenizer import byte_tokenizer, train_tokenizer
+    from app.data.text.tokenizer import byte_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(["some words", "more words"], 270, 128)
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}

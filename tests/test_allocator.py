@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ASK = "from app.allocator import keep_freed_memory; print(keep_freed_memory())"
+ASK = "from app.distributed.allocator import keep_freed_memory; print(keep_freed_memory())"
 
 
 def kept(**environment: str) -> str:

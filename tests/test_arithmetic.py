@@ -1,4 +1,4 @@
-"""app.arithmetic: what torch lets be chosen is chosen for a run in exact mode, and given back without a warning."""
+"""deterministic_settings: what torch lets be chosen is chosen for exact mode, and given back without a warning."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.backends import cuda, cudnn
 
-from app import arithmetic
+from app.training import deterministic_settings
 from tiny import train
 
 BEFORE = {
@@ -26,7 +26,7 @@ BEFORE = {
 def chosen():
     """Read everything that can be read: where older and newer settings disagree, torch refuses to read the older."""
     found = {}
-    for name, choice in arithmetic.CHOICES.items():
+    for name, choice in deterministic_settings.CHOICES.items():
         try:
             found[name] = choice.read()
         except RuntimeError:
@@ -40,7 +40,7 @@ def usual():
     before = chosen()
     yield before
     for name, value in before.items():
-        arithmetic.CHOICES[name].write(value)
+        deterministic_settings.CHOICES[name].write(value)
 
 
 @pytest.mark.parametrize("before", BEFORE)
@@ -49,10 +49,10 @@ def test_what_was_chosen_is_given_back(usual, before):
         warnings.simplefilter("error")
         BEFORE[before]()
         found = chosen()
-        with arithmetic.settled():
+        with deterministic_settings.settled():
             inside = chosen()
         assert chosen() == found
-    for name, choice in arithmetic.CHOICES.items():
+    for name, choice in deterministic_settings.CHOICES.items():
         wanted = (False, True) if isinstance(inside[name], tuple) else choice.wanted
         assert inside[name] == wanted, name
 

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from app import UserError
-from app.data.tokenizer import byte_tokenizer
-from app.language import attention, attention_functions
-from app.language.attention import Attention, choose, document_mask, model_inputs, starts_of
-from app.scratch import DecoderScratch, decoder
+from app.data.text.tokenizer import byte_tokenizer
+from app.tasks.from_scratch import DecoderScratch, decoder
+from app.tasks.language import attention, attention_functions
+from app.tasks.language.attention import Attention, choose, document_mask, model_inputs, starts_of
 
 SIZE, LENGTHS = 24, [[5, 1, 18], [24], [7, 7, 10]]
 

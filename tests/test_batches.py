@@ -1,4 +1,4 @@
-"""app.batches: every sample once, the same micro-batches for any number of ranks, at a cost that knows no size."""
+"""batch_plan: every sample once, the same micro-batches for any number of ranks, at a cost that knows no size."""
 
 import hashlib
 import itertools
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import order
-from app.batches import BatchPlan, EvaluationPlan, equal_cost_cuts, even_cuts
 from app.config import RunConfig
 from app.errors import UserError
+from app.sampling import permutation
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, equal_cost_cuts, even_cuts
 
 properties = settings(derandomize=True, deadline=None, database=None, max_examples=150)
 
@@ -387,7 +387,7 @@ def test_ten_thousand_ranks_share_a_trillion_samples():
 
 def place_of(ids: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """Undo order.permute: go through its rounds from the last to the first, and walk on where it walked."""
-    keys = order._random_words(n, seed, epoch, "<u4", 2 * order.ROUNDS).reshape(order.ROUNDS, 2)
+    keys = permutation._random_words(n, seed, epoch, "<u4", 2 * permutation.ROUNDS).reshape(permutation.ROUNDS, 2)
     bits, word = np.uint64((n - 1).bit_length() // 2), np.uint64(32)
     mask, rows = (np.uint64(1) << bits) - np.uint64(1), (np.uint64(n - 1) >> bits) + np.uint64(1)
     places, walking = ids.astype(np.uint64), np.arange(len(ids))
@@ -395,9 +395,9 @@ def place_of(ids: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
         row, column = places[walking] >> bits, places[walking] & mask
         for i, (first, second) in reversed(list(enumerate(keys))):
             if i % 2:
-                column = (column - order._mix(row, first, second)) & mask
+                column = (column - permutation._mix(row, first, second)) & mask
             else:
-                row = (row + rows - ((order._mix(column, first, second) * rows) >> word)) % rows
+                row = (row + rows - ((permutation._mix(column, first, second) * rows) >> word)) % rows
         places[walking] = (row << bits) | column
         walking = walking[places[walking] >= n]
     return places.view(np.int64)
@@ -410,10 +410,10 @@ def test_a_million_steps_of_a_trillion_samples_on_ten_thousand_ranks():
     random = np.random.default_rng(0)
     wanted = np.unique(random.integers(0, samples, 1_000_000))
     positions = epoch * samples + place_of(wanted, samples, plan.seed, epoch)
-    assert np.array_equal(order.stream(positions, samples, plan.seed)[0], wanted)  # coverage
+    assert np.array_equal(permutation.stream(positions, samples, plan.seed)[0], wanted)  # coverage
     steps = np.unique(random.integers(samples // plan.global_batch, plan.steps, 1_000_000))
     drawn = steps * plan.global_batch + random.integers(0, plan.global_batch, len(steps))
-    ids, epochs = order.stream(drawn, samples, plan.seed)
+    ids, epochs = permutation.stream(drawn, samples, plan.seed)
     assert len(np.unique(ids)) == len(ids) > 970_000 and set(epochs.tolist()) == {epoch}  # disjointness
     # That a sample's rank is its place in the step, divided by the share, is what the planner says in whole steps.
     shares = np.bincount(positions % plan.global_batch // each, minlength=ranks)
@@ -422,7 +422,7 @@ def test_a_million_steps_of_a_trillion_samples_on_ten_thousand_ranks():
         micros = [ids for ids, _ in plan.micros(step)]
         assert [len(ids) for ids in micros] == [each] * ranks
         places = np.arange(plan.seen(step), plan.seen(step + 1))
-        assert np.array_equal(np.concatenate(micros), order.stream(places, samples, plan.seed)[0])
+        assert np.array_equal(np.concatenate(micros), permutation.stream(places, samples, plan.seed)[0])
         for rank in (0, 1, ranks // 2, ranks - 1):
             (turn,) = plan.step(step, rank, ranks).turns
             assert turn.weight == each and np.array_equal(turn.ids, micros[rank])

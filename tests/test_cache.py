@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from app.data.cache import remember, using_cache
-from app.data.json_objects import by_column
+from app.data.tables.json_objects import by_column
 from tables import load, refused, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("data_cache")

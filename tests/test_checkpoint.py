@@ -1,4 +1,4 @@
-"""app.checkpoint: what is there is whole, the last good one is never given up, and damage is found and named."""
+"""app.checkpoints.store: what is there is whole, the last good one is never given up, and damage is found and named."""
 
 import errno
 import json
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import RECORD, SCORES, STATE, Checkpoints
+from app.checkpoints.manifest import MANIFEST, checksum, vouch
+from app.checkpoints.store import RECORD, SCORES, STATE, Checkpoints
 from app.errors import UserError
-from app.manifest import MANIFEST, checksum, vouch
 
 # Children start as forks: at once, with torch imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -556,7 +556,7 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     to, warnings = checkpoints(tmp_path, keep=9), []
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", broken)
-        patch.setattr("app.checkpoint.time.sleep", lambda seconds: None)
+        patch.setattr("app.checkpoints.store.time.sleep", lambda seconds: None)
         assert to.newest(warnings.append)[1]["step"] == 4
     assert "step-00000008 cannot be read and left out" in warnings[0]
     save(to, 6)

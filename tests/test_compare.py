@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit import SKETCH, sketch
-from app.compare import EXACT, ORDINARY, Trace, compare
-from app.hashing import hash_of
-from app.proof import MEANS, Comparison, Difference
+from app.commands.prove.compare import EXACT, ORDINARY, Trace, compare
+from app.commands.prove.difference import MEANS, Comparison, Difference
+from app.sampling.hashing import hash_of
+from app.training.audit import SKETCH, sketch
 
 
 def tensor(*values):

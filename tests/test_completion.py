@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from app.__main__ import summaries
+from app.commands import summaries
 from launching import ROOT
 
 

@@ -13,7 +13,7 @@ import yaml
 
 from app.config import OptimConfig, RunConfig, check, defaults, diff, flatten, to_dict
 from app.errors import UserError
-from app.flags import parse
+from app.launching.flags import parse
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from app import UserError
-from app.checkpoint import RECORD
-from app.manifest import MANIFEST
+from app.checkpoints.manifest import MANIFEST
+from app.checkpoints.store import RECORD
 from launching import metrics
 from test_checkpoint import DAMAGE
 from tiny import DATA, saved, train

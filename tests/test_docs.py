@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.__main__ import summaries
-from app.flags import parse, parse_command
+from app.commands import load, summaries
+from app.launching.flags import parse, parse_command
 from launching import PROFILES, ROOT, run
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,7 +62,7 @@ def test_options_of_commands_are_known(document, words):
     if name == "COMMAND":
         return
     assert name in summaries()
-    command = importlib.import_module(f"app.commands.{name}")
+    command = load(name)
     takes_flags = len(inspect.signature(command.main).parameters) > 1
     _, flags = parse_command(command.Options, rest, "", takes_flags)
     recipe = next((word for word in rest if word.startswith("recipes/")), None)

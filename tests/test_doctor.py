@@ -8,9 +8,9 @@ import time
 import psutil
 import pytest
 
-from app import allreduce, disk, findings, machine, profiles
-from app.commands import doctor
-from app.findings import NOTE, OK, TROUBLE, Finding
+from app.commands.doctor import allreduce, command, disk, findings, machine
+from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding
+from app.launching import profiles
 from launching import PROFILES, run
 
 
@@ -100,9 +100,9 @@ def test_a_profile_that_cannot_work_is_found(tmp_path, change, says):
     text = (PROFILES / "ddp_cpu.yaml").read_text()
     assert change[0] in text
     (tmp_path / "p.yaml").write_text(text)
-    assert not [row for row in doctor.fits(profiles.read(str(tmp_path / "p.yaml"))) if row.verdict == TROUBLE]
+    assert not [row for row in command.fits(profiles.read(str(tmp_path / "p.yaml"))) if row.verdict == TROUBLE]
     (tmp_path / "p.yaml").write_text(text.replace(*change))
-    rows = [row for row in doctor.fits(profiles.read(str(tmp_path / "p.yaml"))) if row.verdict == TROUBLE]
+    rows = [row for row in command.fits(profiles.read(str(tmp_path / "p.yaml"))) if row.verdict == TROUBLE]
     assert any(says in row.found and row.fix for row in rows)
 
 

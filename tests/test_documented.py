@@ -13,9 +13,9 @@ import pytest
 from supplies import lay_out
 from test_docs import APP, RECIPES, named
 
-from app import history
 from app.__main__ import main as command
-from app.flags import parse
+from app.launching.flags import parse
+from app.rundir import history
 from launching import ROOT
 
 # Of 17 samples or so: the last step is short, as a reader's own is.

@@ -1,4 +1,4 @@
-"""app.exact, in one process: what it refuses, what it says, and what it leaves alone."""
+"""app.training.exact_gradients, in one process: what it refuses, what it says, and what it leaves alone."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.grid import GRID, Grid, Shards
+from app.training.gradient_grid import GRID, Grid, Shards
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -206,7 +206,9 @@ def test_a_run_that_does_not_begin_gives_back_what_it_took(tmp_path, found, monk
     """Torch's settings, which would change what this process does next, and the folder, with all that was made."""
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not today"):
         patch.setattr("app.run.seed_all", Mock(side_effect=RuntimeError("not today")))
-        patch.setattr("app.exact._check", lambda accelerator: torch.use_deterministic_algorithms(True))
+        patch.setattr(
+            "app.training.exact_gradients._check", lambda accelerator: torch.use_deterministic_algorithms(True)
+        )
         train(tmp_path / "run", nn.Linear(4, 1))
     assert settings_of_torch() == found and not (tmp_path / "run").exists()
     train(tmp_path / "run", nn.Linear(4, 1))

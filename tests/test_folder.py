@@ -1,4 +1,4 @@
-"""app.folder: one run holds a folder at a time, a run goes on with its own settings only, and files are never half."""
+"""folder: one run holds a folder at a time, a run goes on with its own settings only, and files are never half."""
 
 import json
 import math
@@ -17,7 +17,7 @@ import yaml
 
 from app.config import RunConfig, to_dict
 from app.errors import UserError
-from app.folder import RunFolder
+from app.rundir.folder import RunFolder
 
 # A fork starts at once, and has claimed nothing: locks are not inherited.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -102,7 +102,7 @@ def test_reading_the_lock_does_not_open_it(tmp_path):
 
 def refused_elsewhere(path: Path) -> bool:
     def attempt():
-        from app import lock
+        from app.rundir import lock
 
         lock._held.clear()  # what the fork remembers of its parent
         try:
@@ -124,7 +124,7 @@ def test_a_lock_taken_while_its_file_goes_is_not_a_lock(tmp_path):
     ours, theirs = FORK.Pipe()
 
     def late():
-        from app import lock
+        from app.rundir import lock
 
         lock._held.clear()
         take = lock.fcntl.flock

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from app import fits, footprint, profiles, rehearsal, simulated
-from app.footprint import FIRST, LATER, UPDATE, Footprint, Micro, largest
-from app.hollow import emptied
-from app.storages import Storages
+from app.commands.plan import footprint, largest_micro_batch, simulated_device
+from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, Micro, largest
+from app.commands.plan.live_storage import Storages
+from app.commands.plan.meta_tensors import emptied
+from app.launching import dry_run, profiles
 from launching import PROFILES, ROOT, run
 
 
@@ -69,7 +70,7 @@ def on_device(name: str, device: str, precision: str) -> dict[str, int]:
     make, inputs, count = MODELS[name]
     model, storages = make(), Storages()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    taken = simulated.Kernels(device, precision, storages)
+    taken = simulated_device.Kernels(device, precision, storages)
     with emptied([model], [optimizer]), taken.installed(), taken.casting([model]):
         targets = torch.zeros(count, dtype=torch.int64, device="meta")
         found = two_steps(model, optimizer, inputs().to("meta"), targets, storages)
@@ -102,7 +103,7 @@ def test_a_gpu_keeps_no_attention_matrix_and_a_byte_a_dropped_number():
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_sums_are_taken_in_fp32_where_autocast_on_a_gpu_does(dtype):
-    taken = simulated.Kernels("cuda", "bf16", Storages())
+    taken = simulated_device.Kernels("cuda", "bf16", Storages())
     numbers = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)
     with taken.installed(), torch.autocast("cpu", torch.bfloat16):
         expected = dtype or torch.float32
@@ -119,9 +120,11 @@ def test_autocast_on_a_gpu_casts_what_torch_says():
         body = re.search(rf"#define AT_FORALL_{name}\(_\)((?:.*\\\n)*.*\n)", text)[1]
         listed = {".".join(pair.replace(" ", "").split(",")) for pair in re.findall(r"_\(([\w, ]+)\)", body)}
         listed = {name for name in listed if "imname" not in name}  # of tensors with named dimensions
-        assert {name for name in getattr(simulated, own).split() if simulated.known(name, "cuda")} == listed
-    on_cpu = f"{simulated.LOWER_ON_CPU} {simulated.HIGHER_ON_CPU}".split()
-    assert [name for name in on_cpu if not simulated.known(name, "cpu")] == []
+        assert {
+            name for name in getattr(simulated_device, own).split() if simulated_device.known(name, "cuda")
+        } == listed
+    on_cpu = f"{simulated_device.LOWER_ON_CPU} {simulated_device.HIGHER_ON_CPU}".split()
+    assert [name for name in on_cpu if not simulated_device.known(name, "cpu")] == []
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_the_search_ends_at_the_border(room, fits_, too_large):
     """From any start, with no more questions than there are sizes."""
     profile = profiles.read(str(PROFILES / "cpu.yaml"))
     for start in (1, 4, 64):
-        found = fits.Fits([profile], room)
+        found = largest_micro_batch.Fits([profile], room)
         asked = []
 
         def peak(profile, plan, micro, asked=asked):
@@ -178,17 +181,17 @@ def test_the_search_ends_at_the_border(room, fits_, too_large):
 def test_an_exact_turn_finds_no_gradients_and_buckets_stay():
     """Which of the counted peaks a layout has."""
     found = Footprint(Micro(None, None, 4, None), 100, 40, 5, first=300, later=340, uncast=330, update=180)
-    held = fits.memory.Memory(30, 40, 80, 60, 0)
+    held = largest_micro_batch.memory.Memory(30, 40, 80, 60, 0)
     cpu, ddp = (profiles.read(str(PROFILES / f"{name}.yaml")) for name in ("cpu", "ddp_cpu"))
-    assert fits.peak(found, cpu, held._replace(sums=0), 1, False, []) == 300 + 5
-    assert fits.peak(found, cpu, held._replace(sums=0), 2, False, []) == 340 + 10
-    assert fits.peak(found, cpu, held, 2, True, []) == 300 + 80 + 10
-    assert fits.peak(found, ddp, held._replace(sums=0), 1, False, []) == 340 + 5
-    assert fits.peak(found, ddp, held._replace(sums=0), 2, False, []) == 340 + 40 + 10
+    assert largest_micro_batch.peak(found, cpu, held._replace(sums=0), 1, False, []) == 300 + 5
+    assert largest_micro_batch.peak(found, cpu, held._replace(sums=0), 2, False, []) == 340 + 10
+    assert largest_micro_batch.peak(found, cpu, held, 2, True, []) == 300 + 80 + 10
+    assert largest_micro_batch.peak(found, ddp, held._replace(sums=0), 1, False, []) == 340 + 5
+    assert largest_micro_batch.peak(found, ddp, held._replace(sums=0), 2, False, []) == 340 + 40 + 10
 
 
 def test_the_largest_micro_batch_is_the_one_with_most_padded_tokens():
-    from app.batches import BatchPlan
+    from app.sampling.batch_plan import BatchPlan
 
     plan = BatchPlan(64, 640, 16, 4, lengths=torch.arange(1, 65).numpy())
     micro, costs = largest(plan), [len(i) * plan.lengths[i].max() for s in range(plan.steps) for i, _ in plan.micros(s)]
@@ -244,8 +247,8 @@ def test_a_body_that_changes_a_file_is_held_back(tmp_path, monkeypatch, way):
     mine = script(tmp_path, after=WAYS[way])
     (tmp_path / "kept").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    loop = rehearsal.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
-    rehearsal.rehearse(mine, ["--run.dir", str(tmp_path / "run")], loop)
+    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
+    dry_run.rehearse(mine, ["--run.dir", str(tmp_path / "run")], loop)
     assert loop.failed and (way == "safetensors" or "kept, and a rehearsed one changes no files" in loop.failed)
     assert (tmp_path / "kept").read_text() == "mine"
     (tmp_path / "kept").write_text("open again")

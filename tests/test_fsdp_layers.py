@@ -1,4 +1,4 @@
-"""app.fsdp: which layers FSDP2 shards one by one, on models as users bring them."""
+"""app.distributed.fsdp: which layers FSDP2 shards one by one, on models as users bring them."""
 
 import os
 
@@ -21,7 +21,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from app import fsdp
+from app.distributed import fsdp
 from app.errors import UserError
 
 BERT = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}

@@ -1,12 +1,52 @@
-"""CONTRIBUTING.md names every module of app, and no other."""
+"""The rooms of app: few enough to see at once, and each uses only those below it."""
 
-import re
+import ast
+from pathlib import Path
+
+import pytest
 
 from launching import ROOT
 
+APP = ROOT / "app"
+# From the bottom up. `run` is the one that recipes open; commands may use all, and nothing uses commands.
+ORDER = [
+    *("errors", "config", "sampling", "distributed", "launching", "rundir", "data", "checkpoints", "training"),
+    *("tasks", "run", "commands", "__main__"),
+]
 
-def test_every_module_has_its_place_in_the_table():
-    table = [line.split("|")[1] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line[:3] == "| `"]
-    named = {name.rpartition("/")[2] for cell in table for name in re.findall(r"`([\w/]+\.py)`", cell)}
-    there = {path.name for path in (ROOT / "app").glob("*.py")} - {"__init__.py"}
-    assert named == there
+
+def modules() -> list[Path]:
+    return sorted(path for path in APP.rglob("*.py") if path != APP / "__init__.py")
+
+
+def room_of(name: str) -> str:
+    """The room of `app.x.y`, which is x."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def imported(path: Path) -> set[str]:
+    """Names of what a module imports of app, inside functions too."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.startswith("app.")}
+
+
+def test_a_dozen_entries_at_most():
+    shown = {path.name for path in APP.iterdir() if not path.name.startswith("_") and path.suffix in ("", ".py")}
+    assert {name.removesuffix(".py") for name in shown} == set(ORDER) - {"__main__"} and len(shown) <= 12
+
+
+def test_every_room_is_in_contributing():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = [name for name in ORDER if name != "__main__"]
+    assert [name for name in rooms if not any(word in text for word in (f"`app/{name}/`", f"{name}.py`"))] == []
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(APP)))
+def test_arrows_point_down(path):
+    own = ORDER.index(path.relative_to(APP).parts[0].removesuffix(".py"))
+    above = [name for name in imported(path) if (room := room_of(name)) in ORDER and ORDER.index(room) > own]
+    assert above == []

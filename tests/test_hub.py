@@ -9,8 +9,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from app.data.text import train_tokenizer
-from app.hub import load_model, load_tokenizer, longest_input
+from app.data.text.labeled_text import train_tokenizer
+from app.tasks.pretrained import load_model, load_tokenizer, longest_input
 from tables import refused
 
 

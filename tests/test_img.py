@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from app.data.augment import Draw, ImageCollate
 from app.data.config import Augment, ClassData
 from app.data.fingerprint import contents, difference
-from app.data.images import ImageColumn, Images, load_images, load_labelled, own_processor
-from app.hub import load_processor
-from app.seeding import sample_generator
-from app.vision.pictures import confusion, sheet
+from app.data.images.augment import Draw, ImageCollate
+from app.data.images.labeled_images import ImageColumn, Images, load_images, load_labelled, own_processor
+from app.sampling.seeding import sample_generator
+from app.tasks.pretrained import load_processor
+from app.tasks.vision.pictures import confusion, sheet
 from launching import ROOT, launch_many, saved_state, scores, steps, weights
 from tables import refused
 

@@ -4,7 +4,7 @@ import datasets
 import numpy as np
 import pytest
 
-from app.data.labels import MULTI, REGRESSION, SINGLE, problem_of
+from app.data.tables.labels import MULTI, REGRESSION, SINGLE, problem_of
 from tables import labels_of, refused, table
 
 CLASS = datasets.ClassLabel(names=["z", "a", "m"])

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from app import RunConfig, UserError
-from app.accelerator import Accelerator
-from app.layout import check_bound, depends_on_layout, in_short, synchronised
-from app.profiles import Profile
+from app.distributed.accelerator import Accelerator
+from app.distributed.layout import check_bound, depends_on_layout, in_short, synchronised
+from app.launching.profiles import Profile
 
 FSDP = {"wrapping": "FSDP2", "processes": 4, "data_ranks": 4, "precision": "bf16", "device": "cpu"}
 ZERO = {**FSDP, "wrapping": "DeepSpeed ZeRO-2"}

@@ -11,12 +11,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from app import parse
-from app.data.blocks import token_loss
+from app.data.corpus.blocks import token_loss
 from app.errors import UserError
-from app.hub import check_positions
-from app.language.lora import Lora, add_adapters
-from app.scratch import DecoderScratch, check_shape, decoder
-from app.speed import Cost, peak_flops
+from app.rundir.throughput import Cost, peak_flops
+from app.tasks.from_scratch import DecoderScratch, check_shape, decoder
+from app.tasks.language.lora import Lora, add_adapters
+from app.tasks.pretrained import check_positions
 from launching import ROOT, launch, metrics, scores, steps
 from recipes import lm
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from app.data import corpus
-from app.data.blocks import IGNORED, Blocks, collate, token_loss
 from app.data.config import CorpusData
-from app.data.documents import start_of
-from app.data.encode import tokenize
-from app.data.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
-from app.data.txts import PIECE, piece_rows
+from app.data.corpus import corpus
+from app.data.corpus.blocks import IGNORED, Blocks, collate, token_loss
+from app.data.corpus.documents import start_of
+from app.data.corpus.encode import tokenize
+from app.data.tables.text_files import PIECE, piece_rows
+from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
 
 SIZE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
@@ -43,7 +43,7 @@ def config_of(path, **flags):
 
 def documents_of(path, tokenizer=None, **flags):
     """Tokenize all that a file holds, before anything is held out."""
-    from app.data.sources import open_source
+    from app.data.tables.sources import open_source
 
     config = config_of(path, **flags)
     table = open_source("--data.path", config.path, txt=config.txt)["train"]
@@ -180,7 +180,7 @@ def test_of_a_txt_file_the_end_is_held_out(data_cache, tmp_path):
 def test_a_document_over_many_pieces_ends_once(data_cache, tmp_path):
     (tmp_path / "a.txt").write_text("x" * (3 * PIECE + 5))
     (tmp_path / "b.txt").write_text("y\n")
-    from app.data.sources import open_source
+    from app.data.tables.sources import open_source
 
     table = open_source("--data.path", [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])["train"]
     documents = tokenize(table, config_of(""), byte_tokenizer(8))
@@ -208,11 +208,11 @@ def test_blocks_are_read_alike_across_chunks_and_in_another_process(data_cache, 
 
 
 def test_several_processes_tokenize_to_the_same(data_cache, write, monkeypatch):
-    monkeypatch.setattr("app.data.encode.BYTES_PER_PROCESS", 1)
+    monkeypatch.setattr("app.data.corpus.encode.BYTES_PER_PROCESS", 1)
     many = documents_of(write({"text": f"text {i}"} for i in range(40)))
     assert len(many.info["files"]) > 1
-    monkeypatch.setattr("app.data.encode.BYTES_PER_PROCESS", 10**9)
-    monkeypatch.setattr("app.data.encode.CHARACTERS_AT_ONCE", 20)
+    monkeypatch.setattr("app.data.corpus.encode.BYTES_PER_PROCESS", 10**9)
+    monkeypatch.setattr("app.data.corpus.encode.CHARACTERS_AT_ONCE", 20)
     one = documents_of(write(({"text": f"text {i}"} for i in range(40)), "again.jsonl"))
     assert len(one.info["files"]) == 1
     assert one.tokens(0, len(one)).tolist() == many.tokens(0, len(many)).tolist()
@@ -222,7 +222,7 @@ def test_several_processes_tokenize_to_the_same(data_cache, write, monkeypatch):
 def test_tokenizing_is_done_once(data_cache, write, monkeypatch):
     path = write([{"text": "abc"}] * 3)
     first = documents_of(path)
-    monkeypatch.setattr("app.data.encode._encode", None)
+    monkeypatch.setattr("app.data.corpus.encode._encode", None)
     assert documents_of(path).info == first.info
     (data_cache / "samestep" / first.info["files"][0]).unlink()
     with pytest.raises(TypeError):
@@ -285,7 +285,7 @@ def test_a_conversation_is_a_list_of_messages(data_cache, write):
 
 
 def test_the_library_is_there_whole(data_cache):
-    from app.data.builtin import BUILTINS
+    from app.data.tables.builtin import BUILTINS
 
     table = BUILTINS["stdlib-files"]()
     assert table.column_names == ["text", "file"] and len(table) > 300

@@ -1,4 +1,4 @@
-"""app.loader: the same items from any step, for any workers, in order, with randomness that belongs to samples."""
+"""loader: the same items from any step, for any workers, in order, with randomness that belongs to samples."""
 
 import random
 import time
@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from app.batches import BatchPlan, EvaluationPlan
 from app.errors import UserError
-from app.loader import load
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan
+from app.training.loader import load
 
 CPU = torch.device("cpu")
 PLAN = BatchPlan(samples=23, total=50, global_batch=9, micro_batch=2, seed=3, lengths=np.arange(23) % 7)

@@ -1,4 +1,4 @@
-"""app.lock: one run holds a folder, on disks without flock and on disks that machines share, told by real processes."""
+"""lock: one run holds a folder, on disks without flock and on disks that machines share, told by real processes."""
 
 import errno
 import multiprocessing
@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import lock, process
+from app.distributed import environment
 from app.errors import UserError
-from app.lock import FolderLock
+from app.rundir import lock
+from app.rundir.lock import FolderLock
 
 # A fork starts at once, and has claimed nothing: locks are not inherited.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -105,7 +106,7 @@ def test_a_disk_without_flock(tmp_path, monkeypatch, code):
 
 def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.ENOLCK))
-    began = f"{process.this_process().split()[1].rpartition('.')[0]}.1"
+    began = f"{environment.this_process().split()[1].rpartition('.')[0]}.1"
     was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} {began}\n"
     (tmp_path / "lock").write_text(was)
     assert take(tmp_path) == []
@@ -113,14 +114,14 @@ def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere psutil's time is all there is")
 def test_a_process_keeps_its_name_when_the_clock_is_set(monkeypatch):
-    name = process.this_process()
+    name = environment.this_process()
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
-    assert process.this_process() == name and process.is_alive(name)
-    assert not process.is_alive(name + "0") and not process.is_alive(f"{2**22 + 1} {name.split()[1]}")
+    assert environment.this_process() == name and environment.is_alive(name)
+    assert not environment.is_alive(name + "0") and not environment.is_alive(f"{2**22 + 1} {name.split()[1]}")
     child = subprocess.Popen(["true"])
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert process._began(child.pid) == ""
+    assert environment._began(child.pid) == ""
     child.wait()
 
 
@@ -236,10 +237,10 @@ def test_another_machine_of_the_same_name(tmp_path, monkeypatch, hidden):
     host, number, (machine, _, start) = (
         os.uname().nodename,
         os.getpid(),
-        process.this_process().split()[1].rpartition("."),
+        environment.this_process().split()[1].rpartition("."),
     )
     other = machine if hidden else machine[::-1]
-    monkeypatch.setattr(process, "_machine", lambda: "" if hidden else machine)
+    monkeypatch.setattr(environment, "_machine", lambda: "" if hidden else machine)
     (tmp_path / "lock").write_text(f"process {number} on {host} since 2001-01-01 00:00:00\n{number} {other}.{start}\n")
     assert len(take(tmp_path)) == 1
 

@@ -1,4 +1,4 @@
-"""app.measures: torchmetrics' values, and the same bits however the samples are spread."""
+"""app.training.metrics: torchmetrics' values, and the same bits however the samples are spread."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
-from app.measures import Classification, MultiLabel, Regression
-from app.metrics import Scores
+from app.training.metrics import Classification, MultiLabel, Regression
+from app.training.scores import Scores
 
 ROWS = 203
 

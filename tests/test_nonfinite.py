@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.gradients import Gradients
-from app.steplog import StepLog
+from app.training.gradients import Gradients
+from app.training.step_metrics import StepLog
 from tiny import DATA, Config, saved
 
 SPOILT = [*DATA[:13], torch.full((4,), torch.inf), *DATA[14:]]

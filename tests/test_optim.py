@@ -1,4 +1,4 @@
-"""app.optim: parameter groups, and learning rates at points that are easy to work out by hand."""
+"""app.training.optimizer: parameter groups, and learning rates at points that are easy to work out by hand."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from app.config import OptimConfig
 from app.errors import UserError
-from app.optim import UNSUITABLE, build_optimizer, check, learning_rate
+from app.training.optimizer import UNSUITABLE, build_optimizer, check, learning_rate
 
 USABLE = sorted(
     name

@@ -1,4 +1,4 @@
-"""app.order: orders are permutations, are frozen, cost nothing to hold, and look random.
+"""app.sampling.permutation: orders are permutations, are frozen, cost nothing to hold, and look random.
 
 The statistical tests bound z-scores. Their seeds are fixed, so they cannot fail by chance on another day.
 """
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.order import LARGEST, SORTED, permute, stream, stretch
+from app.sampling.permutation import LARGEST, SORTED, permute, stream, stretch
 
 N = 2003  # a size on which the network runs, small enough to look at whole orders
 

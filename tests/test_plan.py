@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 
-from app import OptimConfig, memory, profiles
-from app.optim import build_optimizer
+from app import OptimConfig
+from app.commands.plan import memory
+from app.launching import profiles
+from app.training.optimizer import build_optimizer
 from launching import PROFILES, ROOT, launch_many, run
 from laws.holding import Model
 

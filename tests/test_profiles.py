@@ -9,7 +9,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
-from app import profiles
+from app.launching import profiles
 from launching import PROFILES, ROOT
 
 NAMES = ["cpu", "ddp_cpu", "fsdp_cpu", "gpu", "ddp", "fsdp", "hsdp", "ddp_2nodes", "fsdp_2nodes", "zero2", "zero3"]

@@ -8,13 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app import UserError, profiles
-from app import trial as trials
-from app.commands import prove
-from app.compare import Trace
-from app.launcher import Stalled, run
-from app.trial import Trial, reason
-from app.verdict import Report
+from app import UserError
+from app.commands.prove import command
+from app.commands.prove import trial as trials
+from app.commands.prove.compare import Trace
+from app.commands.prove.report import Report
+from app.commands.prove.trial import Trial, reason
+from app.launching import profiles
+from app.launching.launcher import Stalled, run
 from launching import PROFILES, ROOT
 
 CPU, DDP = str(PROFILES / "cpu.yaml"), str(PROFILES / "ddp_cpu.yaml")
@@ -47,18 +48,18 @@ time.sleep(60)
 def test_what_cannot_be_asked(monkeypatch, tmp_path, changes, flags, words):
     monkeypatch.chdir(tmp_path)
     Path("mpi.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n")
-    monkeypatch.setattr(prove, "_train", None)  # what gets there is not refused
+    monkeypatch.setattr(command, "_train", None)  # what gets there is not refused
     with pytest.raises(UserError, match=words):
-        prove.main(prove.Options(**{"recipe": RECIPE, "profiles": (CPU, DDP), **changes}), flags)
+        command.main(command.Options(**{"recipe": RECIPE, "profiles": (CPU, DDP), **changes}), flags)
 
 
 def test_an_earlier_report_gives_way_and_nothing_else(tmp_path):
-    folder = prove._make_room(tmp_path / "report")
+    folder = command._make_room(tmp_path / "report")
     (folder / "01-cpu").mkdir()
-    assert [path.name for path in prove._make_room(folder).iterdir()] == ["report.json"]
+    assert [path.name for path in command._make_room(folder).iterdir()] == ["report.json"]
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     with pytest.raises(UserError, match="it holds something else"):
-        prove._make_room(tmp_path / "runs")
+        command._make_room(tmp_path / "runs")
     assert (tmp_path / "runs" / "mine").exists()
 
 
@@ -89,8 +90,8 @@ def test_all_that_a_launch_began_ends_with_it(tmp_path, end):
 def test_a_signal_ends_a_launch_too(tmp_path):
     note = tmp_path / "pid"
     words = [sys.executable, "-c", PARENT, str(note)]
-    program = "import pathlib, app.launcher\n"
-    program += f"app.launcher.run({words!r}, pathlib.Path({str(tmp_path / 'output')!r}), int, 60)"
+    program = "import pathlib, app.launching.launcher\n"
+    program += f"app.launching.launcher.run({words!r}, pathlib.Path({str(tmp_path / 'output')!r}), int, 60)"
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     while not (note.exists() and note.read_text()):
         time.sleep(0.05)
@@ -219,8 +220,8 @@ def test_rounding_is_told_from_a_mistake_by_exact_mode(monkeypatch, tmp_path, ex
         return trial(DDP if profile.processes > 1 else CPU, trace=grown(profile.processes > 1))
 
     monkeypatch.setattr(trials, "train", train)
-    options = prove.Options(RECIPE, (CPU, DDP), steps=4, exact=False)
-    report = prove._train(options, [], [profiles.read(CPU), profiles.read(DDP)], tmp_path)
+    options = command.Options(RECIPE, (CPU, DDP), steps=4, exact=False)
+    report = command._train(options, [], [profiles.read(CPU), profiles.read(DDP)], tmp_path)
     assert asked == [(1, False), (2, False), (1, True), (2, True)]
     assert report.rows[1].verdict == verdict and report.status == status
     assert words in report.text()

@@ -1,4 +1,4 @@
-"""app.reader: a checkpoint's list of tensors is read without running what somebody put into it."""
+"""app.checkpoints.safe_reader: a checkpoint's list of tensors is read without running what somebody put into it."""
 
 import io
 import json
@@ -13,8 +13,8 @@ from test_run import train
 from torch.distributed.checkpoint import metadata as stored
 
 from app import UserError
-from app.manifest import MANIFEST, checksum
-from app.reader import StateReader
+from app.checkpoints.manifest import MANIFEST, checksum
+from app.checkpoints.safe_reader import StateReader
 
 
 class Payload:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from app.compiling import Compiling
+from app.training.recompiles import Compiling
 
 
 @pytest.fixture(autouse=True)

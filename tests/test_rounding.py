@@ -1,4 +1,4 @@
-"""app.rounding: launches that do not grow with the number of parameters, and kernels with the bits of torch's own."""
+"""grid_rounding: launches that do not grow with the number of parameters, and kernels with the bits of torch's own."""
 
 import importlib.util
 import os
@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from app import OptimConfig, Run, rounding
-from app.grid import GRID, Grid, Sums
+from app import OptimConfig, Run
+from app.training import grid_rounding
+from app.training.gradient_grid import GRID, Grid, Sums
 from benchmarks.launches import Launches
 from launching import ROOT
 from tiny import Config, RunConfig
@@ -68,7 +69,7 @@ def one_by_one(gradients):
 @pytest.mark.parametrize("scale", [None, 2.0**10])
 def test_the_size_of_pieces_changes_no_bit(monkeypatch, piece, scale):
     """Under fp16 the unit follows the scale of the loss; memory that is not contiguous and missing gradients too."""
-    monkeypatch.setitem(rounding.PIECES, "cpu", piece)
+    monkeypatch.setitem(grid_rounding.PIECES, "cpu", piece)
     scaler = scale and SimpleNamespace(_scale=torch.full((), scale))
     model = nn.ParameterList(
         [torch.zeros(30, 7), torch.zeros(3), torch.zeros(()), torch.zeros(2, 5, 4, 4), torch.zeros(8), torch.zeros(40)]
@@ -87,17 +88,17 @@ def test_the_size_of_pieces_changes_no_bit(monkeypatch, piece, scale):
             assert parameter.grad is None
         else:
             expected = one_by_one([given[1][index]] if index == 1 else [gradients[index] for gradients in given])
-            assert rounding.same(parameter.grad, expected * (scale or 1.0))
+            assert grid_rounding.same(parameter.grad, expected * (scale or 1.0))
             assert parameter.grad.stride() == parameter.stride()
 
 
 def test_rounding_goes_to_the_nearest_and_halves_to_even():
     found = values()
     sums = torch.empty(len(found), dtype=torch.float64)
-    rounding.add(found.clone(), sums, POINTS, fresh=True)
+    grid_rounding.add(found.clone(), sums, POINTS, fresh=True)
     exact = torch.tensor([float("nan") if x != x else x for x in found.tolist()], dtype=torch.float64) * POINTS
-    assert rounding.same(sums, exact.round() + 0.0)
-    assert rounding.same(rounding.nearest(found, POINTS), (exact.round() / POINTS + 0.0).float())
+    assert grid_rounding.same(sums, exact.round() + 0.0)
+    assert grid_rounding.same(grid_rounding.nearest(found, POINTS), (exact.round() / POINTS + 0.0).float())
 
 
 INTERPRETED = """

@@ -14,7 +14,8 @@ import yaml
 from torch import nn
 
 import tiny
-from app import OptimConfig, Run, RunConfig, UserError, recipe
+from app import OptimConfig, Run, RunConfig, UserError
+from app.rundir import recipe_source
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -347,7 +348,7 @@ def test_randomness_of_collate_belongs_to_the_micro_batch(tmp_path):
 
 def test_a_full_disk_costs_a_warning(tmp_path, capsys, monkeypatch):
     """Records are written again when there is room; the folder is given back in any case."""
-    from app.folder import RunFolder
+    from app.rundir.folder import RunFolder
 
     full = OSError(28, "No space left on device")
     write = RunFolder._write
@@ -431,13 +432,13 @@ def test_a_recipes_commit_is_noted(tmp_path):
     spec = importlib.util.spec_from_file_location("mine", file)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     sys.modules["mine"] = module
-    assert recipe.origin_of(module.Config())["commit"] == ""
+    assert recipe_source.origin_of(module.Config())["commit"] == ""
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD")
+    assert recipe_source.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD")
     file.write_text("class Config: pass\n")
-    assert recipe.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD") + "+"
+    assert recipe_source.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD") + "+"
 
 
 def test_a_run_from_before_a_setting_existed_goes_on_where_it_has_the_default(tmp_path):

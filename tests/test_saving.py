@@ -1,4 +1,4 @@
-"""app.saving, in one process: checkpoints are written while training goes on."""
+"""app.checkpoints.manager, in one process: checkpoints are written while training goes on."""
 
 import json
 import threading
@@ -7,8 +7,9 @@ import time
 import pytest
 import torch.distributed.checkpoint as dcp
 
-from app import UserError, accelerator
-from app.checkpoint import RECORD
+from app import UserError
+from app.checkpoints import sharded
+from app.checkpoints.store import RECORD
 from tiny import saved, state_folder, state_of, train
 
 SAVE = dcp.save
@@ -31,7 +32,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch, b
             seen.append(saved(tmp_path) == [2])
             go_on.set()
 
-    monkeypatch.setattr(accelerator.dcp, "save", slow)
+    monkeypatch.setattr(sharded.dcp, "save", slow)
     train(tmp_path, after, save_async=beside, keep=4)
     assert seen == [not beside]
     assert saved(tmp_path) == [2, 4, 6, 8]
@@ -53,7 +54,7 @@ def test_a_new_checkpoint_waits_for_the_one_in_flight(tmp_path, monkeypatch):
         writing.append("end")
         return result
 
-    monkeypatch.setattr(accelerator.dcp, "save", slow)
+    monkeypatch.setattr(sharded.dcp, "save", slow)
     train(tmp_path)
     assert writing == ["begin", "end"] * 4
     assert saved(tmp_path) == [6, 8]
@@ -68,7 +69,7 @@ def test_one_that_fails_costs_a_warning_and_the_next_is_tried(tmp_path, monkeypa
             raise OSError(28, "No space left on device")
         return SAVE(*args, **options)
 
-    monkeypatch.setattr(accelerator.dcp, "save", failing)
+    monkeypatch.setattr(sharded.dcp, "save", failing)
     train(tmp_path, keep=9)
     assert saved(tmp_path) == [2, 6, 8]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
@@ -86,7 +87,7 @@ def test_one_in_flight_is_committed_when_the_run_fails(tmp_path, monkeypatch):
         if run.steps_done == 5:
             raise UserError("enough")
 
-    monkeypatch.setattr(accelerator.dcp, "save", slow)
+    monkeypatch.setattr(sharded.dcp, "save", slow)
     with pytest.raises(UserError, match="enough"):
         train(tmp_path, after)
     assert saved(tmp_path) == [2, 4]
@@ -107,6 +108,6 @@ def test_the_best_is_compared_with_the_one_in_flight(tmp_path, monkeypatch):
         if run.steps_done == 3:
             go_on.set()
 
-    monkeypatch.setattr(accelerator.dcp, "save", slow)
+    monkeypatch.setattr(sharded.dcp, "save", slow)
     train(tmp_path, after, best="eval/x", eval_every=1, save_every=100, keep=1)
     assert saved(tmp_path) == [1, 8]

@@ -1,4 +1,4 @@
-"""app.seeding: randomness by key, the same everywhere, and unrelated for related keys."""
+"""app.sampling.seeding: randomness by key, the same everywhere, and unrelated for related keys."""
 
 import itertools
 import random
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.seeding import sample_generator, seed_all, seed_of
+from app.sampling.seeding import sample_generator, seed_all, seed_of
 
 
 def draws() -> tuple:

@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from app import UserError
-from app.hub import check_patches
-from app.scratch import UNetScratch, check_unet
-from app.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
-from app.segmentation.overlap import Overlap
-from app.segmentation.panels import colours, panel
-from app.segmentation.windows import passes, sliding_window
+from app.tasks.from_scratch import UNetScratch, check_unet
+from app.tasks.pretrained import check_patches
+from app.tasks.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
+from app.tasks.segmentation.overlap import Overlap
+from app.tasks.segmentation.panels import colours, panel
+from app.tasks.segmentation.windows import passes, sliding_window
 from launching import ROOT, launch_many, scores, steps
 
 RECIPE = ROOT / "recipes" / "seg.py"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.data.cases import stack
 from app.data.config import VolumeData
-from app.data.grains import grain, grains
-from app.data.volumes import load
+from app.data.volumes.cases import stack
+from app.data.volumes.grains import grain, grains
+from app.data.volumes.volumes import load
 from app.errors import UserError
-from app.seeding import sample_generator
+from app.sampling.seeding import sample_generator
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 SIDES = [(40, 30), (33, 64), (20, 20)]

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import yaml
 
-from app import curves, history, live
-from app.commands import plot, runs
+from app.commands import charts, command
+from app.commands.runs import command as runs
+from app.commands.watch import live
 from app.errors import UserError
+from app.rundir import history
 from launching import ROOT, run
 from tiny import train
 
@@ -85,12 +87,12 @@ def test_what_is_damaged_is_left_out(folder, tmp_path):
 
 
 def test_stops_and_changes_of_layout_are_marked(folder):
-    assert curves.marks(history.read(folder / "stopped")) == [curves.Mark(5, "resumed on 1 data rank, fp32, cpu")]
+    assert charts.marks(history.read(folder / "stopped")) == [charts.Mark(5, "resumed on 1 data rank, fp32, cpu")]
 
 
 def test_every_column_has_a_panel(folder):
     both = [history.read(folder / name) for name in ("stopped", "deep/failed")]
-    panels = curves.panels(both)
+    panels = charts.panels(both)
     assert [panel.title for panel in panels][:2] == ["loss", "eval/loss"]
     assert sorted(name for panel in panels for name in panel.names) == sorted(both[0].columns)
 
@@ -98,7 +100,7 @@ def test_every_column_has_a_panel(folder):
 @pytest.fixture(scope="module")
 def drawn(folder):
     stem = folder / "drawn" / "both"
-    assert plot.main(plot.Options((folder / "stopped", folder / "deep/failed"), str(stem))) == 0
+    assert command.main(command.Options((folder / "stopped", folder / "deep/failed"), str(stem))) == 0
     return stem
 
 
@@ -125,7 +127,7 @@ def test_a_browser_shows_the_page(drawn, tmp_path):
     words = [BROWSER, *flags, "--dump-dom", drawn.with_suffix(".html").as_uri()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     both = [history.read(drawn.parent.parent / name) for name in ("stopped", "deep/failed")]
-    curves_wanted = sum(len(panel.names) for panel in curves.panels(both)) * len(both)
+    curves_wanted = sum(len(panel.names) for panel in charts.panels(both)) * len(both)
     body = done.stdout[done.stdout.index("<h2>Curves</h2>") :]
     svg = "".join(re.findall(r"<svg.*?</svg>", body, re.DOTALL))
     assert len(re.findall(r'class="trace scatter', svg)) >= curves_wanted - 1  # the failed run has no scores
@@ -136,12 +138,12 @@ def test_a_browser_shows_the_page(drawn, tmp_path):
 
 def test_plot_says_what_is_missing(folder, tmp_path):
     with pytest.raises(UserError, match="holds no run"):
-        plot.main(plot.Options((tmp_path,)))
+        command.main(command.Options((tmp_path,)))
     with pytest.raises(UserError, match="plot what"):
-        plot.main(plot.Options(()))
+        command.main(command.Options(()))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="give a place that can be written"):
-        plot.main(plot.Options((folder / "stopped",), str(tmp_path / "file" / "x")))
+        command.main(command.Options((folder / "stopped",), str(tmp_path / "file" / "x")))
 
 
 def test_sparklines():
@@ -191,7 +193,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost(tmp_path, monkeypatch):
     (tmp_path / "run" / "run.json").write_text(json.dumps({**info, "status": "running"}))
     assert history.read(tmp_path / "run").status == "lost"
     (tmp_path / "run" / "run.json").write_text(json.dumps({**info, "status": "running"}))
-    monkeypatch.setattr("app.lock.in_use", ending)
+    monkeypatch.setattr("app.rundir.lock.in_use", ending)
     assert history.read(tmp_path / "run").status == "finished"
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from app.data.config import TextData
-from app.data.splits import hold_out
-from app.data.text import load_labelled
+from app.data.tables.splits import hold_out
+from app.data.text.labeled_text import load_labelled
 from tables import load, refused, table
 
 pytestmark = pytest.mark.usefixtures("data_cache")

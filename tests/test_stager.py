@@ -1,4 +1,4 @@
-"""app.stager: copies that training cannot change, in memory that is kept."""
+"""app.checkpoints.staging: copies that training cannot change, in memory that is kept."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-from app.stager import Stager
+from app.checkpoints.staging import Stager
 
 
 def test_copies_stay_as_they_were_in_memory_that_is_kept():

@@ -1,4 +1,4 @@
-"""app.state and app.accelerator: what a run remembers comes back bit by bit, by name, or is refused by name.
+"""state_dict and accelerator: what a run remembers comes back bit by bit, by name, or is refused by name.
 
 One process here; the layouts are tested in tests/laws.
 """
@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app import state
-from app.accelerator import Accelerator
-from app.checkpoint import Checkpoints
+from app.checkpoints import sharded, state_dict
+from app.checkpoints.manifest import MANIFEST
+from app.checkpoints.store import Checkpoints
 from app.config import OptimConfig
+from app.distributed import naming
+from app.distributed.accelerator import Accelerator
 from app.errors import UserError
-from app.manifest import MANIFEST
-from app.optim import UNSUITABLE, build_optimizer
+from app.training.optimizer import UNSUITABLE, build_optimizer
 
 USABLE = sorted(
     name
@@ -69,11 +70,11 @@ class Sitting:
         return self
 
     def save(self, folder: Path) -> "Sitting":
-        self.accelerator.save_state(str(folder))
+        sharded.save(self.accelerator, str(folder))
         return self
 
     def load(self, folder: Path) -> "Sitting":
-        self.accelerator.load_state(str(folder))
+        sharded.load(self.accelerator, str(folder))
         return self
 
 
@@ -278,12 +279,12 @@ def test_two_models_of_which_one_has_never_been_trained(tmp_path):
     """Saving makes no state for it, and loading gives back that there is none."""
     accelerator, ((model, optimizer), (other, idle)) = two()
     step_one(model, optimizer)
-    accelerator.save_state(str(tmp_path / "state"))
+    sharded.save(accelerator, str(tmp_path / "state"))
     assert len(optimizer.optimizer.state) == 2 and not idle.optimizer.state
 
     again, ((model2, optimizer2), (other2, idle2)) = two()
     step_one(other2, idle2)
-    again.load_state(str(tmp_path / "state"))
+    sharded.load(again, str(tmp_path / "state"))
     assert same(model.state_dict(), model2.state_dict()) and same(other.state_dict(), other2.state_dict())
     assert same(optimizer.optimizer.state_dict(), optimizer2.optimizer.state_dict())
     assert not idle2.optimizer.state
@@ -311,10 +312,10 @@ def test_two_optimizers_over_one_model(tmp_path):
 
     accelerator, model, own = sitting()
     train(model, own)
-    accelerator.save_state(str(tmp_path / "state"))
+    sharded.save(accelerator, str(tmp_path / "state"))
     train(model, own)
     again, model2, own2 = sitting()
-    again.load_state(str(tmp_path / "state"))
+    sharded.load(again, str(tmp_path / "state"))
     train(model2, own2)
     assert same(model.state_dict(), model2.state_dict())
     assert [o.param_groups[0]["momentum"] for o in own2] == [0.5, 0.9]
@@ -344,12 +345,12 @@ def test_half_precision_weights_with_full_precision_state(tmp_path):
 
 def test_names_are_those_of_the_plain_model():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    names = state.parameter_names([model])
+    names = naming.parameter_names([model])
     assert names[model[0].weight] == "models.0.0.weight"
-    assert set(state.model_tensors([model])[0]) == {f"models.0.{name}" for name in model.state_dict()}
+    assert set(state_dict.model_tensors([model])[0]) == {f"models.0.{name}" for name in model.state_dict()}
     wrapped = torch.compile(model)
-    assert state.parameter_names([wrapped])[model[0].weight] == "models.0.0.weight"
-    assert set(state.model_tensors([wrapped])[0]) == set(state.model_tensors([model])[0])
+    assert naming.parameter_names([wrapped])[model[0].weight] == "models.0.0.weight"
+    assert set(state_dict.model_tensors([wrapped])[0]) == set(state_dict.model_tensors([model])[0])
 
 
 class Object:
@@ -373,9 +374,9 @@ def there_and_back(folder: Path, content):
         accelerator.prepare(nn.Linear(1, 1))
         accelerator.register_for_checkpointing(item)
         if not found:
-            accelerator.save_state(str(folder))
+            sharded.save(accelerator, str(folder))
         else:
-            accelerator.load_state(str(folder))
+            sharded.load(accelerator, str(folder))
         found.append(item.content)
     return found[1]
 
@@ -437,9 +438,9 @@ trees = st.dictionaries(keys, insides, min_size=1)
 def test_any_tree_is_split_and_joined(tree):
     """Each tensor has a name of its own, and the rest goes through JSON."""
     tensors: dict = {}
-    content = json.loads(json.dumps(state.split_tensors(tree, "objects.0", tensors)))
+    content = json.loads(json.dumps(state_dict.split_tensors(tree, "objects.0", tensors)))
     assert all(isinstance(value, torch.Tensor) for value in tensors.values())
-    assert same(state.join_tensors(content, {name: value.clone() for name, value in tensors.items()}), tree)
+    assert same(state_dict.join_tensors(content, {name: value.clone() for name, value in tensors.items()}), tree)
 
 
 @pytest.mark.parametrize("content", [{(1, 2): "a pair"}, {"a": {(0, "w"): torch.ones(2)}}, {frozenset({1}): 2}])
@@ -507,7 +508,7 @@ def test_another_number_of_optimizers_is_refused(tmp_path):
     own = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
     accelerator.prepare(model, *own)
     with pytest.raises(UserError, match="has 1 optimizers, this recipe prepares 2"):
-        accelerator.load_state(str(tmp_path / "state"))
+        sharded.load(accelerator, str(tmp_path / "state"))
 
 
 def test_other_parameter_groups_are_refused(tmp_path):
@@ -528,9 +529,9 @@ def test_another_number_of_objects_is_refused(tmp_path, counts):
         found.register_for_checkpointing(*(Object({"x": torch.ones(1)}) for _ in range(count)))
         return found
 
-    accelerator(counts[0]).save_state(str(tmp_path / "state"))
+    sharded.save(accelerator(counts[0]), str(tmp_path / "state"))
     with pytest.raises(UserError, match="object"):
-        accelerator(counts[1]).load_state(str(tmp_path / "state"))
+        sharded.load(accelerator(counts[1]), str(tmp_path / "state"))
 
 
 def test_an_optimizer_of_parameters_that_no_prepared_model_has_is_refused(tmp_path):
@@ -578,7 +579,7 @@ def test_state_that_a_module_keeps_beside_its_tensors_comes_back(tmp_path):
 
 
 def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    """All of save_state's files, flushed by torch or by the commit."""
+    """All files of a checkpoint, flushed by torch or by the commit."""
     flushed, flush = set(), os.fsync
 
     def record(descriptor):
@@ -588,7 +589,7 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", record)
     to = Checkpoints(tmp_path, rank=0, world_size=1)
     sitting = Sitting().train(range(1))
-    assert to.save(1, {"metrics": {}}, sitting.accelerator.save_state) == []
+    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(sitting.accelerator, folder)) == []
     files = [path for path in to.path(1).rglob("*") if path.is_file()]
     assert len(files) >= 5 and (to.path(1) / MANIFEST) in files
     assert [path.name for path in files if path.stat().st_ino not in flushed] == []

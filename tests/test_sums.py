@@ -1,4 +1,4 @@
-"""app.sums: the same bits in any order and in any split, and the right value."""
+"""app.training.reproducible_sums: the same bits in any order and in any split, and the right value."""
 
 import math
 
@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app import sums
+from app.training import reproducible_sums
 
 BOUND, COUNT = 2.0**24, 4096
 
 
 def of(*pieces):
     """Add up pieces as ranks would, each its own, then their parts."""
-    found = torch.zeros(sums.PARTS, dtype=torch.float64)
+    found = torch.zeros(reproducible_sums.PARTS, dtype=torch.float64)
     for piece in pieces:
-        found += sums.order_free([piece], BOUND, COUNT)
-    return sums.total(found).item()
+        found += reproducible_sums.order_free([piece], BOUND, COUNT)
+    return reproducible_sums.total(found).item()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_norm_does_not_depend_on_how_rows_are_split(shape):
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad = piece
         # As ranks do it, each with the count of all.
-        return sums.norm(parameters, limit=4096.0).item()
+        return reproducible_sums.norm(parameters, limit=4096.0).item()
 
     whole = norm(gradient)
     assert whole == pytest.approx(gradient.double().norm().item(), rel=1e-12)
@@ -74,5 +74,5 @@ def test_a_norm_does_not_depend_on_how_rows_are_split(shape):
 
 
 def test_no_terms_give_nothing():
-    assert sums.total(sums.order_free([], BOUND, 0)).item() == 0.0
-    assert sums.norm([], 1.0).item() == 0.0
+    assert reproducible_sums.total(reproducible_sums.order_free([], BOUND, 0)).item() == 0.0
+    assert reproducible_sums.norm([], 1.0).item() == 0.0

@@ -10,7 +10,7 @@ import huggingface_hub
 import pytest
 
 from app.data.config import TextData
-from app.data.text import read_labels
+from app.data.text.labeled_text import read_labels
 from tables import load, python, refused, table, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("data_cache")

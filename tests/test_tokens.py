@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, ByT5Tokenizer, pipeline
 
-from app.data.labels import MULTI, REGRESSION, SINGLE
-from app.data.text import (
+from app.data.tables.labels import MULTI, REGRESSION, SINGLE
+from app.data.text.labeled_text import (
     PadCollate,
     check_tokenizer,
     identity,
@@ -132,7 +132,7 @@ import datasets
 from transformers import AutoTokenizer
 def again(*arguments, **keywords):
     raise AssertionError("done again")
-app.data.builtin.stdlib_rows = app.data.text._encode = again
+app.data.tables.builtin.stdlib_rows = app.data.text.labeled_text._encode = again
 from app.data.config import TextData
 tables = load_tables(TextData())
 train, evaluation = tables.train, tables.evaluation
@@ -260,7 +260,7 @@ def test_flags_load_no_library():
 def test_own_tokenizer_is_trained_once(stdlib, monkeypatch):
     """A second process or run finds what the first one trained, and it is the same."""
     first = own_tokenizer(stdlib[1], ["text"], 700, 64)
-    monkeypatch.setattr("app.data.text.train_tokenizer", None)
+    monkeypatch.setattr("app.data.text.labeled_text.train_tokenizer", None)
     again = own_tokenizer(stdlib[1], ["text"], 700, 64)
     assert again.get_vocab() == first.get_vocab() and len(first) == 700
     assert again("def f(x):", "x").input_ids == first("def f(x):", "x").input_ids

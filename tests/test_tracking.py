@@ -1,4 +1,4 @@
-"""app.tracking: metrics.jsonl has no step twice, trackers get the same numbers, and a bad one costs a warning."""
+"""trackers: metrics.jsonl has no step twice, trackers get the same numbers, and a bad one costs a warning."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import pytest
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from app.tracking import MetricsFile, Trackers, _logged_in
+from app.rundir.trackers import MetricsFile, Trackers, _logged_in
 
 CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
 

@@ -1,4 +1,4 @@
-"""app.watchdog: what is progress, and that nothing which goes wrong while a hang is told keeps the process alive."""
+"""watchdog: what is progress, and that nothing which goes wrong while a hang is told keeps the process alive."""
 
 import contextlib
 import subprocess
@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from app import manifest
-from app.watchdog import Watchdog, note_in_time
+from app.checkpoints import manifest
+from app.distributed.watchdog import Watchdog, note_in_time
 from launching import ROOT
 
 

@@ -1,7 +1,30 @@
-"""Commands of `python -m app`: a module each, found by its file's name.
+"""Commands of `python -m app NAME`: a folder each, with `command.py` and what serves only that command.
 
-A command's module has a docstring, whose first line is the summary; a dataclass `Options`, read as a recipe's config
+The module `command` has a docstring, whose first line is the summary; a dataclass `Options`, read as a recipe's config
 is; and `main(options) -> int`, which returns the exit status: 0 for good, 1 where something bad was found. What cannot
 be asked so is a UserError, and ends with 2. A `main(options, flags)` also gets the words that are not among its
 options, for a recipe. torch and the like are imported in functions: --help answers at once.
 """
+
+import ast
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent
+
+
+def summaries() -> dict[str, str]:
+    """Give each command's one line, without importing any."""
+    documents = {name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in _files()}
+    return {name: (text or "").partition("\n")[0] for name, text in documents.items()}
+
+
+def load(name: str) -> ModuleType:
+    """Import a command's module."""
+    return importlib.import_module(f"{__name__}.{name}.command")
+
+
+def _files() -> list[tuple[str, Path]]:
+    """List the commands and their files."""
+    return sorted((path.parent.name, path) for path in FOLDER.glob("*/command.py"))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.distributed.environment import is_main_process
 from app.errors import UserError
-from app.process import is_main_process
 
 SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}

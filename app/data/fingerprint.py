@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.hashing import hash_of
-from app.order import permute
+from app.sampling.hashing import hash_of
+from app.sampling.permutation import permute
 
 ROWS = 64
 # Rows that take longer to read than all in all this are left out; those that two sittings have read are compared.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.launcher import family, kill
+from app.launching.launcher import family, kill
 from benchmarks.gpu.parts import Part
 from benchmarks.turns import ROOT, search_path
 

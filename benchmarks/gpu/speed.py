@@ -156,9 +156,9 @@ def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
 
 def flops_per_token(size: dict) -> float:
     """Count a language model's floating-point operations for a token, forwards and backwards."""
-    from app.data.tokenizer import byte_tokenizer
-    from app.scratch import DecoderScratch, decoder
-    from app.speed import Cost
+    from app.data.text.tokenizer import byte_tokenizer
+    from app.rundir.throughput import Cost
+    from app.tasks.from_scratch import DecoderScratch, decoder
 
     shape = DecoderScratch(
         layers=size["layers"], width=size["width"], heads=size["heads"], kv_heads=size["kv"], tokenizer="byte"

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from app.accelerator import Accelerator
+from app.distributed.accelerator import Accelerator
 
 WIDTH, LAYERS = 96, 12
 

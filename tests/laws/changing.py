@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.hashing import hash_of
-from app.process import report_user_errors
+from app.distributed.environment import report_user_errors
+from app.sampling.hashing import hash_of
 
 ROWS = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 STEPS, STOP = 6, 3

@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from app import OptimConfig, Run, RunConfig
-from app.process import report_user_errors
+from app.distributed.environment import report_user_errors
 
 COLLECTIVE = ("c10d::", "_c10d_functional::")
 NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait", "_c10d_functional::_wrap")

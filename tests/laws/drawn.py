@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import dropout
 
 from app import OptimConfig, Run, RunConfig
-from app.measures import Regression
-from app.process import report_user_errors
+from app.distributed.environment import report_user_errors
+from app.training.metrics import Regression
 
 PICTURES = torch.randn(23, 6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -15,7 +15,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAUROC
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.process import report_user_errors
+from app.distributed.environment import report_user_errors
 
 DATA = list(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
 SPOILT = [*DATA[:7], torch.full((4,), torch.inf), *DATA[8:]]

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 import torch
 import toy
 
-from app import parse, saving
+from app import parse
+from app.checkpoints import manager
 
 
 class Lingering(Future):
@@ -21,5 +22,5 @@ class Lingering(Future):
 
 
 if __name__ == "__main__":
-    saving.Future = Lingering
+    manager.Future = Lingering
     toy.train(parse(toy.Config))

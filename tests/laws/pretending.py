@@ -19,12 +19,12 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import app.language.attention as attention
 import app.run
+import app.tasks.language.attention as attention
 from app import parse
-from app.accelerator import Accelerator
-from app.due import Due
-from app.stopping import Stopping
+from app.distributed.accelerator import Accelerator
+from app.distributed.preemption import Stopping
+from app.sampling.triggers import Due
 
 SILENT = 3
 META = torch.device("meta")
@@ -90,10 +90,10 @@ def pretending(copies: Copies):
         patch.object(app.run.Run, "batches", batches),
         patch.object(Due, "measures", lambda due, step: False),
         patch.object(Stopping, "_hold_back", lambda stopping: 2),
-        patch("app.optim.FUSED", ()),  # torch's fused kernels know devices by their names
+        patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels know devices by their names
         patch.object(torch, "tensor", tensor),
         patch.object(attention, "_lacks", lambda *known: ""),
-        patch("app.language.attention_functions.varlen_attention", lambda: (like_varlen, True)),
+        patch("app.tasks.language.attention_functions.varlen_attention", lambda: (like_varlen, True)),
     ]
     try:
         with ExitStack() as stack:

@@ -7,7 +7,8 @@ import sys
 
 import toy
 
-from app import lock, parse
+from app import parse
+from app.rundir import lock
 
 if __name__ == "__main__":
     _, host, *flags = sys.argv

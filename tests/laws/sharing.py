@@ -18,13 +18,13 @@ def share() -> None:
     accelerate gives a rank the GPU of its number modulo how many there are. Nothing here may start CUDA: exact mode
     chooses its libraries' kernels before that.
     """
-    from app import process
+    from app.distributed import environment
     from laws import staged
 
     # accelerate 1.15 would hand DDP the GPU of this rank's own number, which is not there.
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
-    if process.gpus_here():
-        process.gpus_here = process.local_world_size  # as many as are asked for
+    if environment.gpus_here():
+        environment.gpus_here = environment.local_world_size  # as many as are asked for
     staged.join()
 
 

@@ -12,11 +12,13 @@ import torch.distributed as dist
 from toy import Config, train
 
 import app.run
-from app import accelerator, parse, ranks, saving
+from app import parse
+from app.checkpoints import manager, sharded
+from app.distributed import collectives
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
 SECONDS, TIMEOUT = 6, 3  # of slowness; of --run.timeout
-SAVE, CONTENTS, FROM_MAIN, WRITE = accelerator.dcp.save, saving.contents, ranks.from_main, app.run.save_model
+SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, manager.contents, collectives.from_main, app.run.save_model
 
 
 def go(name: str, *flags: str) -> None:
@@ -31,7 +33,7 @@ limits: dict[str, list] = {}
 
 def groups() -> list:
     """Return the groups that training and saving talk in."""
-    return [dist.group.WORLD, ranks.background()]
+    return [dist.group.WORLD, collectives.background()]
 
 
 def limit(group: dist.ProcessGroup) -> float:
@@ -82,24 +84,24 @@ def hasty(call, group=None, **how):
     if group is not None:
         return FROM_MAIN(call, group, **how)
     before = timedelta(seconds=limit(dist.group.WORLD))
-    ranks.gather(None)
-    ranks.set_limit(timedelta(seconds=1))
+    collectives.gather(None)
+    collectives.set_limit(timedelta(seconds=1))
     try:
         return FROM_MAIN(call, **how)
     finally:
-        ranks.set_limit(before)
+        collectives.set_limit(before)
 
 
 if __name__ == "__main__":
-    accelerator.dcp.save, saving.contents, ranks.from_main = slow_save, slow_contents, hasty
+    sharded.dcp.save, manager.contents, collectives.from_main = slow_save, slow_contents, hasty
     go("slow", "--run.stop-at", "2")
-    accelerator.dcp.save, saving.contents, ranks.from_main = SAVE, CONTENTS, FROM_MAIN
+    sharded.dcp.save, manager.contents, collectives.from_main = SAVE, CONTENTS, FROM_MAIN
     app.run.save_model = slow_write
     go("slow")
     app.run.save_model = WRITE
     go("unhurried", "--run.timeout", "4000")
     go("never", "--run.timeout", "0", "--run.save-async", "false")
-    accelerator.dcp.save = slow_save
+    sharded.dcp.save = slow_save
     go("at once", "--run.save-async", "false")
-    accelerator.dcp.save = stuck_save
+    sharded.dcp.save = stuck_save
     go("stuck")

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app import ranks
-from app.accelerator import Accelerator
-from app.sums import local
+from app.checkpoints import sharded
+from app.distributed import collectives
+from app.distributed.accelerator import Accelerator
+from app.distributed.naming import local_shard
 
 
 class Layer(nn.Linear):
@@ -39,7 +40,9 @@ class Counting:
 
     def stage(self, tensors):
         """Copy tensors by name."""
-        storages = {local(t).data_ptr(): local(t).nbytes for t in tensors.values() if local(t).numel()}
+        storages = {
+            local_shard(t).data_ptr(): local_shard(t).nbytes for t in tensors.values() if local_shard(t).numel()
+        }
         self.names, self.bytes = sorted(tensors), sum(storages.values())
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -77,17 +80,17 @@ def main(folder: Path) -> None:
         if name == "apart" and accelerator.process_index == accelerator.num_processes - 1:
             next(iter(optimizer.state.values()))["more"] = torch.full((3,), 7.0)
         stager = Counting()
-        write = accelerator.snapshot_state(stager)
-        before = [local(p).clone() for p in model.parameters()]
-        moments = [local(s["exp_avg"]).clone() for s in optimizer.state.values()]
+        write = sharded.snapshot(accelerator, stager)
+        before = [local_shard(p).clone() for p in model.parameters()]
+        moments = [local_shard(s["exp_avg"]).clone() for s in optimizer.state.values()]
         write(str(folder / name))
         with torch.no_grad():
             for p in (*model.parameters(), *(s["exp_avg"] for s in optimizer.state.values())):
                 p.zero_()
-        ranks.gather(None)
-        accelerator.load_state(str(folder / name))
-        same = all(a.equal(local(b)) for a, b in zip(before, model.parameters(), strict=True))
-        again = (local(s["exp_avg"]) for s in optimizer.state.values())
+        collectives.gather(None)
+        sharded.load(accelerator, str(folder / name))
+        same = all(a.equal(local_shard(b)) for a, b in zip(before, model.parameters(), strict=True))
+        again = (local_shard(s["exp_avg"]) for s in optimizer.state.values())
         same = same and all(a.equal(b) for a, b in zip(moments, again, strict=True))
         report[name] = {"bytes": stager.bytes, "names": stager.names, "same": same, "table": own.table.tolist()}
     (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(report))

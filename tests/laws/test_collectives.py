@@ -72,5 +72,5 @@ def test_without_clipping_fsdp_reduces_nothing_else(counts):
 def test_a_silent_step_reads_no_number_from_the_device(counts, profile):
     """The one read is the check of the gradient's norm, which is made on CPU alone, where it waits for nothing."""
     seen = counts(profile, 1 if profile == "cpu" else 2)
-    assert seen["silent"]["reads"] == {"app/steplog.py:add_norm": 1}
+    assert seen["silent"]["reads"] == {"app/training/step_metrics.py:add_norm": 1}
     assert sum(seen["logged"]["reads"].values()) > 1

@@ -10,9 +10,9 @@ import json
 import pytest
 import torch
 
-from app import rounding
-from app.checkpoint import STATE
-from app.grid import GRID
+from app.checkpoints.store import STATE
+from app.training import grid_rounding
+from app.training.gradient_grid import GRID
 from launching import ROOT, saved_state, scores, steps
 from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
@@ -82,17 +82,17 @@ def test_the_same_run_twice(runs, recipe):
 @pytest.mark.skipif(not GPUS, reason="compiles kernels for a GPU")
 def test_kernels_that_round_have_the_bits_of_torch():
     """Compiled for this very GPU: halves, zeros with a sign, what is not a number, and many numbers of all sizes."""
-    kernels = pytest.importorskip("app.kernels", reason="Triton is not installed")
+    kernels = pytest.importorskip("app.training.triton_kernels", reason="Triton is not installed")
     device = torch.device("cuda", 0)
-    assert rounding.agrees(kernels, device) and rounding.how(device) == "triton"
+    assert grid_rounding.agrees(kernels, device) and grid_rounding.how(device) == "triton"
     values = torch.randn(3_000_001, device=device) * torch.randint(-60, 20, (3_000_001,), device=device).exp2()
     points = torch.full((), 2.0**GRID, device=device)
     on_cpu, sums = torch.zeros(len(values), dtype=torch.float64), torch.zeros_like(values, dtype=torch.float64)
     for turn in range(3):
-        rounding.add(values.cpu() * turn, on_cpu, 2.0**GRID, fresh=turn == 0)
+        grid_rounding.add(values.cpu() * turn, on_cpu, 2.0**GRID, fresh=turn == 0)
         kernels.add(values * turn, sums, points, fresh=turn == 0)
     assert torch.equal(sums.cpu(), on_cpu)
-    assert torch.equal(kernels.nearest(values, points).cpu(), rounding.nearest(values.cpu(), 2.0**GRID))
+    assert torch.equal(kernels.nearest(values, points).cpu(), grid_rounding.nearest(values.cpu(), 2.0**GRID))
 
 
 @pytest.mark.parametrize("recipe", recipes())

@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from app import UserError, determinism, parse
+from app import UserError, parse
+from app.training import nondeterministic_ops
 from launching import ROOT
 from laws.many import load
 from laws.small import SMALL
@@ -83,7 +84,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         self.count += 1
         name = function.name().removeprefix("aten::")
-        if determinism.find(name) and self._has_no_kernel(name, args, kwargs):
+        if nondeterministic_ops.find(name) and self._has_no_kernel(name, args, kwargs):
             self.refused.add(name)
         return function(*args, **kwargs)
 
@@ -177,7 +178,7 @@ def test_the_list_is_that_of_torch():
     ]
     names = set(re.findall(r":(?:class|func):`torch\.(?:\w+\.)*(\w+)`", text)) | set(re.findall(r"- ``(\w+)``", text))
     names -= {"RuntimeError", "interpolate"}
-    missing = names - {operation.documented for operation in determinism.OPERATIONS}
+    missing = names - {operation.documented for operation in nondeterministic_ops.OPERATIONS}
     assert len(names) > 20 and not missing
 
 

@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from app import parse, profiles
-from app.commands import prove
-from app.plots import plot
-from app.trial import trial_of
-from app.verdict import Report
+from app import parse
+from app.commands.prove import command
+from app.commands.prove.chart import plot
+from app.commands.prove.report import Report
+from app.commands.prove.trial import trial_of
+from app.launching import profiles
 from launching import PROFILES, ROOT, launch_many, run
 from laws.many import load
 
@@ -121,8 +122,8 @@ def test_prove_says_that_layouts_are_the_same(tmp_path):
 
 def test_prove_turns_a_refusal_of_exact_mode_into_its_verdict(tmp_path, capsys):
     chosen = (str(PROFILES / "cpu.yaml"), str(PROFILES / "ddp_cpu.yaml"))
-    options = prove.Options(RECIPE, chosen, STEPS, report=str(tmp_path / "report"))
-    assert prove.main(options, ["--fault", "norm"]) == 1
+    options = command.Options(RECIPE, chosen, STEPS, report=str(tmp_path / "report"))
+    assert command.main(options, ["--fault", "norm"]) == 1
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert [row["verdict"] for row in report["profiles"]] == ["refused"]
     assert "norm is a BatchNorm1d" in report["profiles"][0]["ended"]

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from app.checkpoint import RECORD
+from app.checkpoints.store import RECORD
 from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
@@ -160,7 +160,10 @@ def test_exact_mode_gives_the_same_bits(runs, recipe, layout):
 @pytest.mark.parametrize("recipe", SMALL)
 def test_what_a_silent_step_costs(runs, recipe):
     """Law 6: one synchronisation for each optimizer, no other collective, no number read but the gradient's norm."""
-    expected = {"c10d::allreduce_": SMALL[recipe].syncs, "reads": {"app/steplog.py:add_norm": SMALL[recipe].syncs}}
+    expected = {
+        "c10d::allreduce_": SMALL[recipe].syncs,
+        "reads": {"app/training/step_metrics.py:add_norm": SMALL[recipe].syncs},
+    }
     counts = {layout: json.loads((runs(layout) / f"{recipe}-counts.json").read_text()) for layout in LAYOUTS}
     assert counts["ddp2"]["silent"] == expected
     assert counts["one"]["silent"] == {"reads": expected["reads"]}

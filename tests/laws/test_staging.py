@@ -8,8 +8,8 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.reader import StateReader
-from app.shares import divide
+from app.checkpoints.deduplicate import divide
+from app.checkpoints.safe_reader import StateReader
 from launching import PROFILES, ROOT, launch
 from laws.staging import Model
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app.accelerator import Accelerator
+from app.checkpoints.export import save_model
+from app.distributed.accelerator import Accelerator
 from app.errors import UserError
-from app.export import save_model
 
 LLAMA = {"vocab_size": 65, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
 LLAMA |= {"num_key_value_heads": 1, "intermediate_size": 24, "tie_word_embeddings": True}

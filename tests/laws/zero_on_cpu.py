@@ -11,14 +11,14 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import accelerate.state
 from accelerate.utils import DistributedType
 
-import app.accelerator
+import app.distributed.accelerator
 from app import parse
-from app.process import report_user_errors
+from app.distributed.environment import report_user_errors
 from laws.many import load
 
 if __name__ == "__main__":
     accelerate.state.PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_CPU)
-    app.accelerator._on_cpu = lambda: False
+    app.distributed.accelerator._on_cpu = lambda: False
     report_user_errors()
     recipe = load(sys.argv[1])
     recipe.main(parse(recipe.Config, sys.argv[2:]))

@@ -1,0 +1,1 @@
+"""State to disk and back, readable on every layout."""

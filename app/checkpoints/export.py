@@ -1,0 +1,115 @@
+"""The finished model, in the form that others load."""
+
+import json
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, clean_state_dict_for_safetensors, extract_model_from_parallel
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+
+from app.distributed import naming
+from app.distributed.accelerator import Accelerator
+
+
+class Card:
+    """What a network's class, which knows no `from_pretrained`, must be told to be built again: network.json."""
+
+    def __init__(self, **fields: Any):
+        """Take the fields of network.json."""
+        self.fields = fields
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write network.json into a folder."""
+        (folder / "network.json").write_text(json.dumps(self.fields, indent=2) + "\n")
+
+
+def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
+    """Write a model in Hugging Face form, whole, whatever wraps it. Every rank takes part; the main process writes.
+
+    Equal weights make equal files, on any layout.
+
+    Args:
+        parts: tokenizer, processor and the like, anything with `save_pretrained`.
+        shard: largest file of weights, of a model that can be cut into several.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        weights = accelerator.get_state_dict(model)
+    else:
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if not accelerator.is_main_process:
+        return
+    _share_as(model, weights)
+    plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    draft = draft_of(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    if hasattr(plain, "save_pretrained"):
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        with _own_class(plain):
+            plain.save_pretrained(draft, state_dict=weights, max_shard_size=shard)
+    else:
+        from safetensors.torch import save_file
+
+        draft.mkdir(parents=True)
+        tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+        if tensors.keys() < weights.keys():
+            rest = ", ".join(sorted(weights.keys() - tensors.keys()))
+            print(f"warning: model.safetensors holds tensors alone, so {rest} is left out", file=sys.stderr)
+        save_file(clean_state_dict_for_safetensors(tensors), draft / "model.safetensors")
+    for part in parts:
+        part.save_pretrained(draft)
+    _open_to_readers(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def draft_of(folder: Path) -> Path:
+    """Name the folder in which a model lies while it is being written."""
+    return folder.with_name(folder.name + ".tmp")
+
+
+def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Give names that share a parameter one tensor, and every other name a tensor and a storage of its own.
+
+    Those who write files decide by storage what is shared. Gathering shards, or copying to the host, makes two tensors
+    of a shared parameter, in storages that may have room for padding.
+    """
+    further, seen = naming.shared_names(model), set()
+    for name, value in weights.items():
+        if isinstance(value, torch.Tensor) and name not in further:
+            storage = value.untyped_storage()
+            alone = storage.nbytes() == value.nbytes and storage.data_ptr() not in seen
+            weights[name] = value if alone else value.clone()
+            seen.add(storage.data_ptr())
+    weights |= {name: weights[first] for name, first in further.items() if name in weights}
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Give files the rights of any new file: safetensors 0.8 makes its own readable by their owner alone."""
+    probe = folder / ".rights"
+    probe.touch()
+    rights = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(rights)
+
+
+@contextmanager
+def _own_class(model: nn.Module) -> Iterator[None]:
+    """Have a model be of its own class, not of the one that FSDP2 makes of it, whose source is torch's."""
+    sharded = type(model)
+    model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    try:
+        yield
+    finally:
+        model.__class__ = sharded

@@ -1,0 +1,169 @@
+"""Writing models, optimizers and registered objects so that any layout can load them, and loading them."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
+
+from app.checkpoints import deduplicate, state_dict
+from app.checkpoints.safe_reader import StateReader
+from app.checkpoints.staging import Stager
+from app.distributed import naming
+from app.distributed.accelerator import Accelerator
+from app.errors import UserError
+
+OBJECTS = "objects.json"
+
+
+def save(accelerator: Accelerator, folder: str) -> None:
+    """Write all that an accelerator has prepared. Every rank takes part.
+
+    DeepSpeed keeps accelerate's own format, which only its own layout reads.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        accelerator.save_state(folder)
+    else:
+        snapshot(accelerator)(folder)
+
+
+def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable[..., None]:
+    """Collect what `save` writes. Every rank takes part.
+
+    Args:
+        stager: copies tensors to the host's memory, so that training may go on before they are written.
+
+    Returns:
+        What writes it into a folder, in any thread. Every rank calls it; a second argument is the process group.
+    """
+    tensors, objects = _collect(accelerator)
+    # Buffers and what modules keep beside them are the main process's, and written once.
+    own = naming.buffer_names(accelerator.models)
+    mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
+    mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
+    # Before they are copied: what processes have alike is held, and written, by one of them.
+    tensors = deduplicate.own(tensors, mains, naming.tied_names(accelerator.models))
+    text, alone = json.dumps(objects), not dist.is_initialized()
+    staged = tensors if stager is None else stager.stage(tensors)
+
+    def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
+        # What is on the host is written as it is; torch would ask the GPU of a machine that has one.
+        ahead = {} if stager is None and accelerator.device.type == "cuda" else {"per_thread_copy_ahead": 0}
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
+        with _on_one_process_too():
+            dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
+        if accelerator.is_main_process:
+            Path(folder, OBJECTS).write_text(text)
+
+    return write
+
+
+def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
+    """Split what is prepared into tensors by name, and what JSON holds."""
+    tensors, extras = state_dict.model_tensors(accelerator.models)
+    names = naming.parameter_names(accelerator.models)
+    objects = {"optimizers": [], "objects": []}
+    for index, optimizer in enumerate(accelerator.optimizers):
+        found, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
+        tensors |= found
+        objects["optimizers"].append(plain)
+    for index, item in enumerate(accelerator.others):
+        objects["objects"].append(state_dict.split_tensors(item.state_dict(), f"objects.{index}", tensors))
+    objects["extras"] = {
+        name: state_dict.split_tensors(value, f"extras.{name}", tensors) for name, value in extras.items()
+    }
+    if accelerator.scaler is not None:
+        objects["scaler"] = accelerator.scaler.state_dict()
+    return tensors, objects
+
+
+def load(accelerator: Accelerator, folder: str) -> None:
+    """Read what `save` wrote, on any layout, into what an accelerator has prepared. Every rank takes part.
+
+    DeepSpeed's engine reads its own files, and trusts them: its checkpoints are pickles that can run code.
+
+    Raises:
+        UserError: the checkpoint is of another model or has other optimizers, or holds more than tensors and JSON.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        accelerator.load_state(folder)
+        return
+    objects = json.loads(Path(folder, OBJECTS).read_text())
+    here = {"optimizers": len(accelerator.optimizers), "objects": len(accelerator.others)}
+    for what, count in here.items():
+        if len(objects[what]) != count:
+            raise UserError(f"{folder} has {len(objects[what])} {what}, this recipe prepares {count}")
+    names = naming.parameter_names(accelerator.models)
+
+    def wanted(saved: dict) -> dict:
+        found = {}
+        for index, optimizer in enumerate(accelerator.optimizers):
+            found |= state_dict.optimizer_targets(index, optimizer.optimizer, names, saved)
+        return found | _empty(saved, "objects.")
+
+    tensors = _load_models(accelerator, folder, objects, wanted)
+    for optimizer, content in zip(accelerator.optimizers, objects["optimizers"], strict=True):
+        state_dict.restore_optimizer(optimizer.optimizer, names, tensors, content)
+    for item, content in zip(accelerator.others, objects["objects"], strict=True):
+        item.load_state_dict(state_dict.join_tensors(content, tensors))
+    if accelerator.scaler is not None and "scaler" in objects:
+        accelerator.scaler.load_state_dict(objects["scaler"])
+
+
+def load_weights(accelerator: Accelerator, folder: str) -> None:
+    """Read the models' weights from what `save` wrote on any layout but DeepSpeed's, and nothing else of it.
+
+    Raises:
+        UserError: the checkpoint is of another model, or holds more than tensors and JSON.
+    """
+    _load_models(accelerator, folder, json.loads(Path(folder, OBJECTS).read_text()), lambda saved: {})
+
+
+def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
+    """Read the models' tensors, and those that are wanted besides; return all that were read."""
+    reader = StateReader(folder)
+    saved = {
+        name: (entry.size, entry.properties.dtype) for name, entry in reader.read_metadata().state_dict_metadata.items()
+    }
+    tensors, _ = state_dict.model_tensors(accelerator.models)
+    _compare(folder, saved, tensors)
+    tensors |= wanted(saved) | _empty(saved, "extras.")
+    with _on_one_process_too():
+        dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    extras = {name: state_dict.join_tensors(content, tensors) for name, content in objects["extras"].items()}
+    state_dict.restore_extras(accelerator.models, extras)
+    return tensors
+
+
+def _empty(saved: dict, kind: str) -> dict[str, torch.Tensor]:
+    """Make room for the tensors of a kind."""
+    return {name: torch.zeros(saved[name][0], dtype=saved[name][1]) for name in saved if name.startswith(kind)}
+
+
+def _compare(folder: str, saved: dict, tensors: dict) -> None:
+    """Refuse a checkpoint whose model is not this one, naming the first differences."""
+    there = {name: tuple(shape) for name, (shape, _) in saved.items() if name.startswith("models.")}
+    here = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if there == here:
+        return
+    lines = [
+        f"{n}: {there.get(n, 'absent')} there, {here.get(n, 'absent')} here"
+        for n in {**there, **here}
+        if there.get(n) != here.get(n)
+    ]
+    more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+    raise UserError(f"{folder} is a checkpoint of another model: {'; '.join(lines[:5])}{more}")
+
+
+@contextmanager
+def _on_one_process_too() -> Iterator[None]:
+    """Keep torch from warning that one process saves alone, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

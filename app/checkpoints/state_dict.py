@@ -1,0 +1,187 @@
+"""Names for all that a run must remember, the same on every layout.
+
+A tensor is known by the name of its parameter in the plain model, whatever wraps it: DDP, FSDP2, torch.compile,
+activation checkpointing. What is not a tensor is kept apart, as JSON.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from app.distributed import collectives, naming
+from app.distributed.naming import local_shard
+from app.errors import UserError
+
+# How the arithmetic is carried out depends on the hardware, not on the run.
+_IMPLEMENTATION = {"params", "fused", "foreach", "capturable", "differentiable"}
+
+
+def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Collect parameters and persistent buffers by name, sharded ones as DTensor; and what modules keep beside them."""
+    tensors, extras = {}, {}
+    for index, model in enumerate(models):
+        for name, value in get_model_state_dict(model).items():
+            (tensors if isinstance(value, Tensor) else extras)[f"models.{index}.{name}"] = value
+    return tensors, extras
+
+
+def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> int:
+    """Count the bytes of the tensors of models and optimizers, over all ranks."""
+    own = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    own += [v for o in optimizers for values in o.state.values() for v in values.values() if isinstance(v, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+def check_finite(models: list[nn.Module], step: int) -> None:
+    """Refuse weights that are not finite; on every rank, where they are not on one. Waits for the device.
+
+    Raises:
+        UserError: it names a parameter.
+    """
+    parts = [(name, local_shard(p.detach())) for model in models for name, p in model.named_parameters()]
+    # A sum is finite only where all its terms are, and is ten times as fast as asking each of them.
+    flags = torch.stack([part.sum().isfinite() for _, part in parts]).tolist() if parts else []
+    own = [name for (name, part), good in zip(parts, flags, strict=True) if not good and not part.isfinite().all()]
+    found = collectives.gather(next(iter(own), None))
+    bad = [name for name in found if name is not None]
+    if bad:
+        raise UserError(
+            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: the same command goes on "
+            "from the last checkpoint; a lower --optim.lr wants another --run.dir"
+        )
+
+
+def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
+    """Give modules back what their get_extra_state gave."""
+    for name, value in extras.items():
+        _, index, path = name.split(".", 2)
+        (model,) = naming.plain([models[int(index)]])
+        model.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
+
+
+def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
+    """Keep what modules have beside their parameters; what is returned puts it back, also where it was replaced."""
+    modules = [module for model in models for module in model.modules()]
+    kept = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    extras = copy.deepcopy(model_tensors(models)[1])
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for module, name, buffer, before in kept:
+                buffer.copy_(before)
+                module._buffers[name] = buffer
+        restore_extras(models, copy.deepcopy(extras))
+
+    return put_back
+
+
+def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:
+    """Split what an optimizer remembers into tensors by name and plain values (hyper-parameters, counters).
+
+    A parameter that has had no gradient yet has no state, and gets none by being saved.
+    """
+    tensors: dict[str, Tensor] = {}
+    state: dict[str, Any] = {}
+    for parameter, values in optimizer.state.items():
+        if parameter not in names:
+            raise UserError(
+                f"optimizer {index} updates a parameter of shape {tuple(parameter.shape)} that no prepared model has: "
+                "it cannot be saved; make it part of a model that is given to prepare"
+            )
+        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", tensors)
+    groups = [{k: v for k, v in group.items() if k not in _IMPLEMENTATION} for group in optimizer.param_groups]
+    return tensors, {"groups": split_tensors(groups, f"optimizers.{index}.groups", tensors), "state": state}
+
+
+def optimizer_targets(
+    index: int, optimizer: torch.optim.Optimizer, names: dict, saved: dict[str, tuple[torch.Size, torch.dtype]]
+) -> dict[str, Tensor]:
+    """Make empty tensors for an optimizer's saved state, sharded like its parameters.
+
+    Args:
+        saved: shape and type of every tensor in the checkpoint, by name.
+    """
+    prefix = f"optimizers.{index}."
+    by_name = {names[p]: p for group in optimizer.param_groups for p in group["params"] if p in names}
+    targets = {}
+    for name in (name for name in saved if name.startswith(prefix)):
+        shape, dtype = saved[name]
+        owner = name.removeprefix(prefix)
+        while owner and owner not in by_name:
+            owner = owner.rpartition(".")[0]
+        if owner and shape == by_name[owner].shape:
+            targets[name] = torch.zeros_like(by_name[owner], dtype=dtype, requires_grad=False)
+        else:
+            targets[name] = torch.zeros(shape, dtype=dtype)
+    return targets
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: dict[str, Tensor], plain: dict) -> None:
+    """Put loaded state in place; the kernels (fused, foreach) stay those of the machine at hand.
+
+    torch's own load_state_dict would cast state to the type of its parameter.
+    """
+    groups = join_tensors(plain["groups"], tensors)
+    if [set(g) for g in groups] != [set(g) - _IMPLEMENTATION for g in optimizer.param_groups]:
+        raise UserError(
+            f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}, "
+            "or they have other settings: build it as it was"
+        )
+    optimizer.state.clear()
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update(saved)
+        for parameter in group["params"]:
+            if names.get(parameter) in plain["state"]:  # one that no model has was saved only if it had no state
+                state = join_tensors(plain["state"][names[parameter]], tensors)
+                moved = {k: _beside(parameter, k, v, group) if isinstance(v, Tensor) else v for k, v in state.items()}
+                optimizer.state[parameter] = moved
+
+
+def _beside(parameter: Tensor, key: str, value: Tensor, group: dict) -> Tensor:
+    """Put a tensor of state on its parameter's device; counts of steps stay on the CPU unless a kernel reads them."""
+    if key == "step" and not (group.get("fused") or group.get("capturable")):
+        return value
+    return value.to(parameter.device)
+
+
+def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Move the tensors inside nested dicts and lists to `tensors`, leaving their names in place."""
+    if isinstance(value, Tensor):
+        while name in tensors:  # the keys "a.b" and "a", "b" make one name
+            name += "'"
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, dict):
+        for key in value:
+            if not (key is None or isinstance(key, bool | int | float | str)):
+                raise UserError(f"{name} has the key {key!r}: a checkpoint keeps keys that are numbers or text")
+        return {"items": [[key, split_tensors(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [split_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kept = "tensors, numbers, text, lists and dicts"
+    raise UserError(f"{name} holds a {type(value).__name__}: a checkpoint keeps {kept}")
+
+
+def join_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Undo `split_tensors`."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "items":
+        return {key: join_tensors(item, tensors) for key, item in content}
+    items = [join_tensors(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items

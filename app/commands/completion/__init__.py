@@ -1,0 +1,1 @@
+"""python -m app completion: commands and options, completed by a shell."""

@@ -1,0 +1,1 @@
+"""python -m app doctor: what this machine has."""

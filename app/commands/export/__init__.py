@@ -1,0 +1,1 @@
+"""python -m app export: a model out of a run."""

@@ -1,0 +1,127 @@
+"""Take a model out of a run: from any checkpoint of any layout, to a folder that others load, and to the Hub.
+
+    python -m app export runs/cls
+    python -m app export runs/cls --step 40 --to models/early
+    python -m app export runs/cls --push me/my-classifier --dry-run
+
+Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must be where the run
+found them; nothing is trained, and the run folder is only read. With the weights, in safetensors, go the tokenizer or
+the processor, the recipe with its settings, and a model card with scores, curves and the command that repeats the run.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.checkpoints import sharded
+from app.commands.tables import size
+from app.errors import UserError
+
+
+@dataclass
+class Options:
+    """What to export, and where to."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    step: int = 0
+    """Of the checkpoint; 0: the newest."""
+    to: str = ""
+    """Folder to write. Default: export/step-N in the run's folder; with --push alone, none is kept."""
+    shard: str = "5GB"
+    """Largest file of weights."""
+    push: str = ""
+    """Also upload it to this repository of the Hub: USER/NAME. `hf auth login` says who you are."""
+    private: bool = False
+    """Make the repository private where it is made."""
+    dry_run: bool = False
+    """Only say what would be done."""
+
+
+def main(options: Options) -> int:
+    """Export, and return the exit status.
+
+    Raises:
+        UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
+    """
+    from app.checkpoints.store import Checkpoints
+    from app.commands.export import upload
+    from app.distributed import layout
+    from app.rundir import history
+
+    run = history.read(options.run)
+    checkpoints = Checkpoints(run.folder / "checkpoints", 0, 1)
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{run.folder} has no checkpoint to export")
+    step = options.step or steps[-1]
+    state, record = checkpoints.at(step)
+    if layout.is_bound(record["layout"]):
+        raise UserError(
+            f"{state}: DeepSpeed's checkpoints are read by DeepSpeed alone; run it to its end for its model/"
+        )
+    if options.push:
+        upload.check(options.push)
+    target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
+    kept = bool(options.to) or not options.push
+    if kept and target.exists():
+        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
+    if options.dry_run:
+        _say_what(options, step, state, target if kept else None)
+        return 0
+    if kept:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
+        folder = Path(scratch, "model")
+        _write(run, step, state, record, folder, options.shard)
+        if options.push:
+            print(upload.push(folder, options.push, options.private, f"Step {step} of {run.name}"))
+        if kept:
+            folder.rename(target)
+            print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
+    return 0
+
+
+def _say_what(options: Options, step: int, state: Path, target: Path | None) -> None:
+    from app.checkpoints.safe_reader import StateReader
+    from app.commands.export import upload
+
+    entries = StateReader(state).read_metadata().state_dict_metadata
+    weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
+    count = sum(entry.size.numel() for entry in weights.values())
+    amount = size(sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights.values()))
+    print(f"step {step} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
+    if target:
+        print(f"would write {target}")
+    if options.push:
+        kind = "private" if options.private else "public"
+        print(f"would upload it to {upload.address(options.push)}, made {kind} where it is not there")
+
+
+def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) -> None:
+    """Build the model as the recipe does, load the checkpoint's weights into it, and write it with its card."""
+    from app.checkpoints.export import save_model
+    from app.commands.export import model_card
+    from app.launching import dry_run
+
+    recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
+    if not recipe.is_file():
+        raise UserError(
+            f"{recipe} is missing, which builds the model: a notebook's run has none. Its finished model is in model/; "
+            "for others put the recipe into a file"
+        )
+    print(f"{recipe}: loading data and building the model, as the run did", flush=True)
+    found = dry_run.rehearse_to_end(recipe, flags, beside=run.info.get("recipe_folder", ""))
+    accelerator = found.run.accelerator
+    try:
+        sharded.load_weights(accelerator, str(state))
+    except FileNotFoundError:
+        raise UserError(
+            f"{state} has gone: the run goes on and keeps its newest; export again, or wait for it"
+        ) from None
+    save_model(accelerator, found.model, folder, *found.parts, shard=shard)
+    plain = accelerator.unwrap_model(found.model)
+    model_card.write(run, folder, step, record.get("scores", {}), type(plain).__name__, found.use.format(model="."))

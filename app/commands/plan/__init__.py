@@ -1,0 +1,1 @@
+"""python -m app plan: what a run will be, before it trains."""

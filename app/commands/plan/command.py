@@ -1,0 +1,258 @@
+"""Say what a run will be before anything trains: steps, batches, memory, checkpoints, what resuming would change.
+
+    python -m app plan recipes/cls.py
+    python -m app plan recipes/cls.py --run.global-batch 256 --profile accelerate_configs/fsdp.yaml ddp_cpu.yaml:4
+
+The recipe comes first, and its own flags may follow. Its main() really runs, on this machine's CPU, up to where its
+loop would begin: data are loaded and the model is built. The run folder is only read. Ends with status 0 where every
+profile can work and the folder's run can go on, 1 where not, and 2 where the run itself would refuse to begin.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from app.commands.tables import size, table, write_json
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.commands.plan.memory import Weight
+    from app.launching.profiles import Profile
+    from app.run import Run
+    from app.sampling.batch_plan import BatchPlan
+
+_LOOKED_AT = 100  # steps whose padding is counted
+
+
+@dataclass
+class Options:
+    """What to plan, and for which hardware."""
+
+    recipe: Annotated[Path, tyro.conf.Positional]
+    """The recipe's file."""
+    profile: tuple[str, ...] = ()
+    """Profiles to plan for; FILE:4 starts 4 processes whatever the file says. Default: those of accelerate_configs that
+    this machine can run: cpu, ddp_cpu and fsdp_cpu, or gpu, ddp and fsdp with as many processes as there are GPUs."""
+    memory: float = 0.0
+    """Memory of one device, in GB (10**9 bytes), that a micro-batch shall fit into. 0: what this machine has."""
+    json: str = ""
+    """Also write all numbers to this file, in bytes."""
+
+
+def main(options: Options, flags: list[str]) -> int:
+    """Plan, and return the exit status.
+
+    Args:
+        flags: the recipe's.
+
+    Raises:
+        UserError: the run itself would refuse to begin.
+    """
+    from app.commands.plan import footprint, largest_micro_batch, memory
+    from app.launching import dry_run, profiles
+
+    if options.memory < 0:
+        raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
+    chosen = [profiles.read(text) for text in options.profile or _usual()]
+    print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
+    peaks = largest_micro_batch.Fits(chosen, options.memory)
+    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
+    run, plan = dry_run.rehearse(options.recipe, flags, loop)
+    weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run))
+    folder, plan = _folder(run, plan)
+    plan.check_stop(run.config)
+    about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
+    layouts = [
+        {**_layout(run, plan, profile, weights, buffers), "peak": peaks.found.get(largest_micro_batch.key(profile))}
+        for profile in chosen
+    ]
+    _show(about, layouts, folder, loop.failed)
+    if any(weight.remembered is None for weight in weights):
+        print("the optimizer's own state could not be found out, and is left out of every number")
+    write_json(
+        options.json,
+        {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},
+    )
+    return int(bool(folder["trouble"]) or any(layout["trouble"] or _too_much(layout) for layout in layouts))
+
+
+def _too_much(layout: dict[str, Any]) -> bool:
+    return bool(layout["peak"] and layout["peak"]["too_much"])
+
+
+def _usual() -> list[str]:
+    """Choose profiles for this machine."""
+    from app.distributed.environment import gpus_here
+    from app.launching.profiles import FOLDER
+
+    gpus = gpus_here()
+    names = ("cpu", "ddp_cpu", "fsdp_cpu")
+    if gpus:
+        names = ("gpu", f"ddp:{gpus}", f"fsdp:{gpus}") if gpus > 1 else ("gpu", "cpu")
+    pairs = (name.partition(":") for name in names)
+    return [f"{FOLDER / name}.yaml{colon}{count}" for name, colon, count in pairs]
+
+
+def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
+    import numpy as np
+
+    found = {"samples": plan.samples, "seen": plan.total, "epochs": plan.total / plan.samples, "steps": plan.steps}
+    found |= {"steps_per_epoch": plan.samples / plan.global_batch, "global_batch": plan.global_batch}
+    found |= {"micro_batches": plan.micros_per_step, "stop_at": run.config.stop_at}
+    if plan.lengths is None:
+        return {**found, "tokens_per_step": None, "padding": None}
+    looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))
+    micros = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micros(int(step))]
+    padded = sum(len(lengths) * int(lengths.max()) for lengths in micros)
+    tokens = float(np.mean(plan.lengths)) * plan.global_batch
+    return {**found, "tokens_per_step": tokens, "padding": 1 - int(sum(m.sum() for m in micros)) / max(padded, 1)}
+
+
+def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
+    return {
+        "parameters": sum(w.shape.numbers for w in weights),
+        "trained": sum(w.shape.numbers for w in weights if w.trained),
+        "optimizers": [type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
+    }
+
+
+def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
+    from app.checkpoints import state_dict
+    from app.commands.plan import memory
+
+    tensors, _ = state_dict.model_tensors(run.accelerator.models)
+    one = memory.checkpoint(tensors.values(), weights)
+    # Those that are kept, and the one that is being written.
+    most = run.config.keep + bool(run.config.best) + 1
+    return {"checkpoint": one, "checkpoints": most, "disk": one * most}
+
+
+def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
+    """Plan for one profile; what cannot work is its trouble."""
+    from app.commands.plan import memory
+
+    found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
+    found |= {"precision": profile.precision, "trouble": "; ".join(f"{a}: {fix}" for a, fix in profile.troubles)}
+    if not found["trouble"]:
+        try:
+            turns = _agree(run, plan, profile)
+        except UserError as error:
+            found["trouble"] = str(error)
+    if found["trouble"]:
+        return found
+    held = memory.per_process(weights, buffers, profile, turns, run.config.exact, run.config.save_async)
+    found |= {"data_ranks": profile.data_ranks, "accumulation": turns, "rows": plan.rows}
+    notes = ["part of it on the host (offload)"] if profile.offloads else []
+    found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
+    return {**found, "memory": {**held._asdict(), "total": held.total}}
+
+
+def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
+    """Return the turns that each data rank takes in a step, or refuse as the run would under this profile."""
+    from app.distributed import fsdp
+    from app.training import exact_gradients
+
+    turns = plan.accumulation(profile.data_ranks)
+    reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled)
+    if run.config.exact and reason:
+        raise UserError(f"--run.exact: {reason}")
+    if profile.wrapping in ("FSDP2", "HSDP"):
+        for optimizer in _plain_optimizers(run):
+            fsdp.check_optimizer(optimizer)
+    return turns
+
+
+def _plain_optimizers(run: "Run") -> list:
+    return [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
+
+
+def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
+    """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
+    from app.checkpoints.manager import fitting
+    from app.distributed import layout
+
+    found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
+    warnings: list[str] = []
+    try:
+        good = run.checkpoints.newest(warnings.append)
+        run.folder.check_resume(run.config, good is not None)
+        if good is not None:
+            saved = good[1]
+            found["unevaluated"] = bool(saved.get("unevaluated"))
+            found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
+            if (run.dir / "config.yaml").exists():
+                found["changes"] = [change._asdict() for change in run.folder.changes(run.fields, run.config)]
+            if any(change["effect"] == "refused" for change in found["changes"]):
+                raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
+            plan = fitting(saved, plan, run.config, run.dir)
+    except UserError as error:
+        found["trouble"] = str(error)
+    return {**found, "warnings": warnings}, plan
+
+
+def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str, Any], uncounted: str) -> None:
+    a = about
+    stop = f", stopping after {a['stop_at']}" if a["stop_at"] else ""
+    frozen = a["parameters"] - a["trained"]
+    lines = {
+        "samples": f"{a['samples']:,}, seen {a['epochs']:.4g} times: {a['seen']:,}",
+        "steps": f"{a['steps']:,} of {a['global_batch']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
+        "micro-batches": f"{a['micro_batches']} a step, so as many processes at most",
+        "tokens": "lengths are not known"
+        if a["tokens_per_step"] is None
+        else f"{a['tokens_per_step']:,.0f} a step; {a['padding']:.1%} of what is computed is padding",
+        "parameters": f"{a['parameters']:,}; {f'{frozen:,} of them frozen' if frozen else 'all trained'}",
+        "optimizer": ", ".join(a["optimizers"]),
+        "checkpoint": f"{size(a['checkpoint'])} on disk; {a['checkpoints']} of them at most: {size(a['disk'])}",
+    }
+    print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")
+    head = ["profile", "layout", "samples/step", "idle", "weights", "gradients", "sums", "optimizer", "in all"]
+    print(table([*head, "save copy", "verdict"], [_row(layout) for layout in layouts], right=range(3, 10)))
+    from app.commands.plan import largest_micro_batch
+    from app.commands.plan.memory import LEFT_OUT
+
+    print(f"memory is that of one process; sums: exact mode's; save copy: on the host; not in the table: {LEFT_OUT}\n")
+    for layout in layouts:
+        if layout["peak"]:
+            print(f"{layout['profile']}: {largest_micro_batch.sentence(layout['peak'])}")
+    if uncounted:
+        print(f"activations could not be counted, as the loop does not work on tensors without contents: {uncounted}")
+    print()
+    _show_folder(folder)
+
+
+def _row(layout: dict[str, Any]) -> list[str]:
+    count = layout["processes"]
+    kind = layout["wrapping"] + (f" x{count}" if count > 1 else "") + f", {layout['precision']}"
+    if layout["trouble"]:
+        return [layout["profile"], kind, *["-"] * 8, f"TROUBLE: {layout['trouble']}"]
+    spread = f"{layout['data_ranks']} x {layout['accumulation']} x {layout['rows']}"
+    held = [size(layout["memory"][name]) for name in ("weights", "gradients", "sums", "optimizer", "total", "copy")]
+    return [
+        layout["profile"],
+        kind,
+        spread,
+        f"{layout['idle']:.0%}",
+        *held,
+        "does not fit" if _too_much(layout) else layout["note"] or "ok",
+    ]
+
+
+def _show_folder(folder: dict[str, Any]) -> None:
+    for warning in folder["warnings"]:
+        print(warning)
+    if folder["step"] is None:
+        print(f"{folder['path']}: no checkpoint; the run starts at its beginning")
+    else:
+        scores = "".join(f", {name} {value:.4g}" for name, value in folder["scores"].items())
+        first = "; its evaluation comes first" if folder["unevaluated"] else ""
+        print(
+            f"{folder['path']}: resuming restores step {folder['step']} (saved on {folder['saved_on']}{scores}){first}"
+        )
+    if folder["changes"]:
+        rows = [[c["name"], repr(c["before"]), repr(c["now"]), c["effect"]] for c in folder["changes"]]
+        print(table(["changed", "before", "now", "effect"], rows))
+    if folder["trouble"]:
+        print(f"TROUBLE: {folder['trouble']}")

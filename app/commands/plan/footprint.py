@@ -1,0 +1,218 @@
+"""What one process holds at the peak of a step, by a step of the recipe's own loop on tensors without contents.
+
+The loop's body is gone through as it stands: its forward passes, its losses, its backward passes and its updates, with
+weights, optimizer state and one real micro-batch's inputs on the meta device (simulated_device.py). Every storage is
+followed from its first tensor to its last (live_storage.py), so what is saved for the backward pass, the copies that
+autocast makes, logits and what is there for an instant between two operations all count.
+"""
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.commands.plan.live_storage import Storages
+from app.commands.plan.meta_tensors import emptied
+from app.commands.plan.simulated_device import Kernels
+from app.launching.dry_run import writing_nothing
+from app.sampling.batch_plan import BatchPlan, Step, Turn
+from app.training.gradients import Batch, Gradients
+from app.training.loader import inputs_of, map_tensors
+from app.training.step_metrics import StepLog
+
+LOOKED_AT = 100  # steps that the largest micro-batch is looked for in
+_ROWS = 16  # that are really read; more are as large as these
+_BLOCK = 512  # bytes that CUDA's caching allocator rounds up to
+FIRST, LATER, UPDATE = "first", "later", "update"
+
+
+class Micro(NamedTuple):
+    """A micro-batch: samples, how many rows, and the longest row's length where lengths are known."""
+
+    ids: np.ndarray
+    epochs: np.ndarray
+    rows: int
+    longest: int | None
+
+
+class Question(NamedTuple):
+    """What to count for: a type of device, a precision, and --run.micro-batch."""
+
+    device: str
+    precision: str
+    micro_batch: int
+
+
+class Footprint(NamedTuple):
+    """Bytes of a process that trains alone.
+
+    Args:
+        held: weights, buffers and optimizer state.
+        gradients: of all that is trained.
+        inputs: of one micro-batch; in none of the others.
+        first: the peak of a step's first turn, in which gradients come into being.
+        later: the peak of any other turn, which finds those of the turns before.
+        uncast: the same where copies of weights in 16 bits do not count.
+        update: the peak of clipping and update.
+    """
+
+    micro: Micro
+    held: int
+    gradients: int
+    inputs: int
+    first: int
+    later: int
+    uncast: int
+    update: int
+
+    @property
+    def activations(self) -> int:
+        """Return what a later turn holds at its peak beside what training holds all the time."""
+        return self.later - self.held - self.gradients
+
+
+Asking = Generator[Question, Footprint, None]
+
+
+def largest(plan: BatchPlan) -> Micro:
+    """Find the micro-batch with most rows x length among those of about LOOKED_AT steps, spread over the run."""
+    if plan.lengths is None:
+        steps = [0]
+    else:
+        steps = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, LOOKED_AT)).astype(int)).tolist()
+    found, most = None, (-1, -1)
+    for step in steps:
+        for ids, epochs in plan.micros(step):
+            longest = None if plan.lengths is None else int(plan.lengths[ids].max())
+            cost = (len(ids) * (longest or 1), longest or 1)
+            if cost > most:
+                found, most = Micro(ids, epochs, len(ids), longest), cost
+    return found
+
+
+def batches(asking: Asking, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
+    """Give the body of a recipe's loop what it needs to answer questions, and hand over the answers.
+
+    Args:
+        asking: yields a Question, is sent a Footprint, and so on to its end.
+    """
+    inputs: dict[int, tuple[Micro, Any]] = {}
+    try:
+        question = next(asking)
+        while True:
+            if question.micro_batch not in inputs:
+                micro = largest(dataclasses.replace(plan, micro_batch=question.micro_batch))
+                inputs[question.micro_batch] = micro, _hollow_inputs(micro, plan, data, collate, augment)
+            micro, values = inputs[question.micro_batch]
+            counts: dict[str, Any] = {}
+            yield from _one_step(run, question, micro, values, counts)
+            question = asking.send(Footprint(micro=micro, **counts))
+    except StopIteration:
+        return
+
+
+def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: dict[str, Any]) -> Iterator[Batch]:
+    """Go through the loop's body once, with two turns."""
+    storages = Storages(_BLOCK if question.device == "cuda" else 1)
+    kernels = Kernels(question.device, question.precision, storages)
+    models = run.accelerator.models
+    optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
+    with emptied(models, optimizers), kernels.installed(), kernels.casting(models), _standing_in(run):
+        held = [t for model in models for t in (*model.parameters(), *model.buffers())]
+        trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        storages.add(held)
+        with ExitStack() as stack, storages:
+            for optimizer in optimizers:
+                _remember(optimizer, question.device, stack)
+            counts["held"] = storages.alive
+            storages.most.clear()
+            turns = [Turn(i, micro.ids, micro.epochs, float(micro.rows), inputs=inputs) for i in range(2)]
+            step = Step(0, turns, 2, 2.0 * micro.rows)
+            run._log, run._batch = StepLog(run.accelerator, step, None), _Phased(run.gradients, step, storages)
+            with writing_nothing():
+                yield run._batch
+    found: list[int] = []
+    map_tensors(lambda t: found.append(t.nbytes), inputs)
+    most = storages.most
+    counts["gradients"] = sum(storages.rounded(p.nbytes) for p in dict.fromkeys(trained))
+    counts |= {"inputs": sum(found), "first": most[FIRST], "later": most[LATER], "update": most[UPDATE]}
+    counts["uncast"] = storages.most_without[LATER]
+
+
+class _Phased(Batch):
+    """A batch whose turns say which they are."""
+
+    def __init__(self, gradients: Gradients, step: Step, storages: Storages):
+        super().__init__(gradients, step)
+        self._storages = storages
+
+    def micros(self, *models, frozen=()) -> Iterator[Turn]:
+        for position, turn in enumerate(super().micros(*models, frozen=frozen)):
+            self._storages.phase = LATER if position else FIRST
+            yield turn
+        self._storages.phase = UPDATE
+
+
+class _Never:
+    """Nothing is due."""
+
+    def at(self, step: int, every: int) -> bool:
+        return False
+
+    def measures(self, step: int) -> bool:
+        return False
+
+
+@contextmanager
+def _standing_in(run: Any) -> Iterator[None]:
+    """Have a Run that has not begun take part in a step that measures, logs and saves nothing."""
+    before, state = dict(vars(run)), run.accelerator.state
+    device = state.device
+    state.device = torch.device("meta")
+    run.gradients = Gradients(run.accelerator, run.config.seed)
+    run._due, run._audit, run.steps_done = _Never(), None, 1
+    try:
+        yield
+    finally:
+        state.device = device
+        for name in set(vars(run)) - set(before):
+            delattr(run, name)
+        vars(run).update(before)
+
+
+def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -> None:
+    """Have an optimizer make its state, and its updates the temporary tensors that they have on a device."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    for group in optimizer.param_groups:
+        kernels = {name: group[name] for name in ("fused", "foreach") if name in group}
+        stack.callback(group.update, kernels)
+        if fused:
+            group["fused"] = False
+        elif device == "cuda" and kernels.get("foreach", False) is None:
+            group["foreach"] = True  # as torch chooses for tensors on a GPU
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if fused:  # one kernel, which makes no tensors; there is none for meta tensors
+        optimizer.step = lambda closure=None: None
+        stack.callback(optimizer.__dict__.pop, "step")
+
+
+def _hollow_inputs(micro: Micro, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Any:
+    """Make a micro-batch's inputs, from its longest rows."""
+    taken = np.arange(micro.rows)
+    if plan.lengths is not None:
+        taken = np.argsort(-plan.lengths[micro.ids], kind="stable")
+    taken = taken[:_ROWS]
+    read = inputs_of(data, collate, augment, micro.ids[taken].tolist(), micro.epochs[taken].tolist(), plan.seed)
+
+    def hollow(tensor: Tensor) -> Tensor:
+        rows = micro.rows if tensor.ndim and len(tensor) == len(taken) else tensor.shape[:1].numel()
+        return torch.empty((rows, *tensor.shape[1:]) if tensor.ndim else (), dtype=tensor.dtype, device="meta")
+
+    return map_tensors(hollow, read)

@@ -1,0 +1,191 @@
+"""Which micro-batch fits into a device's memory, by the peak of each profile's processes."""
+
+import dataclasses
+import os
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import nn
+
+from app.commands.plan import memory
+from app.commands.plan.footprint import Asking, Footprint, Question
+from app.commands.tables import size
+from app.distributed import fsdp
+from app.errors import UserError
+from app.launching.profiles import Profile
+from app.sampling.batch_plan import BatchPlan
+from app.training import exact_gradients
+
+# Of a GPU's memory, to be left free: for CUDA itself, its libraries, what the allocator cannot use, and our error.
+SPARE = 0.1
+GB = 10**9
+
+
+def key(profile: Profile) -> str:
+    """Name a profile among others."""
+    return f"{profile.file}:{profile.processes}"
+
+
+def room(profile: Profile, asked: float) -> int | None:
+    """Return the bytes of the device of one of a profile's processes; None where it is not there.
+
+    Args:
+        asked: in GB, 0: what this machine has.
+    """
+    if asked:
+        return round(asked * GB)
+    if profile.on_cpu:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return whole // max(1, profile.processes // profile.machines)
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+class Fits:
+    """Ask for footprints, and find the largest micro-batch that fits, for each of several profiles."""
+
+    def __init__(self, profiles: list[Profile], asked: float):
+        """Begin.
+
+        Args:
+            asked: memory of one device in GB; 0: what this machine has.
+        """
+        self.profiles, self.asked = profiles, asked
+        self.found: dict[str, dict[str, Any]] = {}
+        self._known: dict[Question, Footprint] = {}
+
+    def asking(self, run: Any, plan: BatchPlan) -> Asking:
+        """Ask about a rehearsed recipe, and keep what follows for each profile that can work in `found`."""
+        self._run = run
+        self._models = run.accelerator.models
+        optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
+        self._weights = memory.weigh(self._models, optimizers)
+        for profile in self.profiles:
+            refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled)
+            if not (profile.troubles or profile.zero_stage or refused):
+                try:
+                    self.found[key(profile)] = yield from self._about(profile, plan)
+                except UserError:  # more ranks than micro-batches, which the table says
+                    continue
+
+    def _about(self, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, dict[str, Any]]:
+        own, space = plan.micro_batch, room(profile, self.asked)
+        peak = yield from self._peak(profile, plan, own)
+        footprint = self._known[_question(profile, own)]
+        found = {"peak": peak, "activations": footprint.activations, "rows": footprint.micro.rows}
+        found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
+        found |= {"fits": None, "too_large": None, "too_much": False}
+        if space is None:
+            return found
+        # On a CPU what is saved is copied into the same memory.
+        limit = space - self._held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
+        # Every data rank needs a micro-batch of its own.
+        most = plan.global_batch // profile.data_ranks
+        sizes = [2**power for power in range(most.bit_length())]
+        sizes = sorted({*sizes, min(own, most), most})
+        fits, too_large = yield from self._search(profile, plan, sizes, {own: peak}, limit)
+        return {**found, "fits": fits, "too_large": too_large, "too_much": peak > limit}
+
+    def _search(self, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int):
+        """Return the largest size that fits and the next one, which does not, each with its bytes; None: there is none.
+
+        A straight line through two sizes tells where to look; what is answered was counted.
+        """
+        place = max(i for i, micro in enumerate(sizes) if micro <= max(peaks))
+        low, high = -1, len(sizes)  # the places of what fits and of what does not
+        while high - low > 1:
+            if sizes[place] not in peaks:
+                peaks[sizes[place]] = yield from self._peak(profile, plan, sizes[place])
+            if peaks[sizes[place]] <= limit:
+                low = place
+            else:
+                high = place
+            place = min(max(_guess(sizes, peaks, limit), low + 1), high - 1)
+        fits, too_large = ((sizes[i], peaks[sizes[i]]) if 0 <= i < len(sizes) else None for i in (low, high))
+        return fits, too_large
+
+    def _peak(self, profile: Profile, plan: BatchPlan, micro_batch: int) -> Generator[Question, Footprint, int]:
+        question = _question(profile, micro_batch)
+        if question not in self._known:
+            self._known[question] = yield question
+        sized = dataclasses.replace(plan, micro_batch=micro_batch)
+        turns, is_exact = sized.accumulation(profile.data_ranks), self._run.config.exact
+        return peak(self._known[question], profile, self._held(profile, sized), turns, is_exact, self._models)
+
+    def _held(self, profile: Profile, plan: BatchPlan) -> memory.Memory:
+        config = self._run.config
+        turns = plan.accumulation(profile.data_ranks)
+        return memory.per_process(*self._weights, profile, turns, config.exact, config.save_async)
+
+
+def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, models: list) -> int:
+    """Return the most bytes that one process of a profile holds at once.
+
+    Args:
+        held: what it holds all the time.
+        turns: that it takes in a step.
+    """
+    # The loader copies a step to a GPU while the one before it is computed.
+    inputs = found.inputs * turns * (1 if profile.on_cpu else 2)
+    if profile.wrapping in ("FSDP2", "HSDP"):
+        keeps_casts = profile.precision == "fp32" or profile.compiled
+        most = found.later if keeps_casts else found.uncast
+        beside = most - found.held - found.gradients + gathered(models, profile)
+        updating = max(0, found.update - found.held - found.gradients) // profile.shards
+        return held.total + max(beside, updating) + inputs
+    # Gradients come into being in the first turn only, where no buckets of DDP are there for them; exact mode takes
+    # those of each turn away.
+    fresh = is_exact or (turns == 1 and profile.wrapping != "DDP")
+    most = found.first if fresh else max(found.first, found.later)
+    buckets = found.gradients if profile.wrapping == "DDP" and (is_exact or turns > 1) else 0
+    return max(most, found.update) + held.sums + buckets + inputs
+
+
+def gathered(models: list[nn.Module], profile: Profile) -> int:
+    """Count the whole weights that FSDP2 has on a process at once: what no layer holds, and two of the largest layers.
+
+    The next layer is gathered while one is computed.
+    """
+    if profile.shards == 1:
+        return 0
+    named = profile.section("fsdp_config").get("fsdp_transformer_layer_cls_to_wrap") or ""
+    asked = set(named.replace(" ", "").split(",")) - {""} if isinstance(named, str) else set(named)
+    most = 0
+    for model in models:
+        classes = fsdp.layer_classes(model, asked)
+        layers = [m for m in model.modules() if type(m).__name__ in classes]
+        inside = {p for layer in layers for p in layer.parameters()}
+        rest = sum(p.nbytes for p in model.parameters() if p not in inside)
+        most += rest + 2 * max((sum(p.nbytes for p in layer.parameters()) for layer in layers), default=0)
+    return most
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """Say what a profile's processes need at their peak, and which micro-batch fits."""
+    length = f" of length {found['longest']}" if found["longest"] else ""
+    text = (
+        f"activations {size(found['activations'])} for --run.micro-batch {found['micro_batch']} ({found['rows']} rows"
+    )
+    text += f"{length}); peak {size(found['peak'])}"
+    if found["device_memory"] is None:
+        return f"{text}; --memory GB (of one device) tells which micro-batch fits"
+    text += f" of {size(found['device_memory'])}"
+    fits, too_large = found["fits"], found["too_large"]
+    if fits is None:
+        return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})"
+    text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "
+    if too_large is None:
+        return text + "and a larger one has no use with this --run.global-batch"
+    return text + f"{too_large[0]} would not ({size(too_large[1])})"
+
+
+def _question(profile: Profile, micro_batch: int) -> Question:
+    return Question("cpu" if profile.on_cpu else "cuda", profile.precision, micro_batch)
+
+
+def _guess(sizes: list[int], peaks: dict[int, int], limit: int) -> int:
+    """Guess the place of the largest size that fits, from the two largest that were counted."""
+    *_, a, b = [0, *sorted(peaks)]
+    below = peaks.get(a, 0)
+    reach = b + (limit - peaks[b]) / max((peaks[b] - below) / (b - a), 1.0)
+    return max((place for place, micro in enumerate(sizes) if micro <= reach), default=0)

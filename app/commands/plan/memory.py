@@ -1,0 +1,183 @@
+"""What one process holds from step to step under each layout: weights, gradients, optimizer state.
+
+Pure arithmetic over shapes. Left out: activations, kernels' own space, and what is there for an instant, such as the
+layer that FSDP has gathered.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from app.checkpoints.deduplicate import divide
+from app.launching.profiles import Profile
+
+LEFT_OUT = (
+    "activations, gathered layers, 16-bit copies of weights (none under FSDP), buffers of communication, kernels' own "
+    "space, the program itself (about 1 GB)"
+)
+_DOUBLE = 8
+# Bytes that torch 2.13 writes around a tensor's own: an archive's head and foot, and its names in two lists.
+_AROUND = 1900
+# Of the record, with its settings and scores, and of the manifest.
+_RECORDS = 5000
+
+
+class Shape(NamedTuple):
+    """A tensor's dimensions and the bytes of one number."""
+
+    dims: tuple[int, ...]
+    itemsize: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Shape":
+        """Describe a tensor."""
+        return cls(tuple(tensor.shape), tensor.element_size())
+
+    @property
+    def numbers(self) -> int:
+        """Count its numbers."""
+        return math.prod(self.dims)
+
+    def bytes(self, shards: int = 1) -> int:
+        """Return what the fullest of `shards` processes holds; FSDP2 cuts the first dimension."""
+        if shards == 1 or not self.dims:
+            return self.numbers * self.itemsize
+        return -(-self.dims[0] // shards) * math.prod(self.dims[1:]) * self.itemsize
+
+
+class Weight(NamedTuple):
+    """A parameter, and what its optimizer remembers of it; None where that could not be found out."""
+
+    shape: Shape
+    trained: bool
+    remembered: tuple[Shape, ...] | None = ()
+
+
+class Memory(NamedTuple):
+    """Bytes of one process; `copy` are those of the host's memory while a checkpoint is written beside training."""
+
+    weights: int
+    gradients: int
+    sums: int
+    optimizer: int
+    copy: int
+
+    @property
+    def total(self) -> int:
+        """Sum up what training holds all the time."""
+        return self.weights + self.gradients + self.sums + self.optimizer
+
+
+def weigh(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> tuple[list[Weight], int]:
+    """List the parameters of models, once each, and count the bytes of their buffers."""
+    known = {p: tensors for optimizer in optimizers for p, tensors in remembered(optimizer).items()}
+    parameters = {p: None for model in models for p in model.parameters()}
+    buffers = {b: b.nbytes for model in models for b in model.buffers()}
+    return [Weight(Shape.of(p), p.requires_grad, known.get(p, ())) for p in parameters], sum(buffers.values())
+
+
+def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ...] | None]:
+    """Find out what an optimizer will remember of each parameter, by a step of a twin on tensors without contents.
+
+    Every optimizer of torch.optim makes its state before it looks at a number, and then some stop, as there are none.
+    """
+    found = {}
+    for group in optimizer.param_groups:
+        hollow = [torch.empty_like(p, device="meta").requires_grad_() for p in group["params"]]
+        for parameter in hollow:
+            parameter.grad = torch.empty_like(parameter)
+        twin = copy.copy(optimizer)
+        twin.state = defaultdict(dict)
+        kernels = {name: False for name in ("fused", "foreach") if name in group}
+        twin.param_groups = [{**group, "params": hollow, **kernels}]
+        whole = True
+        try:
+            twin.step()
+        except Exception:  # an optimizer of the user's own may do anything
+            whole = all(twin.state.get(parameter) for parameter in hollow)
+        for parameter, double in zip(group["params"], hollow, strict=True):
+            state = twin.state.get(double) or optimizer.state.get(parameter, {})
+            shapes = tuple(Shape.of(value) for value in state.values() if isinstance(value, Tensor))
+            found[parameter] = shapes if whole or shapes else None
+    return found
+
+
+def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: int, exact: bool, beside: bool) -> Memory:
+    """Count what the fullest process of a layout holds.
+
+    Args:
+        turns: that each data rank takes in a step.
+        beside: checkpoints are written beside training.
+    """
+    if profile.zero_stage:
+        return _under_zero(weights, buffers, profile)
+    shards = profile.shards
+    held = buffers + sum(w.shape.bytes(shards) for w in weights)
+    if shards > 1 and str(profile.section("fsdp_config").get("fsdp_reshard_after_forward", True)).lower() == "false":
+        held += sum(w.shape.bytes() for w in weights)  # kept whole until the backward pass is through
+    trained = [w for w in weights if w.trained]
+    whole, part = (sum(w.shape.bytes(n) for w in trained) for n in (1, shards))
+    gradients, sums = part, 0
+    if shards > 1 and turns > 1:
+        # Between two synchronisations FSDP2 adds up whole gradients, those of exact mode in float64.
+        gradients = _doubles(trained) if exact else whole
+    elif shards == 1:
+        # Buckets of DDP stay, and gradients are views of them; until a step's last turn they lie beside them.
+        buckets = whole if profile.wrapping == "DDP" else 0
+        beside_buckets = exact or turns > 1
+        gradients = max(whole, buckets + whole * beside_buckets)
+        sums = _doubles(trained) + _DOUBLE * len(trained) if exact else 0
+    optimizer = sum(_remembered_bytes(w, shards) for w in weights)
+    return Memory(held, gradients, sums, optimizer, _copied(weights, buffers, profile) * beside)
+
+
+def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
+    """Count what the fullest process copies to the host for a checkpoint: of what several have alike, its share."""
+    parts, whole = [], []
+    for weight in weights:
+        for shape in (weight.shape, *(weight.remembered or ())):
+            sharded = profile.shards > 1 and shape.dims == weight.shape.dims
+            (parts if sharded else whole).append(shape.bytes(profile.shards if sharded else 1))
+    copies = max(1, profile.processes // profile.shards)
+    (_, split), (_, alike) = divide(parts, copies), divide(whole, profile.processes, taken=buffers)
+    return max(split) + max(alike)
+
+
+def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory:
+    """Count by DeepSpeed's rules: master weights and optimizer state in float32, in equal parts.
+
+    Stage 2 keeps whole weights and parts of gradients, stage 3 parts of both (Rajbhandari et al., *ZeRO*, 2020).
+    """
+    numbers = sum(w.shape.numbers for w in weights)
+    trained = sum(w.shape.numbers for w in weights if w.trained)
+    width, n = (4 if profile.precision == "fp32" else 2), profile.shards
+    held = width * (numbers if profile.zero_stage < 3 else -(-numbers // n))
+    gradients = width * (trained if profile.zero_stage < 2 else -(-trained // n))
+    optimizer = sum(_remembered_bytes(w, 1) for w in weights)
+    return Memory(held + buffers, gradients, 0, -(-(4 * trained + optimizer) // n), 0)
+
+
+def _remembered_bytes(weight: Weight, shards: int) -> int:
+    """Count an optimizer's tensors: those of the parameter's shape are sharded with it."""
+    tensors = weight.remembered or ()
+    return sum(t.bytes(shards if t.dims == weight.shape.dims else 1) for t in tensors)
+
+
+def _doubles(weights: Iterable[Weight]) -> int:
+    return _DOUBLE * sum(w.shape.numbers for w in weights)
+
+
+def checkpoint(tensors: Iterable[Tensor], weights: list[Weight]) -> int:
+    """Estimate the bytes of a checkpoint, as one process or DDP writes it; shards add some kilobytes a tensor.
+
+    Args:
+        tensors: of the models, by every name that they are saved under.
+    """
+    shapes = [Shape.of(t) for t in tensors]
+    shapes += [t for w in weights for t in w.remembered or ()]
+    return sum(t.bytes() + _AROUND for t in shapes) + _RECORDS

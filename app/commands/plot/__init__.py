@@ -1,0 +1,1 @@
+"""python -m app plot: curves of runs."""

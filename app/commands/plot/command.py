@@ -1,0 +1,60 @@
+"""Draw the curves of runs: a PNG picture, and a page to look closer at in a browser.
+
+    python -m app plot runs/cls
+    python -m app plot runs/one runs/two --to comparison
+
+Loss, scores, learning rate, gradient norm and speed over the steps; lines mark where a run was resumed, and on which
+layout. The page holds all it needs: curves to zoom into, the last pictures, and the settings in which runs differ.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.errors import UserError, is_installed, not_installed
+
+
+@dataclass
+class Options:
+    """What to draw."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs."""
+    to: str = ""
+    """Where to: TO.png and TO.html are written, or plot.png and plot.html into a folder. Default: in the run's folder,
+    or here for several runs."""
+
+
+def main(options: Options) -> int:
+    """Draw, and return the exit status.
+
+    Raises:
+        UserError: a folder holds no run, nothing has been logged, or the files cannot be written.
+    """
+    from app.commands import charts, page
+    from app.rundir import history
+
+    if not options.runs:
+        raise UserError("plot what? give folders of runs; `python -m app runs` lists those in runs/")
+    runs = [history.read(folder) for folder in options.runs]
+    stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
+    if not stem.name or stem.is_dir():
+        stem = stem / "plot"
+    kinds = {"png": ("matplotlib", charts.draw), "html": ("plotly", page.write)}
+    missing = {kind: not_installed(package) for kind, (package, _) in kinds.items() if not is_installed(package)}
+    if len(missing) == len(kinds):
+        raise UserError("plot needs one of two packages: " + "; ".join(missing.values()))
+    for kind, why in missing.items():
+        print(f"warning: {stem.name}.{kind} is left out: {why}", file=sys.stderr)
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds if kind not in missing]
+    try:
+        for file in files:
+            kinds[file.suffix[1:]][1](runs, file)
+    except OSError as error:
+        raise UserError(f"--to {stem}: {error.strerror}; give a place that can be written") from None
+    for file in files:
+        print(file)
+    return 0

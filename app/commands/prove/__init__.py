@@ -1,0 +1,1 @@
+"""python -m app prove: the same recipe under several profiles, compared."""

@@ -1,0 +1,138 @@
+"""Train a recipe under several profiles from the same start, and compare what they do step by step.
+
+    python -m app prove recipes/cls.py --profiles accelerate_configs/cpu.yaml accelerate_configs/ddp_cpu.yaml:3
+    python -m app prove recipes/cls.py --profiles one.yaml many.yaml --exact false --steps 100 --optim.lr 1e-4
+
+Every flag that is not named below is the recipe's. A profile that is outside the tolerance of the ordinary mode is
+trained once more in exact mode, which tells rounding that grows from a mistake. Ends with status 0 where all profiles
+take the same steps, also where rounding has grown between them, 1 where one does not, and 2 where that cannot be asked.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.commands.prove.report import Report
+    from app.launching.profiles import Profile
+
+REPORT, PLOT = "report.json", "report.png"
+# Flags of the run that have a name here.
+INSTEAD = {"--run.dir": "--report", "--run.stop-at": "--steps", "--run.exact": "--exact"}
+
+
+@dataclass
+class Options:
+    """What to train, under which profiles, and how to compare."""
+
+    recipe: Annotated[Path, tyro.conf.Positional]
+    """The recipe's file."""
+    profiles: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--profile"])]
+    """Profiles to train under; the first one is the reference. FILE:3 starts 3 processes whatever the file says."""
+    steps: int = 50
+    """Steps to compare: the first ones of the run that the recipe's flags describe."""
+    exact: bool = True
+    """true: in exact mode, where every bit counts. false: in the ordinary mode, within a tolerance."""
+    report: str = ""
+    """Folder for the report and for what each run wrote. Default: runs/prove- and the name of the recipe."""
+    json: str = ""
+    """Also write the report to this file."""
+    patience: float = 600.0
+    """Seconds that a run may take for one step, or to start, before it is killed."""
+
+
+def main(options: Options, flags: list[str]) -> int:
+    """Compare, and return the exit status.
+
+    Args:
+        flags: the recipe's.
+
+    Raises:
+        UserError: it cannot be asked so.
+    """
+    profiles = _check(options, flags)
+    folder = _make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
+    from app.commands.prove.chart import plot
+    from app.commands.tables import write_json
+
+    report = _train(options, flags, profiles, folder)
+    print(f"\n{report.text()}")
+    for path in (str(folder / REPORT), options.json):
+        write_json(path, report.as_dict())
+    drawn = plot(report, folder / PLOT)
+    print(f"report: {folder / REPORT}{f', {folder / PLOT}' if drawn else ' (a picture needs matplotlib)'}")
+    return report.status
+
+
+def _train(options: Options, flags: list[str], profiles: list["Profile"], folder: Path) -> "Report":
+    """Train under each profile; where the first one shows that there is nothing to compare with, under no other."""
+    from app.commands.prove.report import Report
+    from app.commands.prove.trial import OUTPUT, train
+
+    report = Report(str(options.recipe), flags, options.steps, options.exact)
+    for number, profile in enumerate(profiles, 1):
+        print(f"[{number}/{len(profiles)}] {profile.name}", flush=True)
+        into = folder / f"{number:02}-{profile.file.stem}"
+        row = report.add(train(options.recipe, flags, profile, options.steps, options.exact, into, options.patience))
+        if number == 1 and row.verdict in ("failed", "not run"):
+            why = row.trial.ended.replace("--run.stop-at", "--steps")
+            raise UserError(f"{profile.name}: {why}\nall that it printed is in {into / OUTPUT}")
+        if number == 1 and row.verdict != "reference":
+            break
+    if report.suspects():
+        _tell_rounding(options, flags, report)
+    return report
+
+
+def _tell_rounding(options: Options, flags: list[str], report: "Report") -> None:
+    """Train those that may differ by rounding alone in exact mode, where nothing is rounded otherwise."""
+    from app.commands.prove.trial import train
+
+    reference, suspects = None, report.suspects()
+    for row in [report.rows[0], *suspects]:
+        print(f"rounding, or a mistake? {row.trial.profile.name} in exact mode", flush=True)
+        into = row.trial.folder.with_name(f"{row.trial.folder.name}-exact")
+        trial = train(options.recipe, flags, row.trial.profile, options.steps, True, into, options.patience)
+        reference = reference or trial
+        if row in suspects:
+            report.settle(row, reference, trial)
+
+
+def _check(options: Options, flags: list[str]) -> list["Profile"]:
+    from app.launching import profiles
+
+    if not options.recipe.is_file():
+        raise UserError(f"{options.recipe}: there is no such file; give a recipe such as recipes/cls.py")
+    if len(options.profiles) < 2:
+        raise UserError(f"--profiles {' '.join(options.profiles)}: give at least two; the first one is the reference")
+    if options.steps < 1:
+        raise UserError(f"--steps {options.steps}: must be at least 1")
+    for flag in (word.partition("=")[0].replace("_", "-") for word in flags if word.startswith("--")):
+        if flag in INSTEAD:
+            raise UserError(f"{flag}: prove sets it; use {INSTEAD[flag]}")
+    found = [profiles.read(text) for text in options.profiles]
+    for profile in found:
+        if profile.machines > 1:
+            raise UserError(f"{profile.file} is for {profile.machines} machines; prove starts all on this one")
+        for trouble, fix in profile.troubles:
+            raise UserError(f"{profile.file}: {trouble}: {fix}")
+    return found
+
+
+def _make_room(folder: Path) -> Path:
+    """Make the report's folder; an earlier report gives way, anything else does not."""
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / REPORT).exists():
+                raise UserError(f"--report {folder}: it holds something else than a report; give another folder")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / REPORT).touch()  # so that one that was interrupted gives way, too
+    except OSError as error:
+        raise UserError(f"--report {folder}: {error.strerror}; give a folder that can be written") from None
+    return folder

@@ -1,0 +1,208 @@
+"""The verdict on each run of a proof, and the report on all."""
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from app.commands.prove.compare import EXACT, ORDINARY, Tolerances, compare
+from app.commands.prove.difference import Comparison, Difference, Growth
+from app.commands.prove.trial import OUTPUT, Trial
+from app.commands.tables import table
+from app.distributed.layout import changes_bits, in_short
+from app.sampling.hashing import hash_of
+
+# Of a run's refusals, those that answer what is asked; any other says that it was asked wrongly.
+_NOT_EXACT = re.compile(r"--run\.exact: ")
+_RANKS_DIFFER = re.compile(r"rank \d+ (would go through|has drifted)")
+_LAYOUT = ("data_ranks", "processes", "wrapping", "precision", "device")
+ROUNDING = "rounding that grows"
+
+
+@dataclass
+class Row:
+    """One run in a report.
+
+    Args:
+        verdict: reference; same; different, from the reference or on its own ranks; rounding that grows, where it is
+            different in the ordinary mode and the same in exact mode; refused, because it cannot be the same in exact
+            mode; failed, where it ended early; or not run, because it was asked wrongly.
+    """
+
+    trial: Trial
+    comparison: Comparison
+    verdict: str
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Runs of a recipe, each compared with the first one."""
+
+    recipe: str
+    flags: list[str]
+    steps: int
+    exact: bool
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def tolerances(self) -> Tolerances:
+        """Return what counts as the same."""
+        return EXACT if self.exact else ORDINARY
+
+    @property
+    def status(self) -> int:
+        """Return 0 where all are the same but for rounding, 1 where one is not, 2 where one was asked wrongly."""
+        verdicts = {row.verdict for row in self.rows}
+        return 1 if verdicts & {"different", "refused", "failed"} else 2 * ("not run" in verdicts)
+
+    def add(self, trial: Trial) -> Row:
+        """Compare another run with the first one."""
+        reference = self.rows[0].trial if self.rows else trial
+        comparison = compare(reference.trace, trial.trace, self.tolerances)
+        row = Row(trial, comparison, _verdict(trial, comparison, is_reference=not self.rows))
+        row.notes = _notes(reference, row, self.exact) if trial.where else []
+        self.rows.append(row)
+        return row
+
+    def suspects(self) -> list[Row]:
+        """List the runs that may differ by rounding alone, which exact mode can tell."""
+        rows = [] if self.exact else self.rows[1:]
+        return [row for row in rows if row.comparison.may_be_rounding and not row.trial.ended]
+
+    def settle(self, row: Row, reference: Trial, other: Trial) -> None:
+        """Take in how a suspect compares in exact mode with the first run in exact mode."""
+        found = compare(reference.trace, other.trace, EXACT)
+        ended = reference.ended or other.ended
+        if ended:
+            row.notes.append(f"rounding or not: exact mode cannot tell ({ended})")
+        elif found.first:
+            row.notes.append(f"it is not rounding alone: in exact mode too it is different ({found.first})")
+        else:
+            row.verdict = ROUNDING
+            row.notes.append(
+                f"in exact mode it has the bits of the reference in all {found.steps} steps: what differs here is "
+                "rounding, which this training makes grow"
+            )
+
+    def text(self) -> str:
+        """Make the table, and say below it what differs and what that usually means."""
+        head = ("profile", "layout", "steps", "last loss", "weights", "verdict", "first difference")
+        lines = [table(head, [_cells(row) for row in self.rows], right=[2])]
+        for row in self.rows:
+            told = [*_details(row), *row.notes, *row.trial.warnings]
+            lines += [f"\n{row.trial.profile.name}:", *(f"  {line}" for line in told)] if told else []
+        return "\n".join([*lines, "", self.summary()])
+
+    def summary(self) -> str:
+        """Say in a line what came of it."""
+        others = [row for row in self.rows if row.verdict not in ("reference", "same")]
+        if not others:
+            how = "to the last bit" if self.exact else f"within {_in_words(self.tolerances)}"
+            return f"same: {len(self.rows)} profiles, {self.steps} steps, {how}"
+        return "; ".join(f"{row.trial.profile.name}: {row.verdict}" for row in others)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        fields = {"recipe": self.recipe, "flags": self.flags, "steps": self.steps, "exact": self.exact}
+        fields |= {"status": self.status, "summary": self.summary(), "tolerances": self.tolerances._asdict()}
+        return {**fields, "profiles": [_row_as_dict(row) for row in self.rows]}
+
+
+def _verdict(trial: Trial, comparison: Comparison, is_reference: bool) -> str:
+    if comparison.first or _RANKS_DIFFER.match(trial.ended):
+        return "different"
+    if _NOT_EXACT.match(trial.ended):
+        return "refused"
+    if trial.ended:
+        return "not run" if trial.refused and not trial.begun else "failed"
+    return "reference" if is_reference else "same"
+
+
+def _cells(row: Row) -> tuple:
+    trial = row.trial
+    layout = in_short(trial.where) if trial.where else ""
+    losses = losses_of(trial)
+    last, weights = (losses[-1], _digest(trial)) if losses else ("", "")
+    return trial.profile.name, layout, row.comparison.steps, last, weights, row.verdict, _first(row)
+
+
+def _digest(trial: Trial) -> str:
+    """Hash all weights after the last step."""
+    weights = trial.trace.steps[trial.made]["weights"]
+    return hash_of({name: weights[name]["hash"] for name in sorted(weights)})
+
+
+def _first(row: Row) -> str:
+    """Name step, quantity and tensor of the first difference in a few words; or why it ended."""
+    first, tensor = row.comparison.first, row.comparison.tensor
+    if first is None:
+        return row.trial.ended if len(row.trial.ended) <= 60 else row.trial.ended[:57] + "..."
+    places = tensor.places if tensor and tensor.step == first.step else first.places
+    return f"step {first.step}: {first.what}" + (f", {places[0]}" if places else "")
+
+
+def _details(row: Row) -> list[str]:
+    first, tensor = row.comparison.first, row.comparison.tensor
+    told = [str(first), *([first.means] if row.verdict != ROUNDING else [])] if first else []
+    told += [f"first tensor that differs: {tensor}"] if tensor and tensor is not first else []
+    return told + ([f"{row.trial.ended} (see {row.trial.folder / OUTPUT})"] if row.trial.ended else [])
+
+
+def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
+    """Say what the user should know of how a run was compared."""
+    notes, trial = [], row.trial
+    if trial.where["processes"] != trial.profile.processes:
+        notes.append(
+            f"{trial.where['processes']} of the {trial.profile.processes} processes that were asked for have trained"
+        )
+    if trial is not reference and all(trial.where[name] == reference.where[name] for name in _LAYOUT):
+        notes.append("this is the layout of the reference: it shows that a run repeats, and no more")
+    changes = [change for change in changes_bits(reference.where, trial.where) if exact or "threads" not in change]
+    if row.verdict == "different" and changes:
+        notes.append(f"beside the layout, {'; '.join(changes)}: that alone changes bits")
+    growths = _growths(row)
+    if growths and not exact:
+        notes.append(f"apart from the reference: {'; '.join(f'{what} {growth}' for what, growth in growths.items())}")
+    return notes
+
+
+def _growths(row: Row) -> dict[str, Growth]:
+    found = {what: row.comparison.growth(what) for what in row.comparison.deviations}
+    return {what: growth for what, growth in found.items() if growth}
+
+
+def _in_words(tolerances: Tolerances) -> str:
+    return f"{tolerances.loss:g} of losses, {tolerances.gradient:g} of gradients, {tolerances.weights:g} of weights"
+
+
+def _row_as_dict(row: Row) -> dict[str, Any]:
+    trial, comparison = row.trial, row.comparison
+    return {
+        "profile": trial.profile.name,
+        "file": str(trial.profile.file),
+        "processes": trial.profile.processes,
+        "verdict": row.verdict,
+        "steps": comparison.steps,
+        "ended": trial.ended,
+        "first": _difference_as_dict(comparison.first),
+        "tensor": _difference_as_dict(comparison.tensor),
+        "notes": row.notes,
+        "warnings": trial.warnings,
+        "layout": trial.where,
+        "seconds": round(trial.seconds, 1),
+        "folder": str(trial.folder),
+        "losses": losses_of(trial),
+        "weights": _digest(trial) if trial.begun else None,
+        "deviations": comparison.deviations,
+        "growth": {what: {**growth._asdict(), "rate": growth.rate} for what, growth in _growths(row).items()},
+    }
+
+
+def _difference_as_dict(difference: Difference | None) -> dict[str, Any] | None:
+    return difference and {**asdict(difference), "means": difference.means}
+
+
+def losses_of(trial: Trial) -> list[float | None]:
+    """List the loss of every step; of several, the first by name."""
+    steps = [line for step, line in sorted(trial.trace.steps.items()) if step]
+    return [line.get(next(iter(line["losses"]), "loss")) for line in steps]

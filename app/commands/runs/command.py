@@ -1,0 +1,54 @@
+"""List runs: how far each is, its score, on what it runs, and when it last wrote something.
+
+    python -m app runs
+    python -m app runs /data/runs other/run --json runs.json
+
+Looks in folders and in those below them, three levels deep. A run is `running`, `finished`, `preempted` (stopped with
+steps left), `failed`, or `lost`: it says that it runs, and its process is gone. Repeating its command resumes it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.commands.tables import table, write_json
+
+
+@dataclass
+class Options:
+    """Where to look."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
+    """Folders of runs, or with runs below them."""
+    json: str = ""
+    """Also write the list to this file."""
+
+
+def main(options: Options) -> int:
+    """Print the list, and return the exit status.
+
+    Raises:
+        UserError: a folder is not there.
+    """
+    from app.rundir import history
+
+    runs = history.find(options.folders)
+    rows, listed = [], []
+    for run in runs:
+        score, sittings = run.score, run.sittings
+        layout = sittings[-1]["layout"] if sittings else ""
+        steps = f"{run.step}/{run.info.get('steps', '?')}"
+        rows.append([str(run.folder), run.status, steps, run.score_in_words, layout, history.age(run.changed)])
+        about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}
+        listed.append({**about, "score": dict([score] if score else []), "layout": layout, "changed": run.changed})
+    if not runs:
+        print(f"no runs in {', '.join(map(str, options.folders))}")
+    else:
+        print(table(["run", "status", "steps", "score", "layout", "changed"], rows, right=(2,)))
+    for run in runs:
+        if run.status == "failed":
+            print(f"\n{run.folder}: {run.info.get('error')}")
+    write_json(options.json, {"runs": listed})
+    return 0

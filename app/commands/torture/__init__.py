@@ -1,0 +1,1 @@
+"""python -m app torture: a run that is killed again and again."""

@@ -1,0 +1,101 @@
+"""Kill a recipe's run again and again, resume it each time, and compare it with a run that was left alone.
+
+    python -m app torture recipes/cls.py --kills 20 --run.steps 60
+    python -m app torture recipes/cls.py --profiles accelerate_configs/ddp_cpu.yaml accelerate_configs/fsdp_cpu.yaml:3
+
+The launcher, one rank, or all processes are killed with SIGKILL: half of the times at a random moment, half while a
+checkpoint is being written, renamed or deleted. A run that has finished must have every line of metrics.jsonl and every
+bit of the weights that the untouched one has. Several profiles take turns, in exact mode. Every flag that is not named
+below is the recipe's. Ends with status 0 where nothing was lost, 1 where something was, and 2 where the recipe fails
+by itself.
+"""
+
+import random
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from app.commands.torture.kills import MOMENTS, Lost, Torture
+from app.errors import UserError
+from app.launching import profiles
+
+
+@dataclass
+class Options:
+    """What to kill, how often, and under which profiles."""
+
+    recipe: Annotated[Path, tyro.conf.Positional]
+    """The recipe's file."""
+    kills: int = 20
+    """How often to kill. Runs that finish before make room for new ones."""
+    profiles: tuple[str, ...] = ("ddp_cpu",)
+    """Profiles to start and resume under; FILE:3 starts 3 processes whatever the file says."""
+    save_every: int = 3
+    """Save a checkpoint every so many steps."""
+    seed: int = 0
+    """Seed of the moments and victims."""
+    folder: str = ""
+    """Folder for all runs; what an earlier torture left there goes. Default: runs/torture- and the recipe's name."""
+    patience: float = 60.0
+    """Seconds within which processes must end whose launcher or neighbour was killed."""
+    json: str = ""
+    """Also write what happened to this file."""
+
+
+def main(options: Options, flags: list[str]) -> int:
+    """Torture, and return the exit status.
+
+    Args:
+        flags: the recipe's.
+
+    Raises:
+        UserError: it cannot be asked so, or the recipe fails by itself.
+    """
+    from app.commands.tables import table, write_json
+
+    torture = Torture(options.recipe, _flags(options, flags), *_places(options), options.patience)
+    print("training the run that is left alone", flush=True)
+    torture.untouched()
+    lost = []
+    try:
+        torture.run(options.kills, random.Random(options.seed))
+    except Lost as error:
+        lost.append(str(error))
+    finally:
+        counts = Counter((kill.who, kill.moment) for kill in torture.kills)
+        moments = ("training", *MOMENTS)
+        rows = [[who, *(counts[who, moment] for moment in moments)] for who in sorted({who for who, _ in counts})]
+        print("\n" + table(["killed", "in training", *(f"while {m}" for m in MOMENTS)], rows, right=(1, 2, 3, 4)))
+    troubles = [kill.trouble for kill in torture.kills if kill.trouble]
+    bad = [*lost, *troubles, *torture.differences]
+    print("\n".join(bad))
+    ends = f"{torture.finished} runs finished, {len(lost)} lost, {len(torture.differences)} differ"
+    print(f"{len(torture.kills)} kills, {ends}")
+    found = {"kills": [vars(kill) for kill in torture.kills], "finished": torture.finished, "lost": lost}
+    write_json(options.json, {"recipe": str(options.recipe), **found, "differences": torture.differences})
+    return int(bool(bad))
+
+
+def _flags(options: Options, flags: list[str]) -> list[str]:
+    if not options.recipe.is_file():
+        raise UserError(f"{options.recipe}: there is no such file; give a recipe such as recipes/cls.py")
+    for name in ("kills", "save_every"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
+    own = ["--run.log-every", "1", "--run.save-every", str(options.save_every), "--run.resume", "auto"]
+    return [*flags, *(["--run.exact", "true"] if len(options.profiles) > 1 else []), *own, "--run.trackers"]
+
+
+def _places(options: Options) -> tuple[list[profiles.Profile], Path]:
+    folder = Path(options.folder or f"runs/torture-{options.recipe.stem}")
+    mark = folder / "torture"
+    if folder.exists() and any(folder.iterdir()) and not mark.exists():
+        raise UserError(f"--folder {folder}: it holds something else than an earlier torture; give another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    mark.touch()
+    return [profiles.read(text) for text in options.profiles], folder

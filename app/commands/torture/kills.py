@@ -1,0 +1,215 @@
+"""Killing runs of a recipe again and again, and comparing what becomes of them with a run that was left alone."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import xxhash
+
+from app.errors import UserError
+from app.launching import launcher
+from app.launching.profiles import Profile
+from app.rundir.throughput import SPEEDS
+
+MOMENTS = ("writing", "renaming", "deleting")
+
+
+class Lost(Exception):
+    """A run that did not go on."""
+
+
+@dataclass
+class Kill:
+    """One kill: what was killed, in which moment, and how far the run was."""
+
+    who: str
+    moment: str
+    profile: str
+    step: int
+    trouble: str = ""
+
+
+@dataclass
+class Torture:
+    """Kill runs of one recipe, and compare those that finish with the one that was left alone."""
+
+    recipe: Path
+    flags: list[str]
+    profiles: list[Profile]
+    folder: Path
+    patience: float
+    say: Callable[[str], None] = print
+    kills: list[Kill] = field(default_factory=list)
+    finished: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def untouched(self) -> None:
+        """Train the reference, under the first profile."""
+        self._start(self.folder / "untouched", self.profiles[0])
+        status = self._wait(self._process)
+        if status:
+            raise UserError(f"{self.recipe} fails without any kill:\n{self._output()[-3000:]}")
+        self._expected = outcome(self.folder / "untouched")
+
+    def run(self, kills: int, chance: random.Random) -> None:
+        """Kill until it has been done so many times, and let the last run finish."""
+        number = 0
+        while len(self.kills) < kills:
+            number += 1
+            folder = self.folder / f"tortured-{number}"
+            while len(self.kills) < kills and self._until_killed(folder, chance):
+                self.say(f"kill {len(self.kills)}/{kills}: {_in_words(self.kills[-1])}")
+            self._finish(folder, chance)
+            found = compare(self._expected, outcome(folder))
+            self.finished += 1
+            self.differences += [f"{folder.name}: {text}" for text in found]
+            self.say(f"{folder.name} finished: {found[0] if found else 'the run that was never touched'}")
+
+    def _until_killed(self, folder: Path, chance: random.Random) -> bool:
+        """Start or resume a run and kill it; tells whether it did not finish before."""
+        profile, step = chance.choice(self.profiles), _steps(folder)
+        moment = chance.choice(MOMENTS) if chance.random() < 0.5 else "training"
+        who = chance.choice(("all", "the launcher", "one rank"))
+        self._start(folder, profile)
+        if moment == "training":
+            # Now and then before the first step: while the program starts, loads, or resumes.
+            here = (lambda: True) if chance.random() < 0.2 else (lambda: _steps(folder) > step)
+            pause = chance.uniform(0, 4.0)
+        else:
+            here, pause = (lambda: _moment(folder, self._began) == moment), chance.choice((0.0, 0.0, 0.002, 0.02))
+        while not here():
+            if self._process.poll() is not None:
+                return self._ended(folder, profile, step)
+            time.sleep(0.001)
+        time.sleep(pause)
+        if self._process.poll() is not None:
+            return self._ended(folder, profile, step)
+        self._kill(who, chance)
+        self.kills.append(Kill(who, moment, profile.name, _steps(folder)))
+        self._leave(who)
+        return True
+
+    def _ended(self, folder: Path, profile: Profile, step: int) -> bool:
+        """Look at a run that ended before it was killed: it has finished, or it is lost."""
+        if self._process.returncode == 0:
+            return False
+        raise Lost(
+            f"{folder} did not go on after step {step} under {profile.name}: status {self._process.returncode}\n"
+            f"{self._output()[-3000:]}"
+        )
+
+    def _finish(self, folder: Path, chance: random.Random) -> None:
+        step, profile = _steps(folder), chance.choice(self.profiles)
+        self._start(folder, profile)
+        if self._wait(self._process):
+            self._ended(folder, profile, step)
+
+    def _start(self, folder: Path, profile: Profile) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._began = time.time()
+        words = launcher.words_of(profile.file, profile.processes, self.recipe, *self.flags, "--run.dir", str(folder))
+        self._log = self.folder / "output"
+        with self._log.open("wb") as file:
+            self._process = subprocess.Popen(
+                words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def _kill(self, who: str, chance: random.Random) -> None:
+        self._family = launcher.family(self._process.pid)
+        ranks = [process for process in self._family if process.pid != self._process.pid]
+        victims = {"all": self._family, "the launcher": [psutil.Process(self._process.pid)], "one rank": ranks}[who]
+        if who == "one rank" and ranks:
+            victims = [chance.choice(ranks)]
+        for process in victims:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+
+    def _leave(self, who: str) -> None:
+        """See that what was not killed ends by itself."""
+        self._wait(self._process)
+        _, alive = psutil.wait_procs(self._family, timeout=self.patience)
+        if alive:
+            self.kills[-1].trouble = f"{len(alive)} processes went on after {who} was killed"
+            launcher.kill(alive)
+
+    def _wait(self, process: subprocess.Popen) -> int:
+        try:
+            return process.wait(self.patience * 10)
+        except subprocess.TimeoutExpired:
+            raise Lost(f"nothing ended within {self.patience * 10:.0f} s:\n{self._output()[-3000:]}") from None
+        finally:
+            if process.poll() is None:
+                launcher.kill_tree(process.pid)
+
+    def _output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+def outcome(folder: Path) -> dict:
+    """Read what a finished run must have in common with the untouched one."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name in SPEEDS:
+            line.pop(name, None)
+    weights = {
+        str(file.relative_to(folder)): xxhash.xxh3_128_hexdigest(file.read_bytes())
+        for file in sorted((folder / "model").rglob("*.safetensors"))
+    }
+    return {"lines": lines, "weights": weights}
+
+
+def compare(expected: dict, found: dict) -> list[str]:
+    """Say in what two outcomes differ, the steps first."""
+    differences = []
+    pairs = zip(expected["lines"], found["lines"], strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if first:
+        names = [name for name in {**first[0], **first[1]} if first[0].get(name) != first[1].get(name)]
+        differences.append(f"step {first[0]['step']} differs in {', '.join(names)}")
+    elif len(expected["lines"]) != len(found["lines"]):
+        differences.append(f"{len(found['lines'])} lines in metrics.jsonl, {len(expected['lines'])} expected")
+    differences += [
+        f"{name} differs" for name in expected["weights"] if expected["weights"][name] != found["weights"].get(name)
+    ]
+    if not expected["weights"]:
+        differences.append("the recipe writes no model to compare: call run.finish")
+    return differences
+
+
+def _steps(folder: Path) -> int:
+    """Count the lines that a run has logged."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _moment(folder: Path, since: float) -> str:
+    """Tell what is happening to a run's checkpoints; what earlier kills have left there does not count."""
+    newest, drafts = -1, []
+    try:
+        for path in (folder / "checkpoints").iterdir():
+            number = int(path.name[5:13])
+            if path.suffix == ".tmp" and path.stat().st_ctime > since:
+                drafts.append((number, path))
+            elif not path.suffix:
+                newest = max(newest, number)
+    except OSError:
+        return ""
+    for number, path in drafts:
+        if number < newest:
+            return "deleting"
+        return "renaming" if (path / "manifest.json").exists() else "writing"
+    return ""
+
+
+def _in_words(kill: Kill) -> str:
+    where = "in training" if kill.moment == "training" else f"while {kill.moment} a checkpoint"
+    parts = [f"{kill.who}, {where}", f"{kill.step} lines logged", f"under {kill.profile}"]
+    return "; ".join([", ".join(parts), *filter(None, [kill.trouble])])

@@ -1,0 +1,1 @@
+"""python -m app watch: a run that is going on."""

@@ -1,0 +1,68 @@
+"""What `python -m app watch` shows of a run: how far it is, its latest numbers, and the shape of its curves."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from app.rundir.history import History, age
+from app.rundir.progress import duration
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
+STYLES = {"running": "green", "finished": "green", "preempted": "yellow", "failed": "red", "lost": "red"}
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Draw numbers as blocks of eight heights, means of neighbours where there are more than fit."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    count = min(width, len(finite))
+    cuts = [len(finite) * i // count for i in range(count + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+def seconds_left(run: History) -> float | None:
+    """Estimate how long the steps that are left take at the last speed; None where that is not known."""
+    speeds = [value for value in run.column("samples_per_second")[1] if value > 0]
+    batch = run.config.get("run", {}).get("global_batch")
+    steps = run.info.get("steps")
+    if not speeds or not batch or not steps:
+        return None
+    return max(0, steps - run.step) * batch / speeds[-1]
+
+
+def view(run: History) -> RenderableType:
+    """Lay out what is known of a run now."""
+    status, steps = run.status, int(run.info.get("steps") or 0)
+    head = Text.assemble((str(run.folder), "bold"), "  ", (status, STYLES.get(status, "")))
+    if run.sittings:
+        head.append(f"  {run.sittings[-1]['layout']}")
+    left = seconds_left(run) if status == "running" else None
+    about = [f"step {run.step} of {steps or '?'}"]
+    about += [f"{duration(left)} left"] if left is not None else []
+    about += [f"last written {age(run.changed)} ago"]
+    numbers = Table(box=None, pad_edge=False)
+    for title, right in (("", False), ("last", True), ("smallest", True), ("largest", True), ("so far", False)):
+        numbers.add_column(title, justify="right" if right else "left")
+    for name in run.columns:
+        values = [value for value in run.column(name)[1] if math.isfinite(value)]
+        if values:
+            shown = (f"{value:.5g}" for value in (values[-1], min(values), max(values)))
+            numbers.add_row(name, *shown, sparkline(values))
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(total=max(1, steps), completed=run.step, width=WIDTH), ", ".join(about))
+    parts = [head, bar, numbers]
+    if run.info.get("error"):
+        parts.append(Text(str(run.info["error"]), style="red"))
+    if status == "lost":
+        parts.append(Text("its process is gone; the same command goes on from the last checkpoint", style="red"))
+    return Group(*parts)

@@ -1,0 +1,1 @@
+"""Texts to model: tokenized once and cut into blocks."""

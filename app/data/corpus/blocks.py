@@ -1,0 +1,108 @@
+"""Blocks of tokens to train on: cut from documents that follow each other, without a token lost or wasted.
+
+Each token is predicted exactly once, the first of a document from the beginning-of-text token, any other from those
+before it in its document and block.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from app.data.corpus.documents import Documents
+
+# What cross-entropy leaves out.
+IGNORED = -100
+
+
+class Blocks:
+    """Blocks of `size` tokens, each read from disk when asked for.
+
+    A row is a dict of int64 arrays of `size` numbers: `input_ids`; `targets`, what follows each of them, or -100 where
+    that is not supervised; and, where documents are kept apart, `position_ids`, which restart at each document.
+    """
+
+    def __init__(self, documents: Documents, size: int, start: int, apart: bool):
+        """Cut documents into blocks; one without a supervised token is left out.
+
+        Args:
+            start: the token in front of a document.
+            apart: documents do not see each other.
+        """
+        self.documents, self.size, self.start, self.apart = documents, size, start, apart
+        counts = np.full(-(-len(documents) // size), size, np.int64)
+        counts[-1] = len(documents) - size * (len(counts) - 1)
+        if not documents.all_supervised:
+            counts = self._count_supervised()
+        self._kept = None if counts.all() else np.flatnonzero(counts)
+        self.weights = counts if self._kept is None else counts[self._kept]
+        """Supervised tokens of each block."""
+
+    @property
+    def tokens(self) -> int:
+        """Count the supervised tokens."""
+        return int(self.weights.sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all blocks."""
+        return f"{self.documents.fingerprint}-{self.size}-{self.start}-{int(self.apart)}"
+
+    def _count_supervised(self) -> np.ndarray:
+        """Count the tokens of each block that are to be supervised, many blocks at a time."""
+        end, stretch = len(self.documents), self.size * max(1, (1 << 22) // self.size)
+        counts = []
+        for low in range(0, end, stretch):
+            supervised = self.documents.supervised(low, min(low + stretch, end))
+            counts.append(np.add.reduceat(supervised.astype(np.int64), range(0, len(supervised), self.size)))
+        return np.concatenate(counts)
+
+    def _span(self, block: int) -> tuple[int, int]:
+        return block * self.size, min((block + 1) * self.size, len(self.documents))
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} is not in [0, {len(self)})")
+        low, high = self._span(index if self._kept is None else int(self._kept[index]))
+        tokens, count = self.documents.tokens(max(low - 1, 0), high).astype(np.int64), high - low
+        inputs, targets = np.full(self.size, self.start, np.int64), np.full(self.size, IGNORED, np.int64)
+        inputs[count - len(tokens) + 1 : count] = tokens[:-1]
+        targets[:count] = tokens[-count:]
+        if not self.documents.all_supervised:
+            targets[:count][~self.documents.supervised(low, high)] = IGNORED
+        row = {"input_ids": inputs, "targets": targets}
+        if self.apart:
+            begins = np.zeros(self.size, bool)
+            begins[:count] = self.documents.begins(low, high)
+            inputs[begins] = self.start
+            begins[count : count + 1] = True  # what fills up the last block is a document of its own
+            places = np.arange(self.size)
+            row["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0))
+        return row
+
+    def __reduce__(self):
+        return Blocks, (self.documents, self.size, self.start, self.apart)
+
+
+def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
+    """Stack blocks to tensors of blocks x size."""
+    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the tokens that are to be supervised, 0 where there are none.
+
+    Args:
+        logits: blocks x size x vocabulary.
+        targets: blocks x size.
+    """
+    total = functional.cross_entropy(
+        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / (targets != IGNORED).sum().clamp(min=1)

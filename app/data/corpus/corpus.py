@@ -1,0 +1,70 @@
+"""Texts to model: loaded, tokenized once for all runs, and cut into blocks."""
+
+from app.data.config import CorpusData
+from app.data.corpus.blocks import Blocks, collate
+from app.data.corpus.documents import start_of
+from app.data.corpus.encode import columns_of, read_texts, tokenize
+from app.data.tables.sources import Tables, load_tables
+from app.data.text.labeled_text import trained_once
+from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
+from app.errors import UserError
+
+__all__ = ["blocks", "collate", "describe", "load", "own_tokenizer"]
+
+
+def load(config: CorpusData) -> Tables:
+    """Load the texts to train and to evaluate on.
+
+    Raises:
+        UserError: there are none, or the flags do not go together.
+    """
+    columns_of(config)
+    if config.block < 2:
+        raise UserError(f"--data.block {config.block}: must be at least 2")
+    return load_tables(config)
+
+
+def own_tokenizer(table, config: CorpusData, kind: str, vocab: int):
+    """Return the tokenizer of a model from scratch: of "byte"s, the texts' "char"acters, or byte pairs ("bpe")."""
+    if kind == "byte":
+        return byte_tokenizer(config.block)
+    if kind == "char":
+        key = ("char", table._fingerprint, config.block, *columns_of(config))
+        return trained_once(key, lambda: character_tokenizer(read_texts(table, config), config.block))
+    key = ("lm", table._fingerprint, vocab, config.block, *columns_of(config))
+    return trained_once(key, lambda: train_lm_tokenizer(read_texts(table, config), vocab, config.block))
+
+
+def blocks(table, config: CorpusData, tokenizer) -> Blocks:
+    """Tokenize a table's texts, and cut them into blocks.
+
+    Raises:
+        UserError: the tokenizer has no end-of-text token, or nothing is left to learn.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "--model: its tokenizer has no end-of-text token, and so could not tell documents apart; name one as "
+            "eos_token in its tokenizer_config.json"
+        )
+    found = Blocks(tokenize(table, config, tokenizer), config.block, start_of(tokenizer), config.packing == "documents")
+    if not len(found):
+        raise UserError("there is nothing to learn: every completion, or answer of the assistant, is empty")
+    return found
+
+
+def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer) -> str:
+    """Say in a line what the data were taken for."""
+    others = "held out" if tables.held_out else "to evaluate on"
+    parts = [
+        f"{_amount(train)} to train on, {_amount(evaluation)} {others}",
+        f"{train.documents.bytes / train.tokens:.2f} bytes a token, vocabulary {len(tokenizer):,}",
+        f"blocks of {train.size}, " + ("documents apart" if train.apart else "one stream"),
+    ]
+    if not train.documents.all_supervised:
+        parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
+    return "; ".join(parts)
+
+
+def _amount(found: Blocks) -> str:
+    documents = found.documents
+    return f"{len(documents):,} tokens of {documents.count:,} document{'s' * (documents.count != 1)}"

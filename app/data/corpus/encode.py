@@ -1,0 +1,210 @@
+"""Rows of a table as the tokens of documents: written out, tokenized once for all runs, and kept on disk."""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from app.data.cache import cache_folder, fingerprint, remember, using_cache
+from app.data.config import CorpusData
+from app.data.corpus.documents import Documents, start_of
+from app.data.tables.columns import check_columns, check_texts, name_of
+from app.data.text.labeled_text import ROWS_AT_ONCE, identity
+from app.errors import UserError
+
+# Part of the cache's key: raise it when the stored columns change.
+FORMAT = 1
+# Bytes of text for each process that tokenizes. Below, the tokenizers' own threads are faster than more processes.
+BYTES_PER_PROCESS = 64_000_000
+
+CHARACTERS_AT_ONCE = 500_000
+
+Segments = list[tuple[str, bool]]
+
+
+def columns_of(config: CorpusData) -> list[str]:
+    """Return the columns that the flags name.
+
+    Raises:
+        UserError: they name more than one kind of text, or half of one.
+    """
+    if config.messages and (config.prompt or config.completion):
+        raise UserError("--data.messages is a whole conversation: leave out --data.prompt and --data.completion")
+    if bool(config.prompt) != bool(config.completion):
+        raise UserError("--data.prompt and --data.completion belong together: give both, or --data.text alone")
+    if config.messages:
+        return [config.messages]
+    return [config.prompt, config.completion] if config.prompt else [config.text]
+
+
+def check_table(table, config: CorpusData) -> None:
+    """Raise a UserError when a column is missing, or holds something else than it should."""
+    columns = columns_of(config)
+    flags = ["messages"] if config.messages else ["prompt", "completion"] if config.prompt else ["text"]
+    for flag, name in zip(flags, columns, strict=True):
+        check_columns(table, [name], flag)
+        if not config.messages:
+            check_texts(table, name, flag)
+    if config.messages:
+        kind = str(table.features[config.messages])
+        if "role" not in kind or "content" not in kind:
+            raise UserError(
+                f"--data.messages {config.messages} of {name_of(table)} holds {table.features[config.messages]}: each "
+                "row must be a list of messages with role and content"
+            )
+
+
+def read_texts(table, config: CorpusData) -> Iterator[str]:
+    """Yield the texts of all rows, to train a tokenizer on."""
+    check_table(table, config)
+    columns = columns_of(config)
+    for batch in table.select_columns(columns).iter(ROWS_AT_ONCE):
+        for name in columns:
+            for value in batch[name]:
+                if config.messages:
+                    yield from (message["content"] for message in value)
+                else:
+                    yield str(value)
+
+
+def tokenize(table, config: CorpusData, tokenizer) -> Documents:
+    """Tokenize the documents of a `datasets.Dataset`; each ends with the end-of-text token.
+
+    The result is cached on disk under the content of the table and of the tokenizer, for other processes and runs.
+
+    Raises:
+        UserError: a column is missing or holds something else, or the tokenizer cannot do it.
+    """
+    columns = columns_of(config)
+    template = getattr(tokenizer, "chat_template", None)
+    if config.messages and not template:
+        raise UserError(
+            f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; take "
+            "a --model whose tokenizer has one, or --data.prompt and --data.completion"
+        )
+    kind = ("messages", template) if config.messages else ("prompt",) if config.prompt else ("text",)
+    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
+    file = cache_folder() / f"documents-{key}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with using_cache():
+        if file.exists() and not all((file.parent / name).exists() for name in remember(file, dict)["files"]):
+            file.unlink(missing_ok=True)
+        info = remember(file, lambda: _tokenize(table, config, tokenizer, key))
+    if not info["tokens"]:
+        raise UserError(f"{name_of(table)} has no text that could be supervised: all of it is empty")
+    return Documents(info)
+
+
+def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
+    import datasets
+
+    check_table(table, config)
+    columns = columns_of(config)
+    pieces = ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
+    small = max(len(tokenizer), *tokenizer.all_special_ids, 0) < 2**16
+    supervised = {"supervised": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
+    begins = {"begins": datasets.Value("bool")} if pieces else {}
+    ids = datasets.Value("uint16" if small else "int32")
+    processes = min(table.data.nbytes // BYTES_PER_PROCESS, os.cpu_count() or 1)
+    done = table.select_columns([*columns, *pieces]).map(
+        partial(_encode, config=config, tokenizer=tokenizer, name=name_of(table)),
+        batched=True,
+        with_indices=True,
+        batch_size=ROWS_AT_ONCE,
+        remove_columns=[*columns, *pieces],
+        features=datasets.Features(
+            {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
+        ),
+        cache_file_name=str(cache_folder() / f"documents-{key}.arrow"),
+        load_from_cache_file=True,
+        new_fingerprint=key,
+        num_proc=processes if processes > 1 else None,
+        desc="Tokenizing",
+    )
+    lists = done.data.column("input_ids").chunks
+    starts = done.data.column("begins").to_numpy() if pieces else np.True_
+    filled = np.concatenate([np.diff(chunk.offsets.to_numpy()) > 0 for chunk in lists])
+    return {
+        "files": [Path(part["filename"]).name for part in done.cache_files],
+        "documents": int(np.count_nonzero(filled & starts)),
+        "tokens": sum(len(chunk.values) for chunk in lists),
+        "bytes": int(np.sum(done.data.column("bytes").to_numpy())),
+    }
+
+
+def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, name: str) -> dict:
+    """Turn a batch of rows into the ids of their tokens, which are supervised, and the bytes of text behind those."""
+    segments = [_segments(rows, i, indices[i], config, tokenizer, name) for i in range(len(indices))]
+    texts = [text for row in segments for text, _ in row]
+    encoded = _ids(texts, tokenizer)
+    begin, end = start_of(tokenizer), tokenizer.eos_token_id
+    ends = rows.get("ends", [not config.messages] * len(indices))
+    found = {"input_ids": [], "bytes": [], **({"begins": rows["begins"]} if "begins" in rows else {})}
+    masks = []
+    for row, last in zip(segments, ends, strict=True):
+        ids, mask = [], []
+        for _, supervised in row:
+            part = next(encoded)
+            ids += part
+            mask += [int(supervised)] * len(part)
+        if config.messages and ids and ids[0] == begin:  # packing puts one in front of every document
+            ids, mask = ids[1:], mask[1:]
+        if last and ids:
+            ids.append(end)
+            mask.append(1)
+        found["input_ids"].append(ids)
+        found["bytes"].append(sum(len(text.encode("utf-8", "surrogatepass")) for text, supervised in row if supervised))
+        masks.append(mask)
+    if config.prompt or config.messages:
+        found["supervised"] = masks
+    return found
+
+
+def _ids(texts: list[str], tokenizer) -> Iterator[list[int]]:
+    """Yield the tokens of each text; some texts at a time, as tokenizers keep a hundred bytes and more for a token."""
+    sizes = np.cumsum([len(text) for text in texts])
+    groups = np.split(np.arange(len(texts)), np.flatnonzero(np.diff(sizes // CHARACTERS_AT_ONCE)) + 1)
+    for group in groups:
+        some = [texts[i] for i in group]
+        if some:
+            yield from tokenizer(some, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+                "input_ids"
+            ]
+
+
+def _segments(rows: dict, index: int, row: int, config: CorpusData, tokenizer, name: str) -> Segments:
+    """Cut a row's text into stretches that are supervised or not."""
+    if config.messages:
+        return conversation(rows[config.messages][index], tokenizer, f"row {row} (counted from 0) of {name}")
+    if config.prompt:
+        return [(str(rows[config.prompt][index]), False), (str(rows[config.completion][index]), True)]
+    return [(str(rows[config.text][index]), True)]
+
+
+def conversation(messages: list[dict], tokenizer, where: str) -> Segments:
+    """Write a conversation out by the tokenizer's chat template, and learn what the assistant says, with its end mark.
+
+    Raises:
+        UserError: the template writes the beginning of a conversation in another way once it goes on.
+    """
+
+    def write(count: int, **options) -> str:
+        return tokenizer.apply_chat_template(messages[:count], tokenize=False, **options)
+
+    whole, segments, done = write(len(messages)), [], 0
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before, after = write(turn, add_generation_prompt=True) if turn else "", write(turn + 1)
+        if not after.startswith(before):
+            before = write(turn)
+        if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
+            raise UserError(
+                f"--data.messages: the chat template writes message {turn} of {where} in another way when more follow "
+                "it, so what the assistant said cannot be told apart; cut conversations so that each ends there"
+            )
+        segments += [(whole[done : len(before)], False), (whole[len(before) : len(after)], True)]
+        done = len(after)
+    return [*segments, (whole[done:], False)]

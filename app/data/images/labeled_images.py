@@ -1,0 +1,293 @@
+"""Images with their classes: loaded, brought to one size, and kept decoded for all runs."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from app.data.cache import cache_folder, fingerprint, made_once, using_cache, with_labels
+from app.data.config import ClassData
+from app.data.tables.columns import check_columns, is_text, name_of, row_name
+from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
+from app.data.tables.sources import Tables, load_tables
+from app.distributed.environment import is_main_process
+from app.errors import UserError
+
+# Part of the cache's key: raise it when the stored pixels change.
+FORMAT = 1
+# Files of a folder of the cache.
+PIXELS, HASH = "pixels.npy", "hash"
+ROWS_AT_ONCE = 512
+# From scratch, images are brought to a side between these.
+SMALLEST, LARGEST = 32, 224
+# Rows that mean and deviation of the pixels are measured on.
+MEASURED = 10_000
+
+
+class _Wanted(NamedTuple):
+    """What app.data.tables.labels asks of a config."""
+
+    label: tuple[str, ...]
+    problem: str = SINGLE
+
+
+def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
+    """Load the tables to train and to evaluate on, and the classes of their rows."""
+    wanted = _Wanted((config.label,))
+
+    def needed(table, out: np.ndarray) -> np.ndarray:
+        _check_label(table, config.label)
+        return only_of_their_class(table, out, wanted)
+
+    tables = load_tables(config, needed)
+    for table in (tables.train, tables.evaluation):
+        _check_label(table, config.label)
+    return tables, read_labels(tables.train, tables.evaluation, wanted)
+
+
+def _check_label(table, name: str) -> None:
+    import pyarrow.types as types
+
+    check_columns(table, [name], "label")
+    kind = table.data.schema.field(name).type
+    if not (is_text(kind) or types.is_integer(kind) or types.is_boolean(kind)):
+        raise UserError(f"--data.label {name} of {name_of(table)} holds {kind}: classes are integers or strings")
+
+
+def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images") -> str:
+    """Say in a line what the data were taken for."""
+    others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
+    height, width = rows.shape[2:]
+    count = f"{len(rows):,} training images of {height} x {width}, {len(eval_rows):,} {others}"
+    return "; ".join([count, labels.summary()])
+
+
+class ImageColumn:
+    """The images of a table, as files of some format; read one by one."""
+
+    def __init__(self, table, name: str, mode: str = "RGB"):
+        """Open a column.
+
+        Args:
+            mode: of PIL, that images are converted to.
+        """
+        import datasets
+        import pyarrow.types as types
+
+        check_columns(table, [name], "image")
+        kind = table.data.schema.field(name).type
+        struct = types.is_struct(kind) and {field.name for field in kind} & {"bytes", "path"}
+        if not (struct or is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind)):
+            have = ", ".join(table.column_names)
+            raise UserError(f"--data.image {name} of {name_of(table)} holds {kind}, no images; there are: {have}")
+        self.table, self.name, self.mode = table, name, mode
+        with using_cache():
+            self._files = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
+        self._reader = datasets.Image()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def identity(self) -> str:
+        """Hash what decides the images: the table, and the size and time of the files whose paths it holds.
+
+        A file that this machine's file system does not hold, such as one on the web, is known by its path alone.
+        """
+        import pyarrow.compute as pc
+
+        parts = self._files.flatten()
+        elsewhere = pc.is_null(parts.data.column(f"{self.name}.bytes"))
+        if parts._indices is not None:  # this is a selection of its table
+            elsewhere = elsewhere.take(parts._indices.column(0))
+        column = parts.select_columns([f"{self.name}.path"]).with_format("arrow")[:].column(0)
+        paths = column.filter(elsewhere).drop_null().to_pylist()
+        some = (paths[start : start + ROWS_AT_ONCE] for start in range(0, len(paths), ROWS_AT_ONCE))
+        with ThreadPoolExecutor() as pool:  # a network's disk answers many at a time
+            states = pool.map(lambda block: [_state_of(path) for path in block], some)
+            return fingerprint(self.table._fingerprint, *states)
+
+    def read(self, row: int):
+        """Return an image of PIL, turned as its camera says.
+
+        Raises:
+            UserError: there is none, or none that can be read; it names the file.
+        """
+        file = self._files[row][self.name]
+        what = f"--data.image {self.name}: {row_name(self.table, row)}"
+        if file is None or (file["bytes"] is None and file["path"] is None):
+            raise UserError(f"{what} has no image; leave such rows out of the data")
+        what += f" ({file['path']})" if file["path"] else ""
+        try:
+            image = self._reader.decode_example(file)
+        except Exception as error:  # readers of the many formats raise what they like
+            reason = " ".join(str(error).split())
+            raise UserError(f"{what} cannot be read: {reason}; mend it, or leave it out of the data") from error
+        if image.mode[0] in "IF":  # PIL would cut all above 255 off
+            raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
+        return image.convert(self.mode)
+
+
+def _state_of(path: str) -> tuple:
+    """Return the path, size and time of change of a file; the path alone where there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (path,)
+    return os.path.abspath(path), status.st_size, status.st_mtime_ns
+
+
+def own_processor(column: ImageColumn, size: int):
+    """Make the image processor of a model that is trained from scratch; its mean and deviation are still to be set."""
+    from transformers import ViTImageProcessorPil
+
+    if not size:
+        size = min(max(*column.read(0).size, SMALLEST), LARGEST)
+    return ViTImageProcessorPil(size={"height": size, "width": size})
+
+
+class Images:
+    """Images; a row is a dict of `pixels` (uint8, channels x height x width) and, where there are some, `labels`."""
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[int]], Sequence[np.ndarray]],
+        shape: tuple[int, ...],
+        labels: np.ndarray | None = None,
+    ):
+        """Take images from `read`, which is given row numbers.
+
+        Args:
+            shape: of all of them: rows, channels, height, width.
+            labels: class of each row.
+        """
+        self.read, self.shape, self.labels = read, tuple(shape), labels
+        self.fingerprint: str | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows with these numbers, in this order."""
+        found = [{"pixels": pixels} for pixels in self.read(rows)]
+        if self.labels is not None:
+            for row, label in zip(found, self.labels[rows], strict=True):
+                row["labels"] = label
+        return found
+
+    def some(self, most: int) -> Iterator[np.ndarray]:
+        """Yield the pixels of at most so many images, from all over the data, some at a time."""
+        count = min(len(self), most)
+        for start in range(0, count, ROWS_AT_ONCE):
+            places = np.arange(start, min(start + ROWS_AT_ONCE, count)) * len(self) // count
+            yield np.stack(self.read(places.tolist()))
+
+    def statistics(self, scale: float) -> tuple[list[float], list[float]]:
+        """Return mean and standard deviation of each channel's pixels times `scale`, over as many as 10,000 images.
+
+        Sums are of integers: exact, and so the same everywhere.
+        """
+        total, sums = 0, np.zeros((2, self.shape[1]), np.int64)
+        for pixels in self.some(MEASURED):
+            wide = pixels.astype(np.int64)
+            sums += [wide.sum((0, 2, 3)), np.square(wide).sum((0, 2, 3))]
+            total += wide.size // self.shape[1]
+        mean = sums[0] / total
+        deviation = np.sqrt(np.maximum(sums[1] / total - mean**2, 0))
+        # Of images that are all alike, nothing is left to scale.
+        return (mean * scale).tolist(), (np.where(deviation > 0, deviation, 1.0) * scale).tolist()
+
+
+def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndarray | None = None) -> Images:
+    """Bring images to the size that a processor gives them, once for all runs where they fit into the cache.
+
+    Args:
+        processor: an image processor of transformers, of which the changes of size and place are made here.
+        cache_gb: size of the pixels up to which they are kept on disk.
+        labels: class of each row.
+    """
+    decode = _Decode(column, processor)
+    shape = (len(column), *decode.shape)
+    if np.prod(shape, dtype=np.int64) > cache_gb * 1e9:
+        return Images(decode, shape, labels)
+    key = fingerprint(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
+    with using_cache():
+        folder = made_once(cache_folder() / f"images-{key}", lambda draft: _write(draft, shape, decode))
+    images = Images(_Mapped(folder / PIXELS), shape, labels)
+    images.fingerprint = with_labels((folder / HASH).read_text(), labels)
+    return images
+
+
+class _Decode:
+    """Decode rows of a column and bring them to a processor's size."""
+
+    def __init__(self, column: ImageColumn, processor):
+        self.column, self.processor = column, processor
+        self.shape = self._one(0).shape
+
+    def __call__(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """Return the pixels of rows, uint8 [channels, height, width]."""
+        return [self._one(row) for row in rows]
+
+    def _one(self, row: int) -> np.ndarray:
+        settings = {"do_rescale": False, "do_normalize": False, "do_convert_rgb": False}
+        (pixels,) = self.processor(self.column.read(row), **settings, return_tensors="np")["pixel_values"]
+        if pixels.shape != getattr(self, "shape", pixels.shape):
+            raise UserError(
+                f"the model's image processor brings images to several sizes, {pixels.shape[1:]} and "
+                f"{self.shape[1:]}: give --data.size"
+            )
+        return pixels
+
+    def identity(self) -> list[str]:
+        """Return what decides the pixels, beside the files."""
+        import PIL
+        import transformers
+
+        settings = {k: str(v) for k, v in self.processor.to_dict().items() if not k.startswith("image_")}
+        return [json.dumps(settings, sort_keys=True), PIL.__version__, transformers.__version__]
+
+
+class _Mapped:
+    """Rows of a file that all processes of a machine map into memory; its path is what a loading process is sent."""
+
+    def __init__(self, path: Path):
+        self.path, self.pixels = path, np.load(path, mmap_mode="r")
+
+    def __call__(self, rows: Sequence[int]) -> np.ndarray:
+        return self.pixels[rows]
+
+    def __reduce__(self):
+        return _Mapped, (self.path,)
+
+
+def _write(folder: Path, shape: tuple, decode: _Decode) -> None:
+    """Decode all rows into a file of a folder, and put the hash of their pixels next to it."""
+    from tqdm import tqdm
+
+    hasher = xxhash.xxh3_128()
+    pixels = np.lib.format.open_memmap(folder / PIXELS, "w+", np.uint8, shape)
+    with tqdm(total=len(pixels), desc="Decoding", disable=None if is_main_process() else True) as bar:
+        place = 0
+        for rows in _in_threads(decode, len(pixels)):
+            pixels[place : place + len(rows)] = rows
+            hasher.update(rows)
+            place += len(rows)
+            bar.update(len(rows))
+    pixels.flush()
+    (folder / HASH).write_text(hasher.hexdigest())
+
+
+def _in_threads(decode: _Decode, count: int) -> Iterator[np.ndarray]:
+    """Yield the pixels of all rows, some at a time; decoders of images release the interpreter."""
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, count, ROWS_AT_ONCE):
+            rows = range(start, min(start + ROWS_AT_ONCE, count))
+            yield np.concatenate(list(pool.map(lambda row: decode([row]), rows)))

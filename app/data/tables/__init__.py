@@ -1,0 +1,1 @@
+"""Tables: found, opened, checked and split."""

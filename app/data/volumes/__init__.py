@@ -1,0 +1,1 @@
+"""Images with masks, in 2D and 3D."""

@@ -1,0 +1,154 @@
+"""Image files and the files of their masks: which belong together, and what is in them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from app.data.tables.reading import near, unreadable
+from app.data.tables.splits import EVAL_SPLITS
+from app.errors import UserError, not_installed
+
+# Folders of images and of their masks inside one folder, as people lay them out.
+LAYOUTS = (("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks"), ("imagesTr", "labelsTr"))
+NIFTI = (".nii", ".nii.gz")
+PICTURES = (".png", ".tif", ".tiff", ".bmp")
+LOSSY = (".jpg", ".jpeg")  # changes values: for images alone
+MOST_VALUES = 256
+
+
+class Pair(NamedTuple):
+    """An image's file and its mask's."""
+
+    name: str
+    image: Path
+    mask: Path
+
+
+def find_splits(flag: str, path: str, masks: str) -> dict[str, list[Pair]]:
+    """Find the pairs that a flag's path names: those of each split where folders train and, say, val lie in it.
+
+    Raises:
+        UserError: there is no such path, nothing that is read in it, or a file without partner.
+    """
+    root = Path(path).expanduser()
+    if not path or not root.exists():
+        raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
+    train, other = root / "train", next((name for name in EVAL_SPLITS if (root / name).is_dir()), "")
+    if not masks and train.is_dir() and other:
+        return {"train": find_pairs(flag, train, ""), "evaluation": find_pairs(flag, root / other, "")}
+    return {"train": find_pairs(flag, root, masks)}
+
+
+def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
+    """Match the images at a path with their masks, by name, in the order of the names."""
+    images, other = root, Path(masks).expanduser()
+    asked = flag.replace("path", "masks")
+    if not masks:
+        found = [(root / image, root / label) for image, label in LAYOUTS if (root / image).is_dir()]
+        images, other = next((pair for pair in found if pair[1].is_dir()), (root, None))
+        if other is None:
+            wanted = ", ".join(f"{image} and {label}" for image, label in LAYOUTS)
+            raise UserError(f"{flag} {root}: give the masks with {asked}, or a folder with two in it: {wanted}")
+    elif not other.exists():
+        raise UserError(f"{asked} {masks}: no such file or folder{near(str(other))}")
+    if images.is_file() and other.is_file():
+        return [Pair(_stem(images), images, other)]
+    by_name, mask_of = _files(flag, images, (*NIFTI, *PICTURES, *LOSSY)), _files(asked, other, (*NIFTI, *PICTURES))
+    for have, lack, what, where in ((by_name, mask_of, "mask", other), (mask_of, by_name, "image", images)):
+        lonely = [name for name in have if name not in lack]
+        if lonely:
+            more = f", nor have {len(lonely) - 1} others" if len(lonely) > 1 else ""
+            raise UserError(
+                f"{have[lonely[0]]} has no {what}: {where} has no file of the name {lonely[0]}{more}; an image and its "
+                "mask have one name, whatever their extensions"
+            )
+    return [Pair(name, by_name[name], mask_of[name]) for name in sorted(by_name)]
+
+
+def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
+    if folder.is_file():
+        raise UserError(f"{flag} {folder} is a file and its partner a folder: give two files or two folders")
+    found: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name.lower().endswith(extensions) and not file.name.startswith("."):
+            if (name := _stem(file)) in found:
+                raise UserError(f"{file} and {found[name].name} have one name: keep one of them")
+            found[name] = file
+    if not found:
+        raise UserError(f"{flag} {folder}: no file there ends in {', '.join(extensions)}{near(str(folder / '*'))}")
+    return found
+
+
+def _stem(file: Path) -> str:
+    return file.name[:-7] if file.name.lower().endswith(".nii.gz") else file.stem
+
+
+def read_image(file: Path) -> tuple[np.ndarray, int]:
+    """Read an image: [channels, *sides] of numbers as the file has them, and which side goes through its slices.
+
+    NIfTI volumes are turned to the closest canonical orientation (RAS+); voxels are not resampled.
+    """
+    if file.name.lower().endswith(NIFTI):
+        array = _read_nifti(file)
+        array = np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
+        flat = array.shape[-1] == 1
+        return (array[..., 0], -1) if flat else (array, array.ndim - 1)
+    array = _read_picture(file, keep_palette=False)
+    return np.moveaxis(array, -1, 0), 1
+
+
+def read_mask(file: Path) -> np.ndarray:
+    """Read a mask: [*sides], a whole number for each voxel, in the smallest type that holds them."""
+    if file.name.lower().endswith(NIFTI):
+        mask = _read_nifti(file)
+        mask = mask[..., 0] if mask.shape[-1] == 1 else mask
+    else:
+        channels = _read_picture(file, keep_palette=True)
+        mask = channels[..., 0]
+        if (channels != mask[..., None]).any():
+            raise UserError(f"{file} is coloured: a mask has one number for each pixel, its class, or a palette")
+    values = np.unique(mask)
+    if not np.isfinite(values).all() or (values != np.round(values)).any():
+        raise UserError(f"{file} has values such as {values[values != np.round(values)][0]}: classes are whole numbers")
+    if len(values) > MOST_VALUES:
+        raise UserError(f"{file} has {len(values):,} values: a mask has one for each class, {MOST_VALUES} at most")
+    return mask.astype(np.min_scalar_type(int(values[0]) if values[0] < 0 else int(values[-1])))
+
+
+def _read_picture(file: Path, keep_palette: bool) -> np.ndarray:
+    """Read a picture with PIL: [(pages,) height, width, channels]."""
+    from PIL import Image, ImageSequence
+
+    try:
+        with Image.open(file) as opened:
+            pages = [_plain(page, keep_palette) for page in ImageSequence.Iterator(opened)]
+    except OSError as error:
+        raise unreadable("image", str(file), error) from None
+    if len({page.shape for page in pages}) > 1:
+        raise UserError(f"{file} has pages of several sizes: a volume's are of one")
+    return pages[0] if len(pages) == 1 else np.stack(pages)
+
+
+def _plain(page, keep_palette: bool) -> np.ndarray:
+    """Turn a page into an array [height, width, channels], of one channel or of red, green and blue."""
+    if page.mode == "1" or (page.mode == "LA" and not keep_palette):
+        page = page.convert("L")
+    elif page.mode in ("P", "RGBA", "CMYK", "YCbCr", "PA") and not (keep_palette and page.mode == "P"):
+        page = page.convert("RGB")
+    array = np.array(page)
+    return array[..., None] if array.ndim == 2 else array
+
+
+def _read_nifti(file: Path) -> np.ndarray:
+    try:
+        import nibabel
+    except ModuleNotFoundError:
+        raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
+    try:
+        array = np.asanyarray(nibabel.as_closest_canonical(nibabel.load(file)).dataobj)
+    except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:
+        raise unreadable("image", str(file), error) from None
+    if array.ndim not in (2, 3, 4):
+        raise UserError(f"{file} has {array.ndim} dimensions: an image has 2 or 3, and channels behind them")
+    return array.astype(np.float32) if array.dtype == np.float64 else array

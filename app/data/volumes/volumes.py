@@ -1,0 +1,171 @@
+"""Images with masks, found, decoded once into memory-mapped files, and split."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.data.cache import cache_of, made_once, using_cache
+from app.data.config import VolumeData
+from app.data.tables.splits import drawn
+from app.data.volumes.cases import Case, Cases, Patches
+from app.data.volumes.grains import NAMES, grains
+from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
+from app.errors import UserError
+
+# Part of the cache's key: raise it when what is stored changes.
+FORMAT = 1
+
+
+def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
+    """Load what to train on and what to evaluate on, and say in a line what it is.
+
+    Args:
+        channels: that the model takes; 0: as many as the images have.
+    """
+    patch = _patch(config)
+    with using_cache():
+        train, evaluation, names = _load_cases(config)
+    values = np.unique([value for case in train for value in case.about["values"]])
+    names = config.names or names or tuple(map(str, values))
+    _check(train, evaluation, values, config, channels)
+    channels = channels or len(train[0].image)
+    sets = [Cases(cases, values, names, channels, patch, config.overlap) for cases in (train, evaluation)]
+    said = ", ".join(
+        f"{value} {name}" if name != str(value) else name for value, name in zip(values, names, strict=True)
+    )
+    sides = " x ".join(map(str, patch))
+    about = (
+        f"{len(train)} training images, {len(evaluation)} held out; patches of {sides}, {config.patches_per_image} an "
+        f"image; {len(values)} classes (value in the masks): {said}"
+    )
+    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], about
+
+
+def _patch(config: VolumeData) -> tuple[int, ...]:
+    """Give a patch's sides, one for each dimension."""
+    given = " ".join(map(str, config.patch))
+    if len(config.patch) not in (1, config.dims):
+        raise UserError(f"--data.patch {given}: give one number, or {config.dims} (--data.dims {config.dims})")
+    if not config.patch or min(config.patch) < 1:
+        raise UserError(f"--data.patch {given}: sides are 1 voxel or more")
+    if config.patches_per_image < 1:
+        raise UserError(f"--data.patches-per-image {config.patches_per_image}: must be at least 1")
+    if not 0 <= config.overlap < 1:
+        raise UserError(f"--data.overlap {config.overlap}: must be at least 0 and below 1")
+    return config.patch if len(config.patch) == config.dims else config.patch * config.dims
+
+
+def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, ...]]:
+    """Load the cases to train on and those to evaluate on, and the names of the classes where they have some."""
+    if config.path.startswith("builtin:"):
+        if config.path != "builtin:grains":
+            raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
+        given = [Case(name, image[None], mask, measure(image[None], mask)) for name, image, mask in grains(config.dims)]
+        found, splits, names = {"train": []}, {"train": given}, NAMES
+    else:
+        found, names = find_splits("--data.path", config.path, config.masks), ()
+        splits = {split: _of_dims(_decoded(pairs), config.dims) for split, pairs in found.items()}
+    if config.eval_path:
+        other = find_splits("--data.eval-path", config.eval_path, config.eval_masks)
+        scored = other.get("evaluation", other["train"])
+        trained = {pair.image.resolve() for pair in found["train"]}
+        if same := [pair.image for pair in scored if pair.image.resolve() in trained]:
+            raise UserError(
+                f"--data.eval-path {config.eval_path}: {same[0]} is trained on (--data.path {config.path}): give other "
+                "images, or leave out the flag to have some held out"
+            )
+        splits["evaluation"] = _of_dims(_decoded(scored), config.dims)
+    if "evaluation" not in splits:
+        splits = _held_out(splits["train"], config)
+    return splits["train"], splits["evaluation"], names
+
+
+def _held_out(cases: list[Case], config: VolumeData) -> dict[str, list[Case]]:
+    """Draw images to hold out: all slices of a volume, or, where there is but one volume, slices."""
+    if len(cases) < 2:
+        raise UserError(f"--data.path {config.path} is one image: give others to evaluate on with --data.eval-path")
+    volumes = list(dict.fromkeys(case.about["digest"] for case in cases))
+    if len(volumes) == 1:
+        volumes = cases
+    out = drawn(len(volumes), config.holdout)
+    chosen = {volume for volume, held in zip(volumes, out, strict=True) if held}
+    key = (lambda case: case) if volumes is cases else (lambda case: case.about["digest"])
+    return {
+        "train": [case for case in cases if key(case) not in chosen],
+        "evaluation": [case for case in cases if key(case) in chosen],
+    }
+
+
+def _of_dims(cases: list[Case], dims: int) -> list[Case]:
+    """Cut volumes into slices where images are asked for."""
+    for case in cases:
+        if case.mask.ndim < dims:
+            raise UserError(f"{case.name} is an image of two dimensions: use --data.dims 2")
+    return [part for case in cases for part in (case.slices() if case.mask.ndim > dims else [case])]
+
+
+def _decoded(pairs: list[Pair]) -> list[Case]:
+    """Decode files, once: what is read is kept as memory-mapped arrays until they change."""
+
+    def decode(draft: Path) -> None:
+        abouts = [_decode(pair, draft / str(number)) for number, pair in enumerate(pairs)]
+        (draft / "about.json").write_text(json.dumps(abouts))
+
+    folder = made_once(cache_of([str(file) for pair in pairs for file in pair[1:]]) / f"volumes-{FORMAT}", decode)
+    cases = []
+    for number, (pair, about) in enumerate(zip(pairs, json.loads((folder / "about.json").read_text()), strict=True)):
+        image, mask = (np.load(folder / f"{number}-{kind}.npy", mmap_mode="r") for kind in ("image", "mask"))
+        cases.append(Case(pair.name, image, mask, about))
+    return cases
+
+
+def _decode(pair: Pair, draft: Path) -> dict[str, Any]:
+    (image, axis), mask = read_image(pair.image), read_mask(pair.mask)
+    if image.shape[1:] != mask.shape:
+        sizes = [" x ".join(map(str, shape)) for shape in (image.shape[1:], mask.shape)]
+        raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: they must be of one size")
+    if not np.isfinite(image).all():
+        raise UserError(f"{pair.image} has voxels that are NaN or infinite: replace them")
+    np.save(f"{draft}-image.npy", image)
+    np.save(f"{draft}-mask.npy", mask)
+    return {**measure(image, mask), "axis": axis}
+
+
+def measure(image: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
+    """Say what must be known of a case before it is read: mean and deviation by channel, the mask's values, a hash."""
+    import xxhash
+
+    channels = image.reshape(len(image), -1)
+    deviation = channels.std(axis=1, dtype=np.float64)
+    hasher = xxhash.xxh3_128()
+    for array in (image, mask):
+        hasher.update(f"{array.dtype} {array.shape}".encode())
+        hasher.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+    return {
+        "mean": channels.mean(axis=1, dtype=np.float64).tolist(),
+        "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
+        "values": np.unique(mask).tolist(),
+        "digest": hasher.hexdigest(),
+    }
+
+
+def _check(train: list[Case], evaluation: list[Case], values: np.ndarray, config: VolumeData, channels: int) -> None:
+    """Refuse images that no one model can take, and classes that it cannot learn."""
+    first = train[0]
+    for case in [*train, *evaluation]:
+        if len(case.image) != len(first.image):
+            raise UserError(
+                f"{case.name} has {len(case.image)} channels, {first.name} {len(first.image)}: give all as many"
+            )
+        if new := sorted(set(case.about["values"]) - set(values.tolist())):
+            raise UserError(f"the mask of {case.name} has the value {new[0]}, which no mask to train on has")
+    if channels and len(first.image) not in (1, channels):
+        raise UserError(f"{first.name} has {len(first.image)} channels, and --model takes {channels}")
+    if len(values) < 2:
+        raise UserError(f"all masks hold the value {values[0]} alone: there is nothing to tell apart")
+    if config.names and len(config.names) != len(values):
+        raise UserError(
+            f"--data.names {' '.join(config.names)}: the masks have {len(values)} values: {', '.join(map(str, values))}"
+        )

@@ -1,0 +1,211 @@
+"""accelerate's Accelerator, with what a layout-free run needs of it."""
+
+import functools
+import os
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    DynamoBackend,
+    ParallelismConfig,
+)
+from torch import nn
+
+from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp
+from app.distributed.fsdp_autocast import LateCasts
+from app.errors import UserError
+from app.sampling.batch_plan import Turn
+
+_MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
+
+
+class Accelerator(accelerate.Accelerator):
+    """Place devices and synchronise gradients as accelerate does, on any layout.
+
+    Beyond accelerate 1.15: FSDP2 works on CPU ranks; FSDP computes in the precision that DDP computes in; no collective
+    runs for buffers; the work of a machine's first process is waited for without a time limit, and its failure is
+    everybody's. What app/checkpoints writes of it is read by any layout.
+    """
+
+    def __init__(self, threads: int = 0, timeout: float = 1800.0):
+        """Join the launcher's process group.
+
+        Args:
+            threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
+            timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
+        """
+        if torch.cuda._is_in_bad_fork():
+            raise UserError(
+                "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
+                "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
+            )
+        on_cpu = _on_cpu()
+        deepspeed.check(on_cpu)
+        _check_mesh()
+        plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
+        ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+        # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
+        meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
+        device = None
+        if not on_cpu:
+            environment.record_collectives()
+            device = environment.take_gpu()
+        environment.settle_network()
+        time_limit = collectives.limit(timeout)
+        bound = device if _may_bind() else None
+        collectives.join_anew(on_cpu, time_limit, bound)
+        accelerate_patches.remember_packages()
+        group = accelerate_patches.process_group(time_limit, bound)
+        super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
+        if plugin is not None:
+            self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
+            self._wrap_policy = plugin.auto_wrap_policy
+            self.state.fsdp_plugin = plugin
+            accelerate_patches.keep_fsdp(self.state)
+        if meshed:
+            os.environ[_MESHED] = "true"
+            accelerate_patches.take_mesh(self)
+        collectives.set_limit(time_limit)
+        if self.device.type == "cpu":
+            torch.set_num_threads(threads or environment.cores_per_process())
+            if plugin is None:  # who shards wants the memory
+                allocator.keep_freed_memory()
+            if self.mixed_precision == "fp16":
+                raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
+        if self.gradient_accumulation_steps != 1:
+            raise UserError(
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
+                "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
+            )
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Return the models that were prepared, as they are wrapped."""
+        return self._models
+
+    @property
+    def optimizers(self) -> list[accelerate.optimizer.AcceleratedOptimizer]:
+        """Return the optimizers that were prepared."""
+        return self._optimizers
+
+    @property
+    def others(self) -> list[Any]:
+        """Return the schedulers that were prepared and the objects that were registered, in that order."""
+        return [*self._schedulers, *self._custom_objects]
+
+    @property
+    def data_ranks(self) -> int:
+        """Count the groups of processes that see their own samples."""
+        return self.num_processes // self._per_data_rank
+
+    @property
+    def data_rank(self) -> int:
+        """Tell which samples this process sees. Tensor-parallel processes share theirs."""
+        return self.process_index // self._per_data_rank
+
+    @property
+    def _per_data_rank(self) -> int:
+        # accelerate's mesh has the data dimensions first, so neighbours share a data rank.
+        return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
+
+    def counted_once(self, turn: Turn) -> Turn:
+        """Give an evaluation's turn weight 0 on all but one of the processes that share it."""
+        return turn if self.process_index % self._per_data_rank == 0 else turn._replace(weight=0.0)
+
+    @contextmanager
+    def local_main_process_first(self):
+        """Let each machine's first process run the block before its others do; its error is everybody's, at once."""
+        with collectives.local_main_first():
+            yield
+
+    def prepare(self, *args, **kwargs):
+        """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
+        with ExitStack() as stack:
+            if self.is_fsdp2:
+                for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
+                    fsdp.check_optimizer(optimizer)
+                for model in (arg for arg in args if isinstance(arg, nn.Module)):
+                    stack.enter_context(fsdp.embeddings_known(model))
+                    stack.enter_context(fsdp.shared_weights_kept(model))
+                    # accelerate puts the layers of the model before this one in its place.
+                    self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
+                    fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
+                    if self.native_amp:
+                        model.forward = self._in_mixed_precision(model)
+            result = super().prepare(*args, **kwargs)
+        for item in result if isinstance(result, tuple) else (result,):
+            wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
+            if isinstance(wrapper, nn.parallel.DistributedDataParallel):
+                # It would broadcast all buffers in each step, most for nothing; buffers.py has those that change.
+                # torch 2.13 says forward_sync_buffers, and takes the name that 2.11 has.
+                wrapper.broadcast_buffers = False
+                accelerate_patches.settle_buckets(wrapper)
+        return result
+
+    def _in_mixed_precision(self, model: nn.Module):
+        """Run a forward pass under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
+        from accelerate.utils import convert_outputs_to_fp32
+
+        forward = model.forward
+        # A compiler makes casts of its own, and does not look into these.
+        compiled = self.state.dynamo_plugin.backend != DynamoBackend.NO
+        casts = None if compiled else LateCasts(model, self.device.type)
+
+        @functools.wraps(forward)
+        def mixed(*args, **kwargs):
+            with self.autocast(), casts.forward() if casts else nullcontext():
+                return forward(*args, **kwargs)
+
+        return convert_outputs_to_fp32(mixed)
+
+    def end_training(self) -> None:
+        """End the trackers; the processes part when the program ends, as they do after a Run.
+
+        A model under DDP that outlives its process group frees it while it holds Python's lock, and waits for threads
+        of gloo that may themselves wait for that lock, for ever (torch 2.13).
+        """
+        for tracker in self.trackers:
+            tracker.finish()
+        collectives.leave(clean=True)
+
+
+def _on_cpu() -> bool:
+    """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
+    profile = environment.launcher_profile()
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
+        return True
+    here = environment.gpus_here()
+    wanted = environment.local_world_size()
+    if here and wanted > here:
+        raise UserError(
+            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
+            f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
+        )
+    # A saved default of one process says no more than that nobody ruled a GPU out.
+    if not here and profile and (profile.named or profile.settings.distributed_type != DistributedType.NO):
+        raise UserError(
+            f"the profile wants a GPU for each of {wanted} processes here, and this machine has no GPU: use a profile "
+            "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
+        )
+    return here == 0
+
+
+def _may_bind() -> bool:
+    """Tell whether the process group may know its device: DeepSpeed takes none; groups of a mesh would be split off."""
+    asked = (os.environ.get(name, "false").lower() == "true" for name in ("ACCELERATE_USE_DEEPSPEED", _MESHED))
+    return not any(asked)
+
+
+def _check_mesh() -> None:
+    """Refuse a profile whose mesh of processes splits what is not split here, before accelerate makes the mesh."""
+    if os.environ.get(_MESHED, "false").lower() != "true":
+        return
+    mesh = ParallelismConfig()
+    if mesh.cp_enabled or mesh.sp_enabled:
+        raise UserError("cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1")
+    if mesh.tp_enabled:
+        raise UserError("tp_size in the profile: weights are not split inside a layer yet; set it to 1")

@@ -1,0 +1,127 @@
+"""Finding ranks that have drifted apart: weights and buffers that should be copies, and the order of samples."""
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from app.distributed import collectives
+from app.distributed.naming import local_shard
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.distributed.buffers import Buffers
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Drift:
+    """Fingerprints of this rank's weights and buffers, to be compared inside a collective that runs anyway."""
+
+    def __init__(self, models: list[nn.Module], buffers: "Buffers", plan: str):
+        """Compare `models`. Every rank takes part.
+
+        Args:
+            buffers: of them; every rank holds all.
+            plan: a fingerprint of what decides the order of samples, compared at once: it does not change.
+
+        Raises:
+            UserError: a rank has another plan.
+        """
+        self.buffers = buffers
+        self.named = [(name, p) for model in models for name, p in model.named_parameters()]
+        found = collectives.gather((plan, [_place(p) for _, p in self.named]))
+        for rank, (other, _) in enumerate(found):
+            if other != found[0][0]:
+                raise UserError(
+                    f"rank {rank} would go through other samples than rank 0: give every rank the same data, in the "
+                    "same order, and the same flags"
+                )
+        # Which ranks hold the same shards of everything.
+        self.places = [str(place) for _, place in found]
+
+    def slots(self) -> Tensor:
+        """Return four numbers for each rank, this rank's filled in and the others 0; sums are exact in float64."""
+        slots = torch.zeros(len(self.places), 4, dtype=torch.float64)
+        numbers = [number for prints in (self._weights(), self._buffers()) for number in _numbers(repr(prints))]
+        slots[collectives.rank()] = torch.tensor(numbers, dtype=torch.float64)
+        return slots.flatten()
+
+    def compare_now(self, step: int) -> None:
+        """Compare all ranks in a collective of its own. Every rank takes part.
+
+        Raises:
+            UserError: as `compare`.
+        """
+        slots = self.slots().to(self.named[0][1].device)
+        torch.distributed.all_reduce(slots)
+        self.compare(slots.tolist(), step)
+
+    def compare(self, slots: list[float], step: int) -> None:
+        """Compare all ranks' numbers. Every rank takes part, with the same numbers.
+
+        Raises:
+            UserError: ranks differ; it names them, and the first tensor that differs.
+        """
+        rows = [(tuple(slots[i : i + 2]), tuple(slots[i + 2 : i + 4])) for i in range(0, len(slots), 4)]
+        first: dict[str, int] = {}
+        pairs = [(first.setdefault(place, rank), rank) for rank, place in enumerate(self.places)]
+        apart = [(one, other) for one, other in pairs if rows[one][0] != rows[other][0]]
+        if apart:
+            names = [name for name, _ in self.named]
+            raise UserError(
+                f"{_differing(apart[0], step, 'weights', names, self._weights())}; nothing of it was saved. Something "
+                "changes weights or gradients on one rank alone; the same command goes on from the last checkpoint"
+            )
+        apart = [(0, rank) for rank, (_, numbers) in enumerate(rows) if numbers != rows[0][1]]
+        if apart:
+            raise UserError(
+                f"{_differing(apart[0], step, 'buffers', list(self.buffers.places), self._buffers())}; nothing of it "
+                "was saved. Look where the model is built: does code read the rank there, or draw unseeded numbers?"
+            )
+
+    def _weights(self) -> list[list[int]]:
+        return fingerprints([local_shard(p) for _, p in self.named])
+
+    def _buffers(self) -> list[list[int]]:
+        return fingerprints([place.tensor for place in self.buffers.places.values()])
+
+
+def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], own: list[list[int]]) -> str:
+    """Name the first tensor in which two ranks differ. Every rank takes part, with fingerprints of its own."""
+    (one, other), found = pair, collectives.gather(own)
+    differ = [name for name, a, b in zip(names, found[one], found[other], strict=True) if a != b]
+    return (
+        f"rank {other} has drifted from rank {one}: after step {step}, {len(differ)} of {len(names)} {what} differ, "
+        f"first {differ[0].removeprefix('models.0.')}"
+    )
+
+
+def fingerprints(tensors: list[Tensor]) -> list[list[int]]:
+    """Return two numbers for each tensor, which tell its bits. Waits for the device, once."""
+    return torch.stack([torch.stack(_print(t.detach())) for t in tensors]).tolist() if tensors else []
+
+
+def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Combine a tensor's bits in two ways, on its device."""
+    if not tensor.numel():
+        zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
+        return zero, zero
+    bits = tensor.contiguous().reshape(-1).view(_BITS.get(tensor.element_size(), torch.int64))
+    return torch.hash_tensor(bits).view(torch.int64), bits.sum(dtype=torch.int64)
+
+
+def _place(parameter: nn.Parameter) -> list[int]:
+    """Tell which shard of a parameter this rank holds; ranks that hold the same one must agree."""
+    if not isinstance(parameter, DTensor):
+        return []
+    where = parameter.device_mesh.get_coordinate()
+    return [at for at, placement in zip(where, parameter.placements, strict=True) if placement.is_shard()]
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """Digest a text to two numbers that float64 holds."""
+    digest = hashlib.blake2b(text.encode(), digest_size=12).digest()
+    return int.from_bytes(digest[:6], "little"), int.from_bytes(digest[6:], "little")

@@ -1,0 +1,118 @@
+"""FSDP2 as a profile asks for it: its settings, and which layers are sharded one by one."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import nn
+
+from app.distributed import naming
+from app.distributed.environment import gpus_here, is_main_process
+from app.errors import UserError
+
+
+def read_plugin() -> FullyShardedDataParallelPlugin:
+    """Read the profile's FSDP settings as FSDP2 settings."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        keep_sharded = os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper() in ("1", "FULL_SHARD")
+        os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": str(keep_sharded).lower()}
+    os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
+    os.environ.pop("FSDP_BACKWARD_PREFETCH", None)
+    if not gpus_here():
+        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    plugin = FullyShardedDataParallelPlugin()
+    # Compute is autocast's business, on FSDP as on DDP: weights gathered and gradients reduced in their own type.
+    plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    return plugin
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that looks at a weight as a whole, and under FSDP2 (torch 2.13) fails in its first step."""
+    if isinstance(optimizer, torch.optim.Adafactor):
+        raise UserError(
+            "--optim.name Adafactor works on whole weights, which FSDP2 shards: take AdamW, or a profile without FSDP"
+        )
+
+
+def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: nn.Module) -> None:
+    """Choose the layer classes that FSDP2 shards one by one: those asked for, the model's own, or its repeated ones."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    if plugin.auto_wrap_policy is not transformer_auto_wrap_policy:
+        return
+    present = {type(module).__name__ for module in model.modules()}
+    if asked - present:
+        raise UserError(
+            f"fsdp_transformer_layer_cls_to_wrap {', '.join(sorted(asked - present))}: the model has no such class; "
+            f"it has {', '.join(sorted(present))}"
+        )
+    layers = layer_classes(model, asked)
+    if not layers and is_main_process():
+        print(
+            "warning: FSDP found no repeated layers in this model, so it is sharded as one piece and gathered whole; "
+            "name its layer classes in the profile's fsdp_transformer_layer_cls_to_wrap",
+            file=sys.stderr,
+        )
+    plugin.transformer_cls_names_to_wrap = sorted(layers)
+
+
+def layer_classes(model: nn.Module, asked: set[str]) -> set[str]:
+    """Name the layer classes that are sharded one by one: those asked for, the model's own, or its repeated ones."""
+    layers = asked or set(getattr(model, "_no_split_modules", None) or ())
+    layers = layers & {type(module).__name__ for module in model.modules()}
+    if not layers:
+        stacks = (Counter(type(layer).__name__ for layer in m) for m in model.modules() if isinstance(m, nn.ModuleList))
+        layers = {name for stack in stacks for name, count in stack.items() if count > 1}
+    return layers - _around_embeddings(model)
+
+
+@contextmanager
+def shared_weights_kept(model: nn.Module) -> Iterator[None]:
+    """Refuse to make two weights of one that modules share, as torch 2.13 does, unasked, of one in two FSDP groups."""
+    before = naming.shared_names(model)
+    yield
+    after = naming.shared_names(model)
+    lost = [f"{name} and {first}" for name, first in before.items() if name not in after]
+    if lost:
+        raise UserError(
+            f"FSDP would train {lost[0]}, which are one weight, as two: let fsdp_transformer_layer_cls_to_wrap in the "
+            "profile name classes of which none holds one of them, or set fsdp_auto_wrap_policy: NO_WRAP; on GPUs a "
+            "model without tie_weights also needs fsdp_cpu_ram_efficient_loading: false"
+        )
+
+
+@contextmanager
+def embeddings_known(model: nn.Module) -> Iterator[None]:
+    """Have a model without embeddings say so: transformers 5.23 raises where accelerate 1.15 asks, as for a ResNet."""
+    silenced = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
+    for name in silenced:
+        setattr(model, name, lambda: None)
+    try:
+        yield
+    finally:
+        for name in silenced:
+            delattr(model, name)
+
+
+def _raises(model: nn.Module, name: str) -> bool:
+    try:
+        getattr(model, name, lambda: None)()
+    except NotImplementedError:
+        return True
+    return False
+
+
+def _around_embeddings(model: nn.Module) -> set[str]:
+    """Find the classes around an embedding; accelerate 1.15 shards embeddings by themselves, and twice is an error."""
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    return {
+        type(module).__name__
+        for module in model.modules()
+        if any(inner is end for inner in list(module.modules())[1:] for end in ends if end is not None)
+    }

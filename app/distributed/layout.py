@@ -1,0 +1,139 @@
+"""What hardware and software a run is on, in one line and in run.json."""
+
+import importlib.metadata
+import platform
+from contextlib import suppress
+
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+
+from app.config import RunConfig
+from app.distributed.accelerator import Accelerator
+from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan
+
+
+def layout(accelerator: Accelerator) -> dict:
+    """List what decides the bits of a run's results beside its config."""
+    return {
+        "data_ranks": accelerator.data_ranks,
+        "processes": accelerator.num_processes,
+        "wrapping": wrapping(accelerator),
+        "precision": precision(accelerator),
+        "device": device(accelerator),
+        "threads": torch.get_num_threads(),
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """List the versions that a run's results depend on, of what is installed."""
+    packages = ("torch", "accelerate", "transformers", "datasets")
+    found = {"python": platform.python_version()}
+    for name in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def wrapping(accelerator: Accelerator) -> str:
+    """Name what the model is wrapped in; nothing on one process."""
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return (
+            "HSDP"
+            if accelerator.parallelism_config and accelerator.parallelism_config.dp_replicate_enabled
+            else "FSDP2"
+        )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return f"DeepSpeed ZeRO-{accelerator.state.deepspeed_plugin.zero_stage}"
+    return "" if accelerator.distributed_type == DistributedType.NO else "DDP"
+
+
+def precision(accelerator: Accelerator) -> str:
+    """Name the type of the arithmetic."""
+    return "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+
+
+def device(accelerator: Accelerator) -> str:
+    """Name the hardware."""
+    return (
+        torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
+    )
+
+
+def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """Turn a model's BatchNorm into SyncBatchNorm, which torch has for GPUs alone; parameters stay the same objects."""
+    if accelerator.device.type == "cpu":
+        raise UserError(
+            "--run.sync-bn: torch's SyncBatchNorm works on GPUs alone; on CPU leave out the flag, or take a model with "
+            "GroupNorm or LayerNorm"
+        )
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> list[str]:
+    """Say why a model's results are not those of another layout, where they are not."""
+    kinds = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
+    found = {isinstance(m, kinds[1]): n for n, m in reversed(list(model.named_modules())) if isinstance(m, kinds[0])}
+    micros, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
+    if not found or micros == 1:
+        return []
+    notes = []
+    if True in found:
+        notes.append(
+            f"warning: {found[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {micros} micro-batches "
+            "that are computed at a time, so losses and scores depend on the number of processes"
+        )
+    if False in found:
+        share = "all" if ranks == 1 else f"the main process's {-(-micros // ranks)} of"
+        notes.append(
+            f"warning: {found[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
+            f"are those of {share} {micros} micro-batches of a step, so scores (not losses) depend on the number of "
+            "processes; with GroupNorm or LayerNorm nothing does"
+        )
+    return notes
+
+
+def changes_bits(saved: dict, here: dict) -> list[str]:
+    """List what differs between two layouts, or versions, that can change a micro-batch's own bits."""
+    ours = {**here, **versions()}
+    names = ("device", "kernels", "precision", "threads", "torch", "transformers")
+    pairs = [(name, saved.get(name, "absent"), ours.get(name, "absent")) for name in names]
+    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
+
+
+def is_bound(where: dict) -> bool:
+    """Tell whether checkpoints of a layout are read by that layout alone."""
+    return where["wrapping"].startswith("DeepSpeed")
+
+
+def check_bound(saved: dict, here: dict) -> None:
+    """Refuse a checkpoint that is bound to another layout than this one."""
+    same = all(saved[name] == here[name] for name in ("wrapping", "processes"))
+    if (is_bound(saved) or is_bound(here)) and not same:
+        raise UserError(
+            f"the checkpoint was saved on {in_short(saved)}, this is {in_short(here)}: DeepSpeed's checkpoints are "
+            "bound to their layout; go on under the profile that it was saved with"
+        )
+
+
+def in_short(where: dict) -> str:
+    """Put an entry of run.json or of a checkpoint's record in a few words."""
+    ranks = where["data_ranks"]
+    kind = [where["wrapping"]] if where["wrapping"] else []
+    return ", ".join([f"{ranks} data rank{'s' * (ranks > 1)}", *kind, where["precision"], where["device"]])
+
+
+def header(plan: BatchPlan, accelerator: Accelerator) -> str:
+    """Say how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
+    ranks = accelerator.data_ranks
+    turns = plan.accumulation(ranks)
+    split = f"{ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {plan.rows}"
+    line = f"{plan.global_batch} samples/step = {split}"
+    kind = [wrapping(accelerator)] if wrapping(accelerator) else []
+    line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
+    idle = plan.idle(ranks)
+    return f"{line} ({idle:.0%} of the turns idle: {plan.micros_per_step} micro-batches)" if idle else line

@@ -1,0 +1,58 @@
+"""A model's tensors without what wraps the model: their names on every layout, and this rank's part of them."""
+
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+
+def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
+    """Map each parameter to its name; one that is shared has its first name."""
+    names: dict[nn.Parameter, str] = {}
+    for index, model in enumerate(plain(models)):
+        for name, parameter in model.named_parameters():
+            names.setdefault(parameter, in_plain_model(index, name))
+    return names
+
+
+def buffer_names(models: list[nn.Module]) -> set[str]:
+    """Name the tensors that modules keep beside their parameters."""
+    named = [(i, name) for i, m in enumerate(plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
+    return {in_plain_model(index, name) for index, name in named}
+
+
+def tied_names(models: list[nn.Module]) -> dict[str, str]:
+    """Map further names of shared parameters to their first ones, as a checkpoint has them."""
+    return {f"models.{i}.{n}": f"models.{i}.{f}" for i, m in enumerate(models) for n, f in shared_names(m).items()}
+
+
+def shared_names(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a parameter that a model has under several to its first one."""
+    (model,), first, further = plain([model]), {}, {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        name = _unwrapped(name)
+        if first.setdefault(parameter, name) != name:
+            further[name] = first[parameter]
+    return further
+
+
+def plain(models: list[nn.Module]) -> list[nn.Module]:
+    """Take models out of what wraps them."""
+    return [extract_model_from_parallel(m, keep_fp32_wrapper=True, keep_torch_compile=False) for m in models]
+
+
+def in_plain_model(index: int, name: str) -> str:
+    """Name a tensor of model `index` as it is called without wrappers."""
+    return f"models.{index}.{_unwrapped(name)}"
+
+
+def _unwrapped(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, which is all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,205 @@
+"""Stopping a run that is asked to: signals, and the step after which all ranks leave together."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from app.distributed import collectives, environment
+from app.distributed.watchdog import note_in_time
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+_ALL_HERE = str(2**63)  # a turn that no evaluation has
+
+_runs = 0
+_listening: "Stopping | None" = None
+
+
+class Left(BaseException):
+    """Leaves an evaluation and, through the recipe's loop, its run; no fault."""
+
+
+class Stopping:
+    """Listen for SIGTERM, SIGINT and SIGUSR1 on any rank; leave behind one step, the same on every rank.
+
+    Signals are read in a thread, so that one is noticed while training waits for another rank; nothing is saved there.
+    """
+
+    def __init__(self, device: torch.device, failed: Callable[[str], None]):
+        """Listen from `start` on, for a model on `device`.
+
+        Args:
+            failed: notes, on the main process, why the run ends without another step.
+        """
+        self.asked = ""  # the signal that asked this rank
+        self._failed = failed
+        self._device, self._events = device, deque()
+        self._last: int | None = None
+        self._key, self._evaluations = "", 0
+        self._before: dict[int, object] = {}
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Begin to listen. Every rank takes part; in a notebook Ctrl-C interrupts the cell, as always."""
+        global _runs, _listening
+        _runs += 1
+        self._key = f"samestep/stop/{_runs}"
+        self._siblings = collectives.local_processes()
+        if environment.in_notebook() or threading.current_thread() is not threading.main_thread():
+            return
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        # Python writes a signal's number into the pipe at once, whatever the main thread is waiting for.
+        self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+        _listening = self
+        threading.Thread(target=self._listen, args=self._pipe, name="signals", daemon=True).start()
+
+    def _listen(self, read: int, write: int) -> None:
+        while 0 not in (numbers := os.read(read, 64)):  # it comes from `close`
+            for number in numbers:
+                if number in SIGNALS:
+                    self._hear(signal.Signals(number))
+        os.close(read)
+        os.close(write)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self.asked == "SIGINT":
+            os._exit(130)
+        if number == signal.SIGTERM and not all(environment.is_alive(one) for one in self._siblings):
+            # The launcher ends the ranks that are left when one has died: no step can be finished any more.
+            try:
+                note_in_time(self._failed, "another process of this run has died")
+            finally:
+                os._exit(143)
+        if not self.asked and environment.is_main_process():
+            again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
+            print(f"\n{number.name}: the run stops after this step and saves{again}", file=sys.stderr, flush=True)
+        self.asked = self.asked or number.name
+
+    def due(self, step: int) -> bool:
+        """Tell, after each step on every rank, whether it is the last one for now; the answer is the same on all.
+
+        No collective runs: a rank that was asked names a step that none has finished yet, and the others look.
+        """
+        ahead = self._hold_back()
+        if collectives.alone():
+            return bool(self.asked)
+        store = collectives.store()
+        if self.asked and self._last is None:
+            # Nobody can finish the step after this one without this rank, which looks here before it takes part.
+            store.compare_set(self._key, "", str(step + 1 + ahead))
+        if self._last is None and store.check([self._key]):
+            self._last = int(store.get(self._key))
+        return self._last is not None and step >= self._last
+
+    def turns(self, count: int, together: bool) -> Iterator[int]:
+        """Count an evaluation's turns. Every rank takes part; `count` is the same on all.
+
+        Args:
+            together: ranks need each other in a turn, as FSDP's do, so all must make the same number of them.
+
+        Raises:
+            Left: a rank has been asked to stop; on all ranks, as nobody must wait for a rank that has left.
+        """
+        if not self._key:  # before the first step
+            yield from range(count)
+            return
+        self._evaluations += 1
+        store, key = None if collectives.alone() else collectives.store(), f"{self._key}/evaluation/{self._evaluations}"
+        for turn in range(count):
+            ahead = self._hold_back()
+            if self.asked and store is None:
+                raise Left
+            if self.asked:
+                # Together, a turn that no rank can be in yet.
+                store.compare_set(key, "", str(turn + 1 + ahead) if together else "0")
+            if store is not None and store.check([key]) and turn >= int(store.get(key)):
+                raise Left
+            yield turn
+        if store is None:
+            return
+        # Here they meet: that all have come, or that one was asked before, is one answer for all.
+        if store.add(f"{key}/here", 1) == dist.get_world_size():
+            store.compare_set(key, "", _ALL_HERE)
+        while not store.check([key]):
+            if self.asked:
+                store.compare_set(key, "", str(count) if together else "0")
+            time.sleep(0.002)
+        if store.get(key).decode() != _ALL_HERE:
+            raise Left
+
+    def _hold_back(self) -> int:
+        """Keep the host at most two steps ahead of its device; returns how many steps it can be ahead."""
+        if self._device.type == "cpu":
+            return 0
+        event = torch.Event(self._device)
+        event.record()
+        self._events.append(event)
+        if len(self._events) > 2:
+            self._events.popleft().synchronize()
+        return 2
+
+    def close(self) -> None:
+        """Give the signals back."""
+        global _listening
+        if self._pipe is None:
+            return
+        self._give_back(self._wakeup)
+        os.write(self._pipe[1], b"\0")
+        self._pipe = _listening = None
+
+    def _give_back(self, wakeup: int) -> None:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _forget_in_child() -> None:
+    """Keep a forked process from writing the signals that it gets into its parent's pipe."""
+    global _listening
+    if _listening is not None:
+        _listening._give_back(-1)
+        _listening._pipe = _listening = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def starting_helpers() -> Iterator[None]:
+    """Start in this block the processes that load data; each calls `leave_to_parent` when it begins.
+
+    Terminals, torchrun and schedulers send what asks a run to stop to all its processes. Threads of a helper that are
+    there before its first line of Python must not be ended by it either, so they are born with it held back.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if hasattr(signal, "sigwaitinfo") else ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def leave_to_parent() -> None:
+    """Have a process that loads data go on where the run is asked to stop; only its parent ends it.
+
+    Programs that it starts (a decoder of videos) are born with SIGTERM held back, and are ended by SIGKILL.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        threading.Thread(target=_end_with_parent, name="signals", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

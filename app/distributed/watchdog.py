@@ -1,0 +1,201 @@
+"""Noticing a rank that hangs: every rank's stacks are shown, and the launcher is left to end or restart the run."""
+
+import contextlib
+import faulthandler
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from app.distributed import collectives, environment
+
+_runs = 0
+
+
+class Watchdog:
+    """End all ranks when one of them makes no progress for too long."""
+
+    def __init__(self, seconds: float, failed: Callable[[str], None], folders: Sequence[Path] = ()):
+        """Watch from `start` on.
+
+        Args:
+            seconds: without a step, a micro-batch of an evaluation, or a checkpoint; 0: do not watch.
+            failed: notes, on the main process, why the run ends.
+            folders: in which long work writes.
+        """
+        self.seconds, self.failed, self.folders = seconds, failed, folders
+        self.step = 0
+        self._beat = time.monotonic()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._long = self._away = False
+        self._blocks, self._seen, self._heard = 0, (0, 0), 0  # blocks; of them and bytes; times that ranks have moved
+
+    def start(self) -> None:
+        """Begin to watch. Every rank takes part."""
+        global _runs
+        _runs += 1
+        self.beat(self.step)
+        if collectives.rank() == 0 and self.folders:
+            # Files of an earlier run on more ranks would be read with those of this one.
+            shutil.rmtree(self._collectives, ignore_errors=True)
+        if self.seconds:
+            # A connection of its own: another thread may be waiting on the other one.
+            store = None if collectives.alone() else collectives.store().clone()
+            key = f"samestep/hang/{_runs}"
+            self._thread = threading.Thread(target=self._watch, args=(store, key), name="watchdog", daemon=True)
+            self._thread.start()
+
+    @property
+    def _collectives(self) -> Path:
+        return self.folders[0].parent / "collectives"
+
+    def beat(self, step: int | None = None) -> None:
+        """Note progress, and the step that this rank is in."""
+        self._beat = time.monotonic()
+        self.step = self.step if step is None else step
+
+    def moved(self) -> None:
+        """Note that a block of a long work has been read; from any thread."""
+        self._blocks += 1
+
+    @contextlib.contextmanager
+    def long_work(self) -> Iterator[None]:
+        """Wait in this block for a checkpoint or the finished model: it may take long as long as something moves.
+
+        What is written into the folders, and blocks that are read, count as progress, on all ranks: they may wait for
+        this one.
+        """
+        self._long = True
+        try:
+            yield
+        finally:
+            self._long = False
+            self.beat()
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Leave alone what has time limits of its own, and moves nothing that could be seen here."""
+        self._away = True
+        try:
+            yield
+        finally:
+            self.beat()
+            self._away = False
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        if self._thread is not None:
+            # Asking the store when the interpreter ends, it would abort. A store that has gone is not waited for.
+            self._thread.join(5)
+
+    def _watch(self, store, key: str) -> None:
+        every = min(max(self.seconds / 10, 1.0), 10.0)
+        try:
+            while not self._closed.wait(every):
+                if not environment.in_notebook():
+                    # For code that never lets another thread of Python run: this one comes too late to put it off.
+                    _end_in(self.seconds + 60)
+                self._look(store, f"{key}/moved")
+                late = not self._away and time.monotonic() - self._beat > self.seconds
+                if late and store is not None:
+                    store.compare_set(key, "", f"noticed by rank {collectives.rank()} in step {self.step}")
+                if late or (store is not None and store.check([key])):
+                    who = store.get(key).decode() if store is not None else f"in step {self.step}"
+                    self._end(f"no progress for {self.seconds:g} s (--run.timeout), {who}")
+                    return
+        except RuntimeError:
+            # The store has gone with its launcher, on another machine: this one's would have ended this process.
+            if not self._closed.is_set():
+                self._end("the launcher of the first machine has gone")
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _look(self, store, key: str) -> None:
+        """Take what has moved in a long work, here or on another rank, for progress."""
+        moved = False
+        if self._long:
+            before, self._seen = self._seen, (self._blocks, _bytes_in(self.folders))
+            moved = self._seen != before
+        if store is not None:
+            before, self._heard = self._heard, store.add(key, int(moved))
+            moved = self._heard != before
+        if moved:
+            self._beat = time.monotonic()
+
+    def _record(self, reason: str) -> None:
+        """Write down this rank's last collectives, which NCCL would do later than the process lives, and say where."""
+        folder = self._collectives
+        folder.mkdir(exist_ok=True)
+        (folder / f"rank_{collectives.rank()}").write_bytes(_last_collectives())
+        if collectives.rank() == 0:
+            # gloo's record can be unpickled; the reader wants that of NCCL.
+            how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
+            print(f"the last collectives of each rank are in {folder}{how}", file=sys.stderr, flush=True)
+
+    def _end(self, reason: str) -> None:
+        where = f"stacks of rank {collectives.rank()}, step {self.step}"
+        if not environment.in_notebook():
+            _end_in(30)  # what is asked of torch below may wait for the GPU, and lets no other thread of Python run
+        try:
+            print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
+            if environment.in_notebook():
+                return  # its user can interrupt the cell
+            note_in_time(self.failed, reason)
+            if not collectives.alone() and self.folders:
+                note_in_time(self._record, reason)
+            time.sleep(3)  # for the other ranks to show theirs, before the launcher ends them
+        finally:
+            if not environment.in_notebook():
+                os._exit(1)
+
+
+def _end_in(seconds: float) -> None:
+    """Have this process show its stacks and end after a time, unless that is put off or called off before."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+
+
+def _last_collectives() -> bytes:
+    """Return what torch's flight recorder knows of this rank's last collectives, a pickle.
+
+    torch 2.11 to 2.13 have no public name for it; that of NCCL knows its communicators too.
+    """
+    told = torch._C._distributed_c10d
+    return getattr(told, "_dump_nccl_trace", told._dump_fr_trace)()
+
+
+def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:
+    """Note why a run ends, where that can be done soon: its folder may be another run's, and its disk may hang."""
+
+    def attempt() -> None:
+        with contextlib.suppress(Exception):
+            note(reason)
+
+    thread = threading.Thread(target=attempt, name="note", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _bytes_in(folders: Sequence[Path]) -> int:
+    """Sum up the sizes of files, of which some may be coming or going."""
+    total = 0
+    for inner, _, names in (place for folder in folders for place in os.walk(folder)):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(inner, name)).st_size
+    return total
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()

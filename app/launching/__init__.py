@@ -1,0 +1,1 @@
+"""From a command line or a notebook cell to processes."""

@@ -1,0 +1,164 @@
+"""Reading configurations: flags of the command line, and files of them, by one validator."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from app.config import as_flag, flatten
+from app.errors import UserError
+
+T = TypeVar("T")
+
+
+def parse(config_class: type[T], args: list[str] | None = None) -> T:
+    """Read a config from the command line; from here on a UserError ends the program with one message and status 2.
+
+    `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
+    """
+    from app.distributed.environment import leave_with_launcher, report_user_errors
+
+    leave_with_launcher()
+    report_user_errors()
+    words = list(sys.argv[1:] if args is None else args)
+    recipe = (sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or "").strip()
+    return _read(config_class, _expand_file(words), f"{recipe}\n\n{_ABOUT_FILES}")
+
+
+def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:
+    """Read a command's options, and return them with the words that are not among them.
+
+    Args:
+        name: how the command is typed.
+        rest: other words are a recipe's, and no mistake.
+    """
+    about = (sys.modules[options_class.__module__].__doc__ or "").strip()
+    switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
+    followed = zip(words, [*words[1:], ""], strict=False)
+    words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
+    found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
+    return found if rest else (found, [])
+
+
+# tyro does not know the flag.
+_ABOUT_FILES = "--config FILE reads flags from a YAML file, such as a run's config.yaml, before these."
+
+
+def _read(config_class: type[T], words: list[str], description: str, **options: Any) -> Any:
+    import tyro
+
+    from app.distributed.environment import is_main_process
+
+    _reflow_help()
+    with _booleans():
+        return tyro.cli(
+            config_class,
+            description=description,
+            args=words,
+            console_outputs=is_main_process(),
+            config=(tyro.conf.FlagConversionOff,),
+            **options,
+        )
+
+
+def _reflow_help() -> None:
+    """Have tyro fill the lines of a field's docstring: 1.0 keeps breaks in front of what is no letter."""
+    from tyro import _docstrings
+
+    found = getattr(_docstrings, "parse_docstring_from_object", None)
+    if found is None or hasattr(found, "reflows"):
+        return
+
+    def reflowing(thing: object) -> dict[str, str]:
+        return {name: re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text)) for name, text in found(thing).items()}
+
+    reflowing.reflows = True
+    _docstrings.parse_docstring_from_object = reflowing
+
+
+def _booleans():
+    """Have tyro take true and false in any case, as YAML does."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+        if info.type is not bool:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="{true,false}",
+            instance_from_str=lambda words: _boolean(words[0]),
+            is_instance=lambda value: isinstance(value, bool),
+            str_from_instance=lambda value: [str(value).lower()],
+        )
+
+    return registry
+
+
+def _is_boolean(word: str) -> bool:
+    return word.lower() in ("true", "false")
+
+
+def _boolean(word: str) -> bool:
+    if not _is_boolean(word):
+        raise ValueError(f"{word} is neither true nor false")
+    return word.lower() == "true"
+
+
+def _expand_file(words: list[str]) -> list[str]:
+    """Put the flags of `--config FILE` in front of the other words."""
+    flags, rest, position = [], [], 0
+    while position < len(words):
+        word = words[position]
+        if word == "--config":
+            if position + 1 == len(words):
+                raise UserError("--config: give the file after it, for example --config runs/cls/config.yaml")
+            position += 1
+            flags += _flags(_read_fields(words[position]))
+        elif word.startswith("--config="):
+            flags += _flags(_read_fields(word.partition("=")[2]))
+        else:
+            rest.append(word)
+        position += 1
+    return flags + rest
+
+
+def _read_fields(path: str) -> dict:
+    loaded = read_yaml("--config", path)
+    if not isinstance(loaded or {}, dict):
+        raise UserError(f"--config {path}: expected fields with values, found {type(loaded).__name__}")
+    return loaded or {}
+
+
+def read_yaml(flag: str, path: str, advice: str = "") -> Any:
+    """Read the YAML file that a flag names.
+
+    Args:
+        advice: what to do where it cannot be read; ends the message.
+
+    Raises:
+        UserError: it cannot be read, or is no YAML.
+    """
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {error.strerror}{advice}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path} is not YAML: {error}") from None
+
+
+def _flags(fields: dict) -> list[str]:
+    words = []
+    for name, value in flatten(fields).items():
+        flag = as_flag(name)
+        if isinstance(value, list):
+            words += [flag, *(str(item) for item in value)]
+        elif value is not None:
+            words.append(f"{flag}={value}")  # a value of its own may begin with a minus sign
+    return words

@@ -1,0 +1,161 @@
+"""What a profile's file says of the layout it makes, read without a launch."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from app.errors import UserError
+from app.launching.flags import read_yaml
+
+# An installed package has the profiles inside; a copy of the repository has them next to it.
+_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[:2]]
+FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
+_SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
+# Of models that are wrapped in nothing, copied, or sharded.
+_KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile, and how many processes it shall start."""
+
+    file: Path
+    name: str
+    processes: int
+    settings: dict[str, Any]
+
+    @property
+    def on_cpu(self) -> bool:
+        """Tell whether it rules GPUs out."""
+        return bool(self.settings.get("use_cpu"))
+
+    @property
+    def machines(self) -> int:
+        """Count the machines that its processes are spread over."""
+        return int(self.settings.get("num_machines") or 1)
+
+    @property
+    def precision(self) -> str:
+        """Name the type of the arithmetic."""
+        asked = str(self.settings.get("mixed_precision") or "no").lower()
+        return "fp32" if asked in ("no", "false") else asked
+
+    @property
+    def zero_stage(self) -> int:
+        """Return DeepSpeed's stage; 0 without DeepSpeed."""
+        if self.settings.get("distributed_type") != "DEEPSPEED":
+            return 0
+        return int(self.section("deepspeed_config").get("zero_stage", 2))
+
+    @property
+    def wrapping(self) -> str:
+        """Name what the model is wrapped in; nothing on one process."""
+        if self.zero_stage:
+            return f"DeepSpeed ZeRO-{self.zero_stage}"
+        kind = _KINDS.get(self.settings.get("distributed_type", "NO"), "DDP")
+        if kind == "FSDP2" and self.mesh("dp_replicate") > 1:
+            return "HSDP"
+        return "" if self.processes == 1 and kind == "DDP" else kind
+
+    @property
+    def shards(self) -> int:
+        """Count the processes that one sharded copy is spread over; 1 where nothing is sharded."""
+        if self.zero_stage:
+            return self.processes
+        if self.wrapping not in ("FSDP2", "HSDP"):
+            return 1
+        return max(1, self.processes // (self.mesh("dp_replicate") * self.mesh("tp")))
+
+    @property
+    def data_ranks(self) -> int:
+        """Count the groups of processes that see their own samples."""
+        return max(1, self.processes // self.mesh("tp"))
+
+    @property
+    def compiled(self) -> bool:
+        """Tell whether it asks for torch.compile."""
+        backend = str(self.section("dynamo_config").get("dynamo_backend") or "no")
+        return backend.lower() != "no"
+
+    @property
+    def offloads(self) -> bool:
+        """Tell whether some of the state of a GPU lies in the host's memory."""
+        deepspeed = self.section("deepspeed_config")
+        places = [deepspeed.get(f"offload_{what}_device") for what in ("optimizer", "param")]
+        asked = any(place not in (None, "none") for place in places) if self.zero_stage else False
+        return asked or bool(self.section("fsdp_config").get("fsdp_offload_params"))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a nested part; empty where there is none."""
+        return self.settings.get(name) or {}
+
+    def mesh(self, dimension: str) -> int:
+        """Return the size of a dimension of the mesh of processes, such as dp_replicate or tp."""
+        return int(self.section("parallelism_config").get(f"parallelism_config_{dimension}_size") or 1)
+
+    @cached_property
+    def troubles(self) -> list[tuple[str, str]]:
+        """List what cannot work on any machine, each with its fix."""
+        found = [(f"{key}: accelerate does not know it", "take it out or mend its name") for key in _unknown(self)]
+        if self.settings.get("distributed_type") == "MULTI_CPU" and self.processes > 1:
+            found.append(("distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"))
+        size = self.mesh("dp_replicate") * self.mesh("tp") * self.mesh("dp_shard")
+        if self.section("parallelism_config") and self.mesh("dp_shard") > 1 and size != self.processes:
+            fix = f"start {size} processes, or change the sizes in parallelism_config"
+            found.append((f"a mesh of {size} for {self.processes} processes", fix))
+        turns = self.section("deepspeed_config").get("gradient_accumulation_steps", 1)
+        if turns not in (1, "1"):
+            found.append((f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"))
+        split = [f"{name}_size" for name in ("cp", "sp") if self.mesh(name) > 1]
+        found += [(f"{name} {self.mesh(name[:2])}: sequences are not split yet", "set it to 1") for name in split]
+        if self.mesh("tp") > 1:
+            found.append((f"tp_size {self.mesh('tp')}: weights are not split inside a layer yet", "set it to 1"))
+        if self.on_cpu and self.zero_stage:
+            found.append(("DeepSpeed on CPU", "take accelerate_configs/fsdp_cpu.yaml"))
+        if self.on_cpu and self.precision == "fp16":
+            found.append(("mixed_precision fp16 on CPU", "take bf16 or no"))
+        return found
+
+
+def find(name: str) -> Path:
+    """Return the file that a name stands for: itself, or one of our own, such as `ddp_cpu`, wherever they lie."""
+    file = Path(name)
+    ours = FOLDER / file.with_suffix(".yaml").name
+    known = file.suffix in ("", ".yaml") and file.parent in (Path(), Path(FOLDER.name))
+    return ours if known and not file.is_file() and ours.is_file() else file
+
+
+def read(text: str) -> Profile:
+    """Read `FILE`, or `FILE:PROCESSES` for another number of processes; for our own, the name is enough.
+
+    Raises:
+        UserError: there is no such file, or it is no profile.
+    """
+    name, colon, count = text.rpartition(":")
+    if not (colon and count.isdigit()):
+        name, count = text, ""
+    file = find(name)
+    ours = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    settings = read_yaml(
+        "--profile", str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}"
+    )
+    if not isinstance(settings, dict) or "distributed_type" not in settings:
+        raise UserError(f"--profile {name} has no distributed_type: give a file that `accelerate config` writes")
+    # A YAML reader takes an unquoted NO for false.
+    settings["distributed_type"] = str(settings["distributed_type"] or "NO").upper()
+    processes = count or settings.get("num_processes") or 1
+    if not str(processes).isdigit() or int(processes) < 1:
+        raise UserError(f"--profile {text}: {processes} processes: at least 1 must train")
+    return Profile(file, file.stem + (f":{count}" if count else ""), int(processes), settings)
+
+
+def _unknown(profile: Profile) -> list[str]:
+    """List keys that accelerate would refuse, or pass over without a word."""
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.commands.launch import launch_command_parser
+
+    flags = vars(launch_command_parser().parse_args(["script.py"]))
+    top = set(ClusterConfig.__dataclass_fields__)
+    inner = [key for name in _SECTIONS for key in profile.section(name) if key not in flags]
+    return [*(key for key in profile.settings if key not in top), *inner]

@@ -1,0 +1,215 @@
+"""The run folder: who holds it, what it was started with, how far it is. Written by the main process alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
+from app.errors import UserError
+from app.rundir import recipe_source
+from app.rundir.lock import FolderLock
+
+_LONGER = "the learning rate follows the new length from here on"
+
+
+class Change(NamedTuple):
+    """A setting that differs from that of the run in a folder, and what comes of it."""
+
+    name: str
+    before: Any
+    now: Any
+    effect: str
+
+
+class RunFolder:
+    """One run's folder, held for as long as the run uses it."""
+
+    def __init__(self, path: Path, source: str = "", defaults: dict[str, Any] | None = None):
+        """Look after a folder.
+
+        Args:
+            source: of the recipe, kept beside its settings.
+            defaults: of the settings, by dotted name: those of a run from before a setting existed.
+        """
+        self.path, self.source, self._defaults = path, source, defaults or {}
+        self.info: dict[str, Any] = {}
+        self.config: dict = {}
+        self._settings: RunConfig | None = None
+        self._unread = False  # there is a run, and its settings cannot be read
+        self._lock = FolderLock(path)
+        self._made: list[Path] = []  # what this run made, and takes away again if it never begins
+
+    def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
+        """Take the folder for this run, or refuse.
+
+        Returns:
+            What the user should know: fields that change what the rest of the run computes.
+
+        Raises:
+            UserError: it cannot be written, is in use, holds another run, or --run.resume does not allow it.
+        """
+        try:
+            there = self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._made = [] if there else [self.path]
+            self._take()
+            notes = self._check(config, settings, has_checkpoint)
+        except OSError as error:
+            self.release(discard=True)
+            raise self.cannot_write(error) from None
+        except BaseException:
+            self.release(discard=True)
+            raise
+        self.config, self._settings = config, settings
+        return notes
+
+    def cannot_write(self, error: OSError) -> UserError:
+        """Say that the folder cannot be written, and why."""
+        return UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written")
+
+    def _take(self) -> None:
+        if not (self.path / "lock").exists():
+            self._made.append(self.path / "lock")
+        try:
+            self._lock.take()
+        except UserError:
+            self._made = []
+            raise
+
+    def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
+        notes = []
+        if (self.path / "run.json").exists():
+            self.info = self._read("run.json", json.loads) or {}
+            notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and written anew"]
+        self.check_resume(settings, has_checkpoint)
+        if not has_checkpoint:
+            return notes
+        before = self._read("config.yaml", yaml.safe_load)
+        self._unread = before is None
+        if before is None:
+            notes.append(
+                f"warning: {self.path / 'config.yaml'} is damaged or missing; the checkpoint's settings decide"
+            )
+        else:
+            notes += self._compare(before, config, settings)
+        return notes + self._check_recipe(settings)
+
+    def settle(self, saved: dict) -> list[str]:
+        """Compare the settings with those that a checkpoint was saved under, where config.yaml could not be read.
+
+        Returns:
+            What the user should know.
+
+        Raises:
+            UserError: they differ in more than is harmless.
+        """
+        return self._compare(saved, self.config, self._settings) if self._unread else []
+
+    def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
+        changes = self._changes(before, config, settings)
+        refused = [change for change in changes if change.effect == "refused"]
+        if refused:
+            lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
+            raise UserError(
+                f"{self.path} holds a run with other settings:{lines}\n"
+                "give the settings of that run to go on with it, or another --run.dir to start one"
+            )
+        return [f"{name} was {old}, is {new}: {effect}" for name, old, new, effect in changes if effect == _LONGER]
+
+    def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
+        """Refuse what --run.resume does not allow.
+
+        Raises:
+            UserError: there is a checkpoint and must be none, or none and must be one.
+        """
+        if settings.resume == "must" and not has_checkpoint:
+            raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
+        if settings.resume == "never" and has_checkpoint:
+            raise UserError(f"--run.resume never: {self.path} holds a run; give another --run.dir, or move it away")
+
+    def changes(self, config: dict, settings: RunConfig) -> list[Change]:
+        """List the fields in which these settings differ from those of config.yaml; none where it cannot be read."""
+        before = self._read("config.yaml", yaml.safe_load)
+        return [] if before is None else self._changes(before, config, settings)
+
+    def _changes(self, before: dict, now: dict, settings: RunConfig) -> list[Change]:
+        by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
+
+        def effect(name: str) -> str:
+            if name in LENGTH:
+                return _LONGER if name == by else "none"
+            return "taken as it is now" if name in HARMLESS else "refused"
+
+        differing = diff(before, now, self._defaults)
+        return [Change(name, old, new, effect(name)) for name, (old, new) in differing.items()]
+
+    def _check_recipe(self, settings: RunConfig) -> list[str]:
+        kept = self.path / "recipe.py"
+        if not self.source or not kept.exists() or not kept.stat().st_size:
+            return []
+        try:
+            lines = recipe_source.differences(kept.read_text(encoding="utf-8"), self.source)
+        except (SyntaxError, ValueError):
+            return [f"warning: {kept} is damaged: the recipe was not compared with it"]
+        shown = "".join(f"\n  {line}" for line in lines)
+        if lines and settings.changed == "refuse":
+            raise UserError(
+                f"{self.path} holds a run of another recipe:{shown}\n"
+                f"undo the change ({kept} is the recipe as it was), accept it with --run.changed accept, or give "
+                "another --run.dir"
+            )
+        return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []
+
+    def begin(self, **fields: Any) -> None:
+        """Write down the settings that the folder was claimed with, and the first fields of run.json."""
+        self._write("config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+        if self.source:
+            self._write("recipe.py", self.source)
+        self.update(**fields)
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of run.json.
+
+        Raises:
+            UserError: another run has taken the folder.
+        """
+        self.check()
+        self.info |= fields
+        self._write("run.json", json.dumps(finite(self.info), indent=1))
+
+    def check(self) -> None:
+        """Refuse to go on where another run has taken the folder; see `FolderLock.check`."""
+        self._lock.check()
+
+    def _read(self, name: str, parse: Callable[[str], Any]) -> dict | None:
+        """Read a file of fields; None where it is damaged or missing."""
+        try:
+            fields = parse((self.path / name).read_text())
+        except (ValueError, yaml.YAMLError, FileNotFoundError):
+            return None
+        return fields if isinstance(fields, dict) else None
+
+    def _write(self, name: str, text: str) -> None:
+        if not (self.path / name).exists():
+            self._made.append(self.path / name)
+        draft = self.path / f"{name}.tmp"
+        try:
+            draft.write_text(text)
+            draft.rename(self.path / name)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def release(self, discard: bool = False) -> None:
+        """Give the folder back; `discard` removes what was made for a run that never began."""
+        if discard:
+            for path in reversed(self._made):
+                if not path.is_dir():
+                    path.unlink(missing_ok=True)
+                elif not any(path.iterdir()):
+                    path.rmdir()
+        self._made = []
+        self._lock.release()

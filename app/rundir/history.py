@@ -1,0 +1,160 @@
+"""What runs have left in their folders, read for people; nothing here changes a folder, and torch is not needed."""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.errors import UserError
+from app.rundir import lock
+
+NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
+
+
+@dataclass
+class History:
+    """One run: whether it is at work, run.json, its settings, and the lines of metrics.jsonl."""
+
+    folder: Path
+    held: bool
+    info: dict[str, Any]
+    config: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """Name the run by its folder."""
+        return self.folder.resolve().name
+
+    @property
+    def step(self) -> int:
+        """Return the last step known."""
+        return max([int(self.info.get("step") or 0), *(line["step"] for line in self.lines[-2:])])
+
+    @property
+    def status(self) -> str:
+        """Return run.json's status; `lost` for a run that says it is running and whose process is gone."""
+        status = str(self.info.get("status", "?"))
+        return "lost" if status == "running" and not self.held else status
+
+    @property
+    def changed(self) -> float:
+        """Return when the run last wrote something, in seconds since the epoch."""
+        files = (self.folder / name for name in ("metrics.jsonl", "run.json"))
+        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
+    @property
+    def columns(self) -> list[str]:
+        """List the names of numbers in the lines, in the order in which they first came."""
+        numbers = (name for line in self.lines for name in line if not isinstance(line[name], str))
+        return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN))
+
+    def column(self, name: str) -> tuple[list[int], list[float]]:
+        """Return the steps at which a number was written, and the number at each; one that was not finite is NaN."""
+        found = [(line["step"], line[name]) for line in self.lines if not isinstance(line.get(name, ""), str)]
+        return [step for step, _ in found], [float("nan") if value is None else value for _, value in found]
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """Return the last value of what matters: --run.best's score, or the first that is evaluated, or the loss."""
+        best = str(self.config.get("run", {}).get("best") or "").lstrip("-")
+        evaluated = [name for name in self.columns if name.startswith("eval/")]
+        for name in [best, *evaluated, "loss", *self.columns]:
+            values = self.column(name)[1]
+            if values:
+                return name, values[-1]
+        return None
+
+    @property
+    def score_in_words(self) -> str:
+        """Write the score that matters in a few digits; nothing where there is none."""
+        score = self.score
+        return f"{score[0]} {score[1]:.4g}" if score else ""
+
+    @property
+    def sittings(self) -> list[dict[str, Any]]:
+        """List the times that the run was begun or resumed: `step` before the first one, `layout` in a few words."""
+        return list(self.info.get("sittings", []))
+
+    @property
+    def pictures(self) -> dict[str, list[Path]]:
+        """List the pictures of the last step that has some, by name."""
+        folder, found = self.folder / "images", {}
+        for file in sorted(folder.rglob("step-*.png")):
+            found.setdefault(file.parent.relative_to(folder).as_posix(), {}).setdefault(file.stem[:13], []).append(file)
+        return {name: steps[max(steps)] for name, steps in found.items()}
+
+
+def read(folder: Path) -> History:
+    """Read a run's folder. Lines that are damaged or cut short are left out.
+
+    Raises:
+        UserError: it holds no run.
+    """
+    held = lock.in_use(folder)  # before its status: a run that ends writes that first
+    try:
+        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        info = None
+    if not isinstance(info, dict):
+        raise UserError(
+            f"{folder} holds no run: there is no run.json, or it is damaged; `python -m app runs` lists runs"
+        )
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    return History(folder, held, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    found = []
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    for line in text.split("\n"):
+        try:
+            values = json.loads(line)
+            values["step"] = int(values["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+        found.append(values)
+    return found
+
+
+def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
+    """Read all runs in folders, or so many folders below them; the one that changed last comes first.
+
+    Raises:
+        UserError: one of the folders is not there.
+    """
+    found = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is no folder: give folders of runs; runs go to runs/ unless --run.dir says otherwise"
+            )
+        for level in range(depth + 1):
+            for file in folder.glob("*/" * level + "run.json"):
+                found.setdefault(file.parent.resolve(), file.parent)
+    runs = []
+    for folder in found.values():
+        try:
+            runs.append(read(folder))
+        except UserError:  # some other program's run.json
+            continue
+    return sorted(runs, key=lambda run: -run.changed)
+
+
+def age(since: float) -> str:
+    """Write how long ago something was: `12 s`, `5 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, time.time() - since)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

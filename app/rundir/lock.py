@@ -1,0 +1,215 @@
+"""The lock of a run folder: one run at a time, also on disks that have no flock or that several machines share.
+
+The holder has an flock on the file, writes into it who it is, and touches it every few seconds. Where flock says
+nothing (the disk does not know it, or keeps it on each machine for itself), those touches do: whoever comes watches
+whether they go on. The clocks of two machines are never compared.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.distributed.environment import is_alive, this_process, was_here
+from app.errors import UserError
+
+BEAT = 5.0  # seconds between two touches
+WATCHED = 2.2  # beats without a touch after which a holder counts as dead
+NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+_TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ \S+)\n")
+
+_held: dict[Path, "FolderLock"] = {}
+
+
+def _close_in_child() -> None:
+    """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
+    for lock in _held.values():
+        os.close(lock.descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+class FolderLock:
+    """The file `lock` in a folder, held for as long as a run uses the folder."""
+
+    def __init__(self, folder: Path, say: Callable[[str], Any] = _say):
+        self.folder, self.path, self.say = folder, folder / "lock", say
+        self.descriptor: int | None = None
+        self._key, self._text = Path(), ""
+        self._released, self._lost = threading.Event(), threading.Event()
+
+    def take(self) -> None:
+        """Take the folder.
+
+        Raises:
+            UserError: it is in use; by whom.
+            OSError: it cannot be written.
+        """
+        key = self.path.resolve()
+        if key in _held:
+            raise self._in_use("another run of this process")
+        # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self._take(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._key, self.descriptor, _held[key] = key, descriptor, self
+        threading.Thread(target=self._beat, name="lock", daemon=True).start()
+
+    def _take(self, descriptor: int) -> None:
+        sure = _flock(descriptor)
+        if sure is False or not self._is_there(descriptor):  # somebody may have made it anew
+            raise self._in_use(self._holder())
+        before = self._read()
+        alone = bool(sure)  # a machine's own flock says all about its own processes
+        if before:
+            host, process = _parse(before)
+            if not _is_here(host, process):
+                alone = False
+                if self._goes_on(before):
+                    raise self._in_use(self._holder())
+            elif not sure and is_alive(process):
+                raise self._in_use(self._holder())
+        host, since = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")
+        self._text = f"process {os.getpid()} on {host} since {since}\n{this_process()}\n"
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, self._text.encode(), 0)
+        os.fsync(descriptor)
+        if not alone:
+            time.sleep(BEAT / 5)  # another one may have come to the same conclusion at the same time
+            if self._read() != self._text:
+                raise self._in_use(self._holder())
+
+    def _is_there(self, descriptor: int) -> bool:
+        try:
+            return os.fstat(descriptor).st_ino == self.path.stat().st_ino
+        except FileNotFoundError:
+            return False
+
+    def _goes_on(self, before: str) -> bool:
+        """Watch whether the holder touches its lock."""
+        seconds = WATCHED * BEAT
+        self.say(f"{self.folder} was last used by {_first_line(before)}: watching {seconds:.0f} s whether it still is")
+        first, end = self._mark(), time.monotonic() + seconds
+        while self._mark() == first:
+            if time.monotonic() > end:
+                return False
+            time.sleep(BEAT / 10)
+        return bool(self._read())  # empty: the holder has just given it back
+
+    def _mark(self) -> tuple[int, str]:
+        # Opened anew each time: a network disk may else answer from what it remembers.
+        with self.path.open() as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+
+    def _read(self) -> str:
+        return self._mark()[1]
+
+    def _holder(self) -> str:
+        try:
+            return _first_line(self._read()) or "another process"
+        except FileNotFoundError:
+            return "another process"
+
+    def _beat(self) -> None:
+        while not self._released.wait(BEAT):
+            try:
+                if not self._is_ours():
+                    return self._lost.set()
+                os.utime(self.path)
+            except OSError:  # of a disk that is away for a while
+                continue
+
+    def _is_ours(self) -> bool:
+        try:
+            return self._read() == self._text
+        except FileNotFoundError:  # somebody has deleted it, and nobody has taken the folder since
+            return True
+
+    def check(self) -> None:
+        """Refuse to go on where another run has taken the folder, because this one stood still for so long.
+
+        Reads the lock anew: this process may just have woken up.
+
+        Raises:
+            UserError: by whom it was taken.
+            OSError: the disk does not say.
+        """
+        if self.descriptor is None:  # not the main process, or not any more
+            return
+        if self._lost.is_set() or not self._is_ours():
+            self._lost.set()
+            raise UserError(
+                f"{self.folder} was taken over by {self._holder()}, as this run showed no sign of life for "
+                f"{WATCHED * BEAT:.0f} s: it ends here"
+            )
+
+    def release(self) -> None:
+        """Give the folder back."""
+        if self.descriptor is None:
+            return
+        self._released.set()
+        _held.pop(self._key)
+        with contextlib.suppress(OSError):
+            if not self._lost.is_set() and self._is_ours():
+                os.ftruncate(self.descriptor, 0)
+        os.close(self.descriptor)
+        self.descriptor = None
+
+    def _in_use(self, holder: str) -> UserError:
+        return UserError(f"{self.folder} is in use by {holder}: wait for it, stop it, or give another --run.dir")
+
+
+def in_use(folder: Path) -> bool:
+    """Tell whether a run seems to use a folder. Only looks: another machine's run is believed for a while."""
+    try:
+        text, touched = (folder / "lock").read_text(), (folder / "lock").stat().st_mtime
+    except OSError:
+        return False
+    host, process = _parse(text)
+    if _is_here(host, process):
+        return is_alive(process)
+    return bool(host) and time.time() - touched < 60  # its clock may differ from ours
+
+
+def _is_here(host: str, process: str) -> bool:
+    """Tell whether a holder is a process of this machine, which can look whether it still runs."""
+    return host == socket.gethostname() and was_here(process)
+
+
+def _flock(descriptor: int) -> bool | None:
+    """Lock a file: True where that worked, False where another has it, None where the disk does not know."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+        return None
+    return True
+
+
+def _parse(text: str) -> tuple[str, str]:
+    """Read the host and the process of a holder; nothing where the text is not whole."""
+    found = _TEXT.fullmatch(text)
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].strip()

@@ -1,0 +1,168 @@
+"""What a run leaves for its user: lines on the terminal, run.json, metrics.jsonl, trackers, and how fast it was."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from app.config import RunConfig
+from app.distributed.layout import in_short
+from app.rundir import images
+from app.rundir.folder import RunFolder
+from app.rundir.progress import Progress, duration
+from app.rundir.throughput import Cost
+from app.rundir.trackers import MetricsFile, Trackers
+from app.sampling.batch_plan import BatchPlan
+
+
+class Records:
+    """Write down a run, its steps and scores on the main process; stay silent on the others."""
+
+    def __init__(self, speaks: bool, folder: RunFolder, quiet: bool = False):
+        self.folder, self.speaks = folder, speaks
+        self.progress = Progress(speaks, quiet)
+        self.file: MetricsFile | None = None
+        self.trackers: Trackers | None = None
+        self.pending: list[dict[str, Any]] = []
+        self.pending_images: images.Images = {}
+        self.aside = 0.0
+        self._failed = False
+
+    def open(self, done: int, settings: RunConfig, config: dict, scores_too: bool = False, **fields: Any) -> None:
+        """Write down what this run is, and open the file and the trackers after step `done`, on the main process.
+
+        Args:
+            scores_too: see MetricsFile.
+            fields: the first ones of run.json.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        before = self.folder.info if done else {}
+        ids = before.get("trackers", {})
+        began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
+        sittings = [*(sitting for sitting in before.get("sittings", []) if sitting["step"] <= done), began]
+        try:
+            self.folder.begin(status="running", error=None, step=done, sittings=sittings, **fields)
+            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
+            self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
+            self.trackers.start(
+                {**config, "commit": fields.get("commit", "")}, done
+            )  # which adds the trackers' names for a new run
+            self.folder.update(trackers=ids)
+        except OSError as error:
+            raise self.folder.cannot_write(error) from None
+
+    def note(self, **fields: Any) -> None:
+        """Change fields of run.json; a disk that is full costs a warning."""
+        if self.speaks:
+            try:
+                self.folder.update(**fields)
+            except OSError as error:
+                path = self.folder.path / "run.json"
+                self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
+
+    def failed(self, why: str) -> None:
+        """Note in run.json why the run has failed: what is said first, for the rest may follow from it."""
+        if not self._failed:
+            self._failed = True
+            self.note(status="failed", error=why)
+
+    def start(self, plan: BatchPlan, done: int, cost: Cost | None = None, peak: float | None = None) -> None:
+        """Begin to count and to time after step `done`.
+
+        Args:
+            cost: of a sample.
+            peak: operations a second of all devices at most.
+        """
+        self.plan, self.cost, self.peak = plan, cost, peak
+        self.progress.start(done, plan.steps)
+        self.began = self.clock = time.perf_counter()
+        self.first = self.clock_step = done
+        self.aside = 0.0
+
+    @contextmanager
+    def time_aside(self) -> Iterator[None]:
+        """Leave out of samples per second what is not training."""
+        start = time.perf_counter()
+        yield
+        self.aside += time.perf_counter() - start
+
+    def step(self, done: int, losses: dict[str, float], measured: dict[str, Any]) -> None:
+        """Write the line of a step."""
+        now, plan = time.perf_counter(), self.plan
+        seen = plan.seen(done)
+        rate = (seen - plan.seen(self.clock_step)) / max(now - self.clock - self.aside, 1e-9)
+        self.clock, self.clock_step, self.aside = now, done, 0.0
+        speeds = {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
+        self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
+        self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / rate)
+
+    def write_pending(self, done: int) -> None:
+        """Write the scores and pictures that a step's body logged, behind the step's own line."""
+        for values in self.pending:
+            self._write(done, values)
+            words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
+            self.progress.say("  ".join(words))
+        if self.pending_images and self.speaks:
+            try:
+                images.write(self.folder.path / "images", done, self.pending_images)
+            except OSError as error:
+                self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
+            self.trackers.log_images(done, self.pending_images)
+        self.pending, self.pending_images = [], {}
+
+    def drop_pending(self) -> None:
+        """Forget what a step's body logged; it will be run again. What skipped an update is the step's own."""
+        self.pending = [values for values in self.pending if "skipped_steps" in values]
+        self.pending_images = {}
+
+    def _write(self, done: int, values: dict[str, Any]) -> None:
+        if self.speaks:
+            with suppress(OSError):  # of a disk that is away for a while
+                self.folder.check()
+            self.file.write(done, values)
+            self.trackers.log(done, values)
+
+    def log_model(self, model: Path) -> None:
+        """Hand a finished model to the trackers that keep some."""
+        if self.speaks:
+            self.trackers.log_model(model)
+
+    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str) -> None:
+        """Say how the run went, where the model lies, how to use it, and how to go on: with more of flag `longer`."""
+        self.progress.close()
+        taken = duration(time.perf_counter() - self.began)
+        now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
+        lines = {name: _short(value) for name, value in scores.items()}
+        lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
+        lines["go on"] = f"the same command with a larger {longer}; another --run.dir starts another run"
+        self.progress.say(f"finished: {done} steps, {now}")
+        width = max(map(len, lines))
+        for name, value in lines.items():
+            self.progress.say(f"  {name:<{width}}   {value}")
+
+    def stopped(self, done: int, saved: list[int], asked: bool, left: bool = False) -> None:
+        """Say how to go on with a run that has something left to do.
+
+        Args:
+            saved: the steps that have a checkpoint.
+            asked: --run.stop-at has stopped it.
+            left: it was in an evaluation.
+        """
+        place = "in the evaluation of" if left else "after"
+        where = f"after step {saved[-1]}" if saved else "from the start"
+        again = "the same command without --run.stop-at" if asked else "the same command"
+        then = "evaluates, and goes on" if left else "goes on"
+        self.progress.say(f"stopped {place} step {done} of {self.plan.steps}; {again} {then} {where}")
+
+    def close(self) -> None:
+        """Close the bar and the trackers."""
+        self.progress.close()
+        if self.trackers is not None:
+            self.trackers.finish()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

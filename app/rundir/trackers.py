@@ -1,0 +1,186 @@
+"""Where numbers go: metrics.jsonl always, and the experiment trackers that accelerate knows."""
+
+import errno
+import json
+import netrc
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from app.config import finite, flatten
+from app.errors import mendable
+from app.rundir.images import Images
+
+_OF_STEPS = {"ids", "skipped_steps"}  # one of them is in a line that a step leaves, whatever its body logs
+
+
+class MetricsFile:
+    """One JSON object a line, steps in order; what came after the step that a run resumes from is taken back."""
+
+    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print, scores_too: bool = False):
+        """Open `path`, dropping the lines of later steps and a line that was cut short.
+
+        Args:
+            scores_too: the step that the run resumes from is evaluated again, so its scores are dropped as well.
+        """
+        kept, damaged = [], 0
+        if path.exists():
+            *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
+            for line in whole:
+                try:
+                    fields = json.loads(line)
+                    again = scores_too and fields["step"] == resumed_from and not _OF_STEPS & set(fields)
+                    if fields["step"] <= resumed_from and not again:
+                        kept.append(line)
+                except (ValueError, KeyError, TypeError):
+                    damaged += 1
+            damaged += "\0" in cut  # left by a power failure, not by a process that was killed
+        if damaged:
+            warn(f"warning: {path}: {damaged} damaged lines are left out")
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text("".join(line + "\n" for line in kept))
+        draft.rename(path)
+        self.path, self.warn = path, warn
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
+        self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
+        whole = None
+        try:
+            whole = self.path.stat().st_size
+            if self.file.write(self.waiting) < len(self.waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.waiting = b""
+        except OSError as error:
+            if whole is not None:
+                os.truncate(self.path, whole)
+            if not held:
+                self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")
+
+
+class Trackers:
+    """The trackers of one run, on the main process alone. One that fails costs a warning, never the training."""
+
+    def __init__(self, names: tuple[str, ...], folder: Path, ids: dict[str, str], warn: Callable[[str], Any]):
+        """Remember what to start.
+
+        Args:
+            ids: the ids under which trackers know this run, from an earlier sitting; new ones are added.
+        """
+        self.names, self.folder, self.ids, self.warn = names, folder, ids, warn
+        self.trackers: dict[str, Any] = {}
+
+    def start(self, config: dict, resumed_from: int) -> None:
+        """Start each tracker, as the same run that it was before."""
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        for name in self.names:
+            try:
+                kind = LOGGER_TYPE_TO_CLASS[name]
+            except KeyError:
+                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+                self.warn(f"warning: tracker {name} is not known; accelerate has {known}")
+                continue
+            try:
+                self.trackers[name] = self._start(name, kind, config, resumed_from)
+            except Exception as error:
+                why = mendable(error) or f"{type(error).__name__}: {error}"
+                self.warn(f"warning: tracker {name} did not start and is left out: {why}")
+
+    def _start(self, name: str, kind: type, config: dict, resumed_from: int) -> Any:
+        project = self.folder.parent.name if name == "wandb" else self.folder.name
+        options: dict[str, Any] = {}
+        if name == "wandb":
+            options = _wandb_options(self.folder, self.ids)
+        if name == "tensorboard":
+            options = {"purge_step": resumed_from + 1}
+        where = (str(self.folder / name),) if kind.requires_logging_directory else ()
+        tracker = kind("" if name == "tensorboard" else project, *where, **options)
+        tracker.start()
+        if not resumed_from:
+            # Trackers differ in which types they take; all take these.
+            plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in flatten(config).items()}
+            tracker.store_init_configuration(plain)
+        return tracker
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Send numbers of one step to every tracker."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        self._each(lambda tracker: tracker.log(numbers, step=step))
+
+    def log_images(self, step: int, images: Images) -> None:
+        """Send pictures of one step to every tracker that takes some."""
+        # accelerate hands tensorboard what it gets, and that takes neither lists nor, untold, channels that come last.
+        stacked = {name: np.stack(arrays) for name, arrays in images.items()}
+
+        def send(tracker):
+            if hasattr(tracker, "log_images"):
+                options = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                tracker.log_images(stacked, step=step, **options)
+
+        self._each(send)
+
+    def log_model(self, model: Path) -> None:
+        """Hand a model's folder to wandb, as an artifact of this run."""
+
+        def send(tracker):
+            if tracker.name == "wandb":
+                import wandb
+
+                artifact = wandb.Artifact(f"{self.folder.name}-model", "model")
+                artifact.add_dir(str(model))
+                tracker.tracker.log_artifact(artifact)
+
+        self._each(send)
+
+    def _each(self, send: Callable[[Any], Any]) -> None:
+        for name in list(self.trackers):
+            try:
+                send(self.trackers[name])
+            except Exception as error:
+                self.warn(f"warning: tracker {name} failed and is left out from here: {type(error).__name__}: {error}")
+                del self.trackers[name]
+
+    def finish(self) -> None:
+        """Close every tracker."""
+        for name, tracker in self.trackers.items():
+            try:
+                tracker.finish()
+            except Exception as error:
+                self.warn(f"warning: tracker {name} did not close: {type(error).__name__}: {error}")
+        self.trackers = {}
+
+
+def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
+    """Choose one id for the life of the run, and offline unless the user is logged in or says otherwise."""
+    import wandb
+
+    ids.setdefault("wandb", secrets.token_hex(4))
+    options: dict[str, Any] = {"id": ids["wandb"], "name": folder.name, "dir": str(folder)}
+    if "WANDB_MODE" not in os.environ:
+        options["mode"] = "online" if _logged_in() else "offline"
+    if options.get("mode", os.environ.get("WANDB_MODE")) == "online":
+        options["resume"] = "allow"
+    else:
+        options["settings"] = wandb.Settings(silent=True)
+    return options
+
+
+def _logged_in() -> bool:
+    """Tell whether wandb has a key for its server, without asking anybody."""
+    import wandb
+
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,280 @@
+"""Which samples make a step, how they split into micro-batches, and who computes which.
+
+Everything here is a pure function of the step; nothing remembers where it was. A run that is made longer knows, beside
+it, by how many samples the last step of the shorter one was short.
+"""
+
+import dataclasses
+import hashlib
+import heapq
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from app.config import RunConfig
+from app.errors import UserError
+from app.sampling import permutation
+from app.sampling.seeding import EVALUATION
+
+# Samples whose lengths are digested at a time.
+DIGESTED = 1 << 16
+
+
+class Turn(NamedTuple):
+    """One forward pass of one data rank: micro-batch `index`, or an idle turn of weight 0, which has another's rows.
+
+    A micro-batch whose samples all have weight 0 is an idle turn too.
+    """
+
+    index: int
+    ids: np.ndarray
+    epochs: np.ndarray
+    weight: float
+    idle: bool = False
+    inputs: Any = None
+
+
+class Step(NamedTuple):
+    """What one data rank does in one step; micro-batches and weight of the whole global batch."""
+
+    index: int
+    turns: list[Turn]
+    micros: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The steps of a run over `samples` samples.
+
+    Args:
+        samples: size of the data set.
+        total: samples that the run sees; the last step is short where it is no multiple of global_batch.
+        lengths: of all samples, where known: a step's samples are then sorted by length and cut into micro-batches of
+            about equal padded size.
+        weights: of all samples in the loss, where they are not all 1, such as supervised tokens.
+        short: samples by which the steps made so far fell short of global_batch: the last step of a run may, and the
+            run may then have been made longer.
+        made: how many steps that is. Which of them were short is not known; the plan takes the last ones, and only
+            what looks back at them depends on it.
+    """
+
+    samples: int
+    total: int
+    global_batch: int
+    micro_batch: int
+    seed: int = 0
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    short: int = 0
+    made: int = 0
+
+    @classmethod
+    def of_run(cls, settings: RunConfig, samples: int, lengths=None, weights=None) -> "BatchPlan":
+        """Plan a run's steps from its settings.
+
+        Raises:
+            UserError: there is no sample, or no step.
+        """
+        if not samples:
+            raise UserError("the training set is empty: there is nothing to train on")
+        total = settings.steps * settings.global_batch if settings.steps else round(settings.epochs * samples)
+        if not total:
+            raise UserError(f"--run.epochs {settings.epochs} of {samples} samples is less than one sample")
+        return cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
+
+    def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
+        """Plan what follows step `step`, behind which `seen` samples were used."""
+        short = step * self.global_batch - seen
+        if not short:
+            return self
+        total = self.total - short if settings.steps else self.total
+        return dataclasses.replace(self, total=total, short=short, made=step)
+
+    def check_stop(self, settings: RunConfig) -> None:
+        """Refuse a --run.stop-at that the run does not reach."""
+        if settings.stop_at > self.steps:
+            raise UserError(f"--run.stop-at {settings.stop_at}: the run has {self.steps} steps")
+
+    @property
+    def steps(self) -> int:
+        """Count the steps of the run."""
+        return -(-(self.total + self.short) // self.global_batch)
+
+    @property
+    def micros_per_step(self) -> int:
+        """Count the micro-batches of a full step."""
+        return -(-self.global_batch // self.micro_batch)
+
+    def accumulation(self, ranks: int) -> int:
+        """Count the turns that `ranks` data ranks take in a full step.
+
+        Raises:
+            UserError: there are more ranks than micro-batches.
+        """
+        count, batch = self.micros_per_step, self.global_batch
+        if ranks > count:
+            smaller = f"use --run.micro-batch {batch // ranks} or a larger --run.global-batch"
+            raise UserError(
+                f"{ranks} processes for {count} micro-batch{'es' * (count > 1)} (global batch {batch} = {count} x "
+                f"{-(-batch // count)}): at most {count} can work; "
+                + (smaller if batch >= ranks else f"use --run.global-batch {ranks} or more")
+            )
+        return -(-self.micros_per_step // ranks)
+
+    def idle(self, ranks: int) -> float:
+        """Return the share of a full step's turns in which one of `ranks` data ranks has nothing to do.
+
+        Raises:
+            UserError: there are more ranks than micro-batches.
+        """
+        return 1 - self.micros_per_step / (ranks * self.accumulation(ranks))
+
+    @property
+    def rows(self) -> str:
+        """Write the samples of a full step's micro-batch: `16`, or `10-11` where they differ."""
+        small, more = divmod(self.global_batch, self.micros_per_step)
+        return f"{small}-{small + 1}" if more else str(small)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest what the plan knows of the data, on which all its steps depend."""
+        digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
+        for known in (self.lengths, self.weights):
+            if known is None:
+                digest.update(b"|")
+                continue
+            for start in range(0, len(known), DIGESTED):  # a copy of a piece, not of all
+                digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8"))
+        return digest.hexdigest()
+
+    def seen(self, step: int) -> int:
+        """Count the samples used before step `step` (counted from 0)."""
+        seen = min(max(step, self.made) * self.global_batch - self.short, self.total)
+        # Before the steps that were short: all that came before, less at least one sample for each step in between.
+        return seen if step >= self.made else min(step * self.global_batch, seen - (self.made - step))
+
+    def epoch_ends(self, step: int) -> bool:
+        """Tell whether an epoch ends in step `step` (counted from 0)."""
+        return self.seen(step + 1) // self.samples > self.seen(step) // self.samples
+
+    def micros(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Cut a step into its micro-batches, each as sample ids and their epochs."""
+        ids, epochs = permutation.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
+        pieces = -(-len(ids) // self.micro_batch)
+        if self.lengths is None:
+            cuts = even_cuts(len(ids), pieces)
+        else:
+            lengths = self.lengths[ids]
+            by_length = np.argsort(-lengths, kind="stable")
+            ids, epochs = ids[by_length], epochs[by_length]
+            cuts = equal_cost_cuts(lengths[by_length], pieces)
+        return list(zip(np.split(ids, cuts), np.split(epochs, cuts), strict=True))
+
+    def step(self, step: int, rank: int, ranks: int) -> Step:
+        """Choose what data rank `rank` of `ranks` does in a step."""
+        micros = self.micros(step)
+        weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in micros]
+        turns = -(-len(micros) // ranks)
+        own = []
+        for index in range(rank * turns, (rank + 1) * turns):
+            if index < len(micros) and weights[index]:
+                own.append(Turn(index, *micros[index], weights[index]))
+            else:
+                # All rows of a micro-batch that has a loss: BatchNorm, and a loss over the batch, may fail or be NaN on
+                # one row, and so may a loss over rows without weight; and 0 times NaN is NaN.
+                own.append(Turn(index, *micros[int(np.argmax(weights))], 0.0, idle=True))
+        return Step(step, own, len(micros), sum(weights))
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Each sample once, in micro-batches that do not depend on the number of ranks; a "step" is one turn.
+
+    The index of every such step is EVALUATION: a turn's own number would depend on the number of ranks.
+    """
+
+    samples: int
+    micro_batch: int
+    lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    seed: int = 0
+
+    def steps(self, ranks: int) -> int:
+        """Count the turns of each of `ranks` data ranks."""
+        return -(-self._micros // ranks)
+
+    @property
+    def _micros(self) -> int:
+        return -(-self.samples // self.micro_batch)
+
+    @cached_property
+    def _by_length(self) -> np.ndarray:
+        return np.argsort(-self.lengths, kind="stable")
+
+    def step(self, step: int, rank: int, ranks: int) -> Step:
+        """Choose what data rank `rank` of `ranks` evaluates in a turn."""
+        index = rank * self.steps(ranks) + step
+        idle = index >= self._micros
+        taken = self._micros - 1 if idle else index  # the last one has the shortest rows
+        start, end = (even_start(self.samples, self._micros, piece) for piece in (taken, taken + 1))
+        own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
+        weight = float(len(own) if self.weights is None else self.weights[own].sum())
+        turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else weight, idle)
+        return Step(EVALUATION, [turn], 1, turn.weight)
+
+
+def even_start(rows: int, pieces: int, piece: int) -> int:
+    """Tell where a piece begins when rows are cut into pieces of nearly equal size, larger ones first."""
+    return piece * (rows // pieces) + min(piece, rows % pieces)
+
+
+def even_cuts(rows: int, pieces: int) -> list[int]:
+    """Tell where each piece but the first begins when rows are cut into pieces of nearly equal size."""
+    return [even_start(rows, pieces, piece) for piece in range(1, pieces)]
+
+
+def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
+    """Cut rows, sorted by falling length, so that the largest padded piece (rows x longest) is as small as can be."""
+    rows = len(lengths)
+    longest = np.maximum(lengths, 1).tolist()
+
+    def starts(limit: int) -> list[int]:  # of pieces that cost `limit` at most; the longest row costs no more
+        found, position = [], 0
+        while position < rows and len(found) <= pieces:
+            found.append(position)
+            position += limit // longest[position]
+        return found
+
+    # No piece can do with less than its rows' own lengths; cuts of equal size are one way that works.
+    low = max(longest[0], -(-sum(longest) // pieces))
+    edges = [0, *even_cuts(rows, pieces), rows]
+    high = max(longest[a] * (b - a) for a, b in itertools.pairwise(edges) if b > a)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(starts(middle)) <= pieces else (middle + 1, high)
+    found = starts(low)
+    return np.array(_halved(found, longest, pieces)[1:], dtype=np.int64)
+
+
+def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
+    """Halve the fullest of the pieces that begin where `found` says, until there are so many: every rank has work."""
+    by_cost = []
+
+    def add(start: int, size: int) -> None:
+        if size > 1:  # of those that cost alike, the first
+            heapq.heappush(by_cost, (-size * longest[start], start, size))
+
+    if len(found) < pieces:
+        for a, b in itertools.pairwise([*found, len(longest)]):
+            add(a, b - a)
+    for _ in range(pieces - len(found)):
+        _, start, size = heapq.heappop(by_cost)
+        half = (size + 1) // 2
+        found.append(start + half)
+        add(start, half)
+        add(start + half, size - half)
+    return sorted(found)

@@ -1,0 +1,1 @@
+"""What recipes build models with."""

@@ -1,0 +1,41 @@
+"""Text from a model in the middle of its training, whatever wraps it."""
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+
+from app.data.corpus.documents import start_of
+from app.distributed import collectives
+from app.sampling.seeding import seed_all
+from app.tasks.pretrained import longest_input
+from app.training.scores import evaluating
+
+
+def sample_text(model: nn.Module, tokenizer, prompt: str, length: int, seed: int) -> str:
+    """Have a model go on with a prompt, for at most `length` tokens; return both, to be printed.
+
+    Tokens are drawn from the 50 likeliest, at temperature 0.8, by the seed. Every rank takes part.
+    """
+    ids = [start_of(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    longest = longest_input(plain.config)
+    if longest is not None:
+        ids = ids[-max(1, longest - length) :]
+        length = min(length, longest - len(ids))
+    inputs = torch.tensor([ids], device=next(plain.parameters()).device)
+    seed_all(seed)
+    with evaluating(model):
+        found = plain.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=length,
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+            top_p=1.0,
+            pad_token_id=tokenizer.pad_token_id,
+            # Layers that are gathered from all ranks need all ranks, also when one has met the end of the text.
+            synced_gpus=not collectives.alone(),
+        )
+    text = prompt + tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True)
+    return "\n".join(f"  | {line}" for line in text.splitlines())

@@ -1,0 +1,222 @@
+"""Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
+
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.data.text.tokenizer import check_tokenizer
+from app.distributed.environment import is_main_process
+from app.errors import UserError, is_installed, not_installed
+
+# The positions of these start behind the padding token's id.
+AFTER_PADDING = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+    "camembert",
+    "xmod",
+    "data2vec-text",
+}
+AFTER_PADDING |= {"longformer", "luke", "mpnet", "ibert", "esm", "layoutlmv3", "lilt", "markuplm"}
+
+
+def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length"):
+    """Load the tokenizer of the model that --model names, fit for texts of max_length tokens; or say why not.
+
+    Args:
+        flag: the one that max_length comes from, for errors.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    with loading(name):
+        config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+    longest = longest_input(config)
+    if longest is not None and max_length > longest:
+        raise UserError(
+            f"{flag} {max_length} is more than the {longest} positions that --model {name} has: use a smaller one"
+        )
+    return check_tokenizer(tokenizer, max_length, flag)
+
+
+def load_model(kind, name: str, **settings):
+    """Load the model that --model names.
+
+    Args:
+        kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
+        settings: of `from_pretrained`. Weights are float32, whatever they were saved as: precision is the profile's.
+    """
+    import torch
+
+    with loading(name):
+        return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
+
+
+def load_processor(name: str, size: int = 0):
+    """Load the image processor of the model that --model names, the kind that needs no torchvision; or say why not.
+
+    Args:
+        size: height and width that it brings images to; 0: its own.
+    """
+    from transformers import AutoConfig, AutoImageProcessor
+
+    check_timm(name)
+    with loading(name):
+        config = AutoConfig.from_pretrained(name)
+        check_timm(name, config.model_type)
+        if config.model_type == "timm_wrapper":
+            processor = _timm_processor(config)
+        else:
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+    if size:
+        processor.size = type(processor.size)(height=size, width=size)
+        processor.do_center_crop = False
+    return processor
+
+
+def _timm_processor(config):
+    """Make the image processor that a model of timm was trained for; timm's own needs torchvision."""
+    from transformers import ViTImageProcessorPil
+
+    about = config.pretrained_cfg or {}
+    _, height, width = about.get("input_size", (3, 224, 224))
+    known = {k: about[name] for k, name in (("image_mean", "mean"), ("image_std", "std")) if name in about}
+    return ViTImageProcessorPil(size={"height": height, "width": width}, **known)
+
+
+def check_timm(name: str, kind: str = "") -> None:
+    """Refuse a model of timm where timm is not installed."""
+    if name.startswith("timm/") or kind == "timm_wrapper":
+        check_installed("timm", f"--model {name} is one of timm's, and ")
+
+
+def check_images(model, flags: str, inputs: dict) -> None:
+    """Refuse images that a model does not take.
+
+    Args:
+        flags: that name the model, or the size of the images.
+        inputs: a micro-batch.
+    """
+    import torch
+
+    training, pixels = model.training, inputs["pixel_values"]
+    try:
+        with torch.no_grad():
+            model.eval()(pixel_values=pixels)
+    except (ValueError, RuntimeError) as error:
+        shape = " x ".join(map(str, pixels.shape[1:]))
+        raise UserError(f"{flags}: the model does not take images of {shape}: {error}") from error
+    model.train(training)
+
+
+def check_installed(package: str, why: str = "") -> None:
+    """Refuse to go on without a package that not everyone needs; `why` begins the message."""
+    if not is_installed(package):
+        raise UserError(f"{why}{not_installed(package)}")
+
+
+def image_channels(name: str) -> int:
+    """Return the channels of the images that the model that --model names takes."""
+    from transformers import AutoConfig
+
+    with loading(name):
+        return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
+
+
+def check_patches(model, name: str, channels: int, sides: Sequence[int]) -> None:
+    """Refuse patches that the segmentation model that --model names does not take."""
+    import torch
+
+    flags = f"--model {name} with --data.patch {' '.join(map(str, sides))}"
+    check_images(model, flags, {"pixel_values": torch.zeros(1, channels, *sides)})
+
+
+def load_segmenter(name: str, labels: Sequence[str]):
+    """Load the semantic segmentation model that --model names, with a head for these classes."""
+    from transformers import AutoModelForSemanticSegmentation
+
+    head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
+    # Some have a second head with a loss of its own, which is theirs to compute; DDP wants a gradient for the rest.
+    if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
+        auxiliary.requires_grad_(False)
+    return model
+
+
+def check_positions(model, name: str) -> None:
+    """Refuse a model that is not told positions, by which transformers tells documents in a block apart."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"--model {name} takes no position_ids, so documents that share a block would see each other: use "
+            "--data.packing concat, which lets them"
+        )
+
+
+def longest_input(config) -> int | None:
+    """Return how many tokens a model has positions for; None where it needs no table of them, as with rotary ones."""
+    config = config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    relative = getattr(config, "rope_parameters", None) or not getattr(config, "position_biased_input", True)
+    if relative or not isinstance(positions, int) or positions < 1:
+        return None
+    return positions - (config.pad_token_id + 1 if config.model_type in AFTER_PADDING else 0)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Explain why the model that --model names cannot be loaded, and let the main process alone speak of it."""
+    from safetensors import SafetensorError
+
+    with _quiet():
+        try:
+            yield
+        except SafetensorError as error:
+            raise UserError(
+                f"--model {name} cannot be loaded: {_damaged(name)} is damaged or cut short ({error}); copy or fetch "
+                "it again"
+            ) from error
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"--model {name} needs what is not installed: {reason}") from error
+        except Exception as error:
+            # tokenizers knows no other class of error.
+            if not isinstance(error, OSError | ValueError) and type(error) is not Exception:
+                raise
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer or "
+                "image processor included, or a Hub id; without network, fetch it elsewhere (`hf download "
+                f"{name} --local-dir FOLDER`) and give the folder"
+            ) from error
+
+
+def _damaged(name: str) -> str:
+    """Return the file of weights in a folder that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(Path(name).glob("*.safetensors")):
+        try:
+            safe_open(file, "pt")
+        except SafetensorError:
+            return str(file)
+    return "a file of its weights"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what transformers reports to the main process, and its bars to a terminal."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    if not is_main_process():
+        logging.set_verbosity_error()
+    if not (is_main_process() and sys.stderr.isatty()):
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

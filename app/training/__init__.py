@@ -1,0 +1,1 @@
+"""One step: gradients, the optimizer, loading, and what is measured."""

@@ -1,0 +1,146 @@
+"""Loading: each step's rows fetched, collated and copied to the device ahead of need."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from app.distributed.preemption import leave_to_parent, starting_helpers
+from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
+from app.sampling.seeding import sample_generator, seed_all
+
+
+class _Steps(Dataset):
+    """Steps as items, so that a torch DataLoader can start at any of them."""
+
+    def __init__(self, plan, data, collate, augment, rank: int, ranks: int):
+        self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
+        self.rank, self.ranks = rank, ranks
+
+    def __getitem__(self, index: int) -> Step | UserError:
+        step = self.plan.step(index, self.rank, self.ranks)
+        try:
+            return step._replace(turns=[turn._replace(inputs=self._inputs(step, turn)) for turn in step.turns])
+        except UserError as error:  # raised in a worker, torch would bury its message in a traceback
+            return error
+
+    def _inputs(self, step: Step, turn: Turn) -> Any:
+        # For what rows and collate functions draw from torch's own generators: known by the plan alone, like dropout.
+        seed_all(self.plan.seed, step.index, turn.index, -1)
+        return inputs_of(self.data, self.collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+
+
+def inputs_of(data, collate, augment, ids: list[int], epochs: list[int], seed: int) -> Any:
+    """Fetch rows, change each by its own random generator where there is `augment`, and make model inputs of them."""
+    many = getattr(data, "__getitems__", None)
+    rows = many(ids) if many else [data[i] for i in ids]
+    if augment is not None:
+        keys = zip(rows, epochs, ids, strict=True)
+        rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
+    return collate(rows)
+
+
+def load(
+    plan: BatchPlan | EvaluationPlan,
+    steps: range,
+    data: Sequence,
+    collate: Callable[[list], Any],
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    workers: int = 0,
+    augment: Callable[[Any, np.random.Generator], Any] | None = None,
+) -> Iterator[Step]:
+    """Iterate over a data rank's part of `steps`, on the device, loaded and copied ahead of need.
+
+    Args:
+        data: indexed by sample; `__getitems__` with a list of ids is used where there is one.
+        collate: makes model inputs (nested dicts and lists of tensors) of a micro-batch's rows.
+        augment: changes one row, with a random generator that belongs to (seed, epoch, sample).
+    """
+    own = _Steps(plan, data, collate, augment, rank, ranks)
+    if device.type == "cpu" and not workers:  # a DataLoader would only add its bookkeeping
+        return map(_or_raise, map(own.__getitem__, steps))
+    loader = DataLoader(
+        own,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        in_order=True,
+        generator=torch.Generator(),
+        prefetch_factor=2 if workers else None,
+        worker_init_fn=_begin_worker,
+    )
+    with starting_helpers():
+        loaded = map(_or_raise, loader)
+    return _on_cuda(loaded, device) if device.type == "cuda" else (_to(step, device) for step in loaded)
+
+
+def _begin_worker(number: int) -> None:
+    leave_to_parent()
+
+
+def _or_raise(step: Step | UserError) -> Step:
+    if isinstance(step, UserError):
+        raise step
+    return step
+
+
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make one stream for all that is loaded: torch keeps freed memory for each by itself."""
+    return torch.cuda.Stream(device)
+
+
+def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
+    """Copy each step to the GPU on a stream of its own, while the one before it is computed."""
+    copying = _copying_stream(device)
+
+    def copy(step: Step | None) -> Step | None:
+        if step is None:
+            return None
+        with torch.cuda.stream(copying):
+            return _to(step, device)
+
+    following = copy(next(steps, None))
+    while following is not None:
+        torch.cuda.current_stream(device).wait_stream(copying)
+        current, following = following, copy(next(steps, None))
+        for turn in current.turns:
+            map_tensors(lambda t: t.record_stream(torch.cuda.current_stream(device)), turn.inputs)
+        yield current
+
+
+def _to(step: Step, device: torch.device) -> Step:
+    if device.type == "cpu":
+        return step
+    turns = [t._replace(inputs=map_tensors(lambda x: x.to(device, non_blocking=True), t.inputs)) for t in step.turns]
+    return step._replace(turns=turns)
+
+
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Change the tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, MutableMapping):
+        changed = copy.copy(value)  # of a type whose constructor may want more than its items
+        changed.update({key: map_tensors(change, item) for key, item in value.items()})
+        return changed
+    if isinstance(value, Mapping):
+        return type(value)({key: map_tensors(change, item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        items = [map_tensors(change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _as_it_is(step: Step) -> Step:
+    """Keep torch from turning numpy arrays and numbers into tensors."""
+    return step

@@ -1,0 +1,104 @@
+"""Sums that do not depend on the order of their terms."""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from app.distributed.naming import local_shard
+from app.training import grid_rounding
+
+PARTS = 3
+
+
+def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
+    """Add up tensors of float64 in parts that other ranks' parts can be added to in any order; `total` joins them.
+
+    A term is split into multiples of a coarse unit, of a finer one, and of one finer still. Sums of multiples of one
+    unit are exact in float64 while they stay below 2**52 units, and so have the same bits in every order (Demmel and
+    Nguyen, Fast reproducible floating-point summation, 2013). What is left behind the last unit is dropped.
+
+    Args:
+        terms: of any shape.
+        bound: that no sum of their sizes exceeds, over all ranks; beyond it bits depend on the order.
+        count: of the terms over all ranks, at most.
+    """
+    sums = None
+    for term in terms:
+        if sums is None:
+            sums = torch.zeros(PARTS, dtype=torch.float64, device=term.device)
+        for part, unit in enumerate(_units(bound, count)):
+            shift = 1.5 * 2.0**52 * unit  # the spacing of float64 around it is the unit
+            rounded = (term + shift) - shift
+            sums[part] += rounded.sum()
+            term = term - rounded
+    return torch.zeros(PARTS, dtype=torch.float64) if sums is None else sums
+
+
+def total(parts: Tensor | list[float]) -> Tensor | float:
+    """Join the parts of a sum, small ones first."""
+    return parts[0] + (parts[1] + parts[2])
+
+
+def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Return the norm of all gradients over all ranks, in float64. Every rank takes part where they are sharded.
+
+    Args:
+        limit: that the norm stays below; at it and above, bits depend on the order.
+    """
+    if not parameters:
+        return torch.zeros((), dtype=torch.float64)
+    count = sum(p.numel() for p in parameters)
+    gradients = [local_shard(p.grad) for p in parameters]
+    blocks = _blocks(gradients, grid_rounding.piece(gradients[0].device))
+    terms = torch.cat([_squares(block).flatten() for block in blocks])
+    parts = order_free([terms], bound=limit**2, count=count)
+    if isinstance(parameters[0].grad, DTensor):
+        for group in _shard_groups(parameters[0].grad):
+            dist.all_reduce(parts, group=group)
+    return total(parts).sqrt()
+
+
+def _blocks(gradients: list[Tensor], numbers: int) -> Iterator[Tensor]:
+    """Put rows of one length together, in matrices of at most about so many numbers; whole rows, so no bit changes."""
+    alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        rows = gradient.flatten(1) if gradient.ndim > 1 else gradient.reshape(-1, 1)
+        alike.setdefault((rows.shape[1], rows.dtype), []).append(rows)
+    for (width, _), matrices in alike.items():
+        most = max(1, numbers // max(1, width))
+        block: list[Tensor] = []
+        held = 0
+        for rows in itertools.chain.from_iterable(matrix.split(most) for matrix in matrices):
+            if block and held + len(rows) > most:
+                yield torch.cat(block)
+                block, held = [], 0
+            block.append(rows)
+            held += len(rows)
+        yield torch.cat(block) if len(block) > 1 else block[0]
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
+    terms = rows.double().square_()
+    while terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
+        half = terms.shape[1] // 2
+        terms = terms[:, :half] + terms[:, half:]
+    return terms
+
+
+def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
+    mesh = tensor.device_mesh
+    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+
+
+def _units(bound: float, count: int) -> list[float]:
+    units = []
+    for _ in range(PARTS):
+        units.append(2.0 ** (math.ceil(math.log2(bound)) - 51))
+        bound = max(count, 1) * units[-1] / 2
+    return units
