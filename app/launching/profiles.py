@@ -9,7 +9,7 @@ from app.errors import UserError
 from app.launching.flags import read_yaml
 
 # An installed package has the profiles inside; a copy of the repository has them next to it.
-_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[:2]]
+_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[1:3]]
 FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 # Of models that are wrapped in nothing, copied, or sharded.
