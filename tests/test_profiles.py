@@ -37,7 +37,7 @@ def test_sharding_profiles_are_fsdp2():
 
 BUILD = "from setuptools import build_meta; print(build_meta.build_wheel('built'))"
 READ = """
-from app import profiles
+from app.launching import profiles
 print(profiles.__file__)
 for text in ("ddp_cpu", "ddp_cpu.yaml:4", "accelerate_configs/fsdp_cpu.yaml:3"):
     found = profiles.read(text)
