@@ -66,7 +66,7 @@ def test_a_wheel_has_every_module_and_the_profiles(tmp_path):
     assert {str(file.relative_to(installed)) for file in installed.rglob("*.py")} == modules
     assert {file.stem for file in (installed / "app" / "accelerate_configs").iterdir()} == set(NAMES)
     place, *found = in_python(READ, empty, str(installed))
-    assert place == str(installed / "app" / "profiles.py")
+    assert place == str(installed / "app" / "launching" / "profiles.py")
     assert found == ["True ddp_cpu 2 DDP", "True ddp_cpu:4 4 DDP", "True fsdp_cpu:3 3 FSDP2"]
 
 
