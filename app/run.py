@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +28,12 @@ from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
 from app.rundir.logger import Records
 from app.rundir.throughput import Cost, peak_flops
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
 from app.sampling.seeding import EVALUATION, aside, seed_all
-from app.sampling.triggers import Due
+from app.sampling.triggers import Triggers
 from app.training import exact_gradients
 from app.training.audit import Audit
-from app.training.gradients import Batch, Gradients
+from app.training.gradients import Gradients
 from app.training.loader import load
 from app.training.metrics import Measure
 from app.training.nonfinite import FirstFault
@@ -41,7 +41,17 @@ from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
 from app.training.recompiles import Compiling
 from app.training.scores import Scores, evaluating, plain
-from app.training.step_metrics import StepLog, numbered
+from app.training.step import Batch, CurrentStep
+from app.training.step_metrics import StepMetrics, advice, numbered
+
+
+class Resumed(NamedTuple):
+    """Where a run begins in this launch."""
+
+    step: int = 0
+    """The last step that was made before."""
+    unevaluated: bool = False
+    """Whether that step was left during its evaluation."""
 
 
 class Run:
@@ -57,18 +67,30 @@ class Run:
         self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
         self.dir = Path(self.config.dir or f"runs/{self.name}")
-        self.steps_done = 0
         self.scores: dict[str, float] = {}
-        self._measured: dict[str, float] = {}  # scores of this very step
         self._facts: dict[str, Any] = {}  # for run.json
+        self._dry = dry_run.current()
         self._compiling = Compiling()
         self.optimizers = Optimizers()
         self._plan: BatchPlan | None = None
-        self._unevaluated = False  # the step that the run resumes from
+        self._triggers: Triggers | None = None
+        self._audit: Audit | None = None
+        self._resumed = Resumed()
+        self._step: CurrentStep | None = None  # the last one whose body was entered
         self._leaving = False  # stopped by a signal
-        self._begun = self._stepped = False  # of a step: its body has been entered; it has updated
-        self._left = False  # in the middle of an evaluation
-        self._undo: Callable[[], None] | None = None  # of a step that was made before, and is there to be evaluated
+        self._left = False  # stopped in the middle of an evaluation
+
+    @property
+    def steps_done(self) -> int:
+        """Count the steps so far; in the body of the loop that includes the step that the body is in."""
+        if self._step is None:
+            return self._resumed.step
+        return self._step.number if self._step.open else self._step.done
+
+    @property
+    def dry_run(self) -> bool:
+        """Tell whether the recipe is only rehearsed, for a plan or an export: on a CPU, without a run folder."""
+        return self._dry is not None
 
     def __enter__(self) -> "Run":
         check(self.config)
@@ -98,7 +120,7 @@ class Run:
         about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
         self.saving = Saving(*about, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
-        if not dry_run.on:
+        if not self.dry_run:
             has = bool(self.checkpoints.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
@@ -178,7 +200,7 @@ class Run:
                 learning rate is yours.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not dry_run.on:  # which is on a CPU; names of weights are the same
+        if self.config.sync_bn and not self.dry_run:  # which is on a CPU; names of weights are the same
             model = layout.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
@@ -215,31 +237,47 @@ class Run:
         if self._plan is not None:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
-        if dry_run.on:
-            yield from dry_run.at_loop(self, plan, data, collate, augment)
+        if self._dry is not None:
+            yield from self._dry.at_loop(self, plan, data, collate, augment)
             return
         plan = self._begin(plan, data, cost)
         end = min(plan.steps, self.config.stop_at or plan.steps)
-        # One that was left in its evaluation comes once more, for its body to evaluate; its update stays as it is.
-        again = int(self._unevaluated)
+        # A step that was left in its evaluation comes once more.
+        again = int(self._resumed.unevaluated)
         for step in load(plan, range(self.steps_done - again, end), data, collate, *self._place, augment):
-            self._undo = state_dict.remember_buffers(self.accelerator.models) if step.index < self.steps_done else None
-            self.steps_done = step.index + 1
-            self.watchdog.beat(self.steps_done)
-            self._measured, self._begun, self._stepped = {}, True, False
-            self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
-            self.gradients.watch(self._due.measures(self.steps_done))
-            self._log = StepLog(self.accelerator, step, self._faults, self.config.nonfinite == "skip")
-            # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
-            seed_all(plan.seed, step.index)
-            self._batch = Batch(self.gradients, step)
-            self._compiling.begin()
-            yield self._batch
-            if not self._stepped:
+            yield self._enter(step, plan)
+            if not self._step.updated:
                 raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
             self._settle()
             if self._leaving:
                 break
+
+    def _enter(self, step: Step, plan: BatchPlan) -> Batch:
+        """Begin a step, whose body is about to run."""
+        number = step.index + 1
+        undo = state_dict.remember_buffers(self.accelerator.models) if number <= self._resumed.step else None
+        metrics = StepMetrics(self.accelerator, step, self._faults, self.config.nonfinite == "skip")
+        self._step = CurrentStep(number, metrics, Batch(self.gradients, step), undo)
+        self.watchdog.beat(number)
+        self.optimizers.set_rates(step.index, plan.steps, plan.global_batch)
+        self.gradients.begin(step, self._triggers.measures(number))
+        # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
+        seed_all(plan.seed, step.index)
+        self._compiling.begin()
+        return self._step.batch
+
+    @contextmanager
+    def trying(self, step: CurrentStep, gradients: Gradients) -> Iterator[Batch]:
+        """Go through a step's body in a dry run: nothing is due, and what the body changes is changed back."""
+        before = {name: getattr(self, name) for name in ("gradients", "scores", "_step")}
+        self.gradients, self.scores, self._step = gradients, dict(self.scores), step
+        gradients.begin(step.metrics.step, closely=False)
+        try:
+            yield step.batch
+        finally:
+            self.records.drop_pending()
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
         """Resume, open the records, and return the plan of what is left."""
@@ -254,10 +292,10 @@ class Run:
         # An earlier version did not write them.
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
         if saved:
-            self.steps_done, self.scores = saved["step"], saved["scores"]
-            self._unevaluated = bool(saved.get("unevaluated"))
+            self._resumed = Resumed(saved["step"], bool(saved.get("unevaluated")))
+            self.scores = saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
-            first = ", whose evaluation comes first" if self._unevaluated else ""
+            first = ", whose evaluation comes first" if self._resumed.unevaluated else ""
             self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}{first}")
             changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
             if changes:
@@ -269,14 +307,15 @@ class Run:
 
         def write() -> None:
             origin = recipe_source.origin_of(self._asked)
-            self.records.open(self.steps_done, self.config, self.fields, self._unevaluated, **about, **origin)
+            self.records.open(self.steps_done, self.config, self.fields, self._resumed.unevaluated, **about, **origin)
 
         collectives.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
         self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
-        self._plan, self._due = plan, Due(self.config, plan)
+        self._plan, self._triggers = plan, Triggers(self.config, plan)
         self._faults = FirstFault(plan, *self._place[:3])
-        self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
+        if self.config.audit:
+            self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn)
         self.stopping.start()
         self.watchdog.start()
         return plan
@@ -293,7 +332,26 @@ class Run:
 
         The last step of the run is always due.
         """
-        return self._due.at(self.steps_done, every)
+        self._check_begun("run.due")
+        return self._triggers is not None and self._triggers.at(self.steps_done, every)
+
+    def _check_begun(self, call: str) -> None:
+        if self._plan is None and self._step is None:
+            raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
+
+    def _current(self, call: str) -> CurrentStep:
+        """Return the step whose body is running.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self._step is None or not self._step.open:
+            raise UserError(f"{call} outside a step: call it in the body of the loop over run.batches")
+        return self._step
+
+    def _measures(self) -> bool:
+        """Tell whether loss and gradient of this step are looked at."""
+        return self._triggers is not None and self._triggers.measures(self._step.number)
 
     def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
         """Add a micro-batch's gradient to that of the global batch. Call once a turn.
@@ -303,37 +361,49 @@ class Run:
             name: under which the loss of the global batch is logged.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
-        shares = [self._log.add(part, value, micro) for part, value in parts.items()]
-        self.gradients.backward(sum(parts.values()) if isinstance(loss, dict) else loss, shares[0])
+        for part, value in parts.items():
+            self._current("run.backward").metrics.add(part, value, micro)
+        self.gradients.backward(sum(parts.values()) if isinstance(loss, dict) else loss, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
-        index, clip = self.optimizers.find(optimizer)
-        self._stepped, wrong = True, ""
-        if slow := self._compiling.end(self.steps_done):
+        (index, clip), step = self.optimizers.find(optimizer), self._current("run.step")
+        step.updated = True
+        if slow := self._compiling.end(step.number):
             self.warn(slow)
-        if self._undo is not None:
-            self._undo()
-            self.gradients.clear(optimizer)
-            return
-        looks = clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip"
-        if looks or not self.gradients.finite(optimizer):
-            wrong = self._log.add_norm(self.gradients.clip(optimizer, clip), index)
+        if step.again:
+            step.undo()
+        elif self._usable(step, optimizer, index, clip):
+            optimizer.step()
+        self.gradients.clear(optimizer)
+
+    def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
+        """Clip and measure a gradient; False where it is not finite and --run.nonfinite leaves such steps out.
+
+        Raises:
+            UserError: it is not finite, and the run stops at such steps.
+        """
+        skips, wrong = self.config.nonfinite == "skip", ""
+        if clip or self._measures() or skips or not self.gradients.finite(optimizer):
+            norm = self.gradients.clip(optimizer, clip)
+            if not step.metrics.add_norm(norm, index):
+                wrong = step.metrics.explain(norm)
+        if wrong and not skips:
+            raise UserError(advice(wrong))
         if self._audit:
             self._audit.gradients(optimizer)
         if wrong:
             self.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
-        else:
-            optimizer.step()
-        self.gradients.clear(optimizer)
+        return not wrong
 
     def log(self, values: dict[str, float]) -> None:
-        """Log scores with this step, beside its loss. Every rank calls it, with the same numbers."""
+        """Log scores with this step, next to its loss. Every rank calls it, with the same numbers."""
         values = plain(values)
         self.records.pending.append(values)
         self.scores |= values
-        self._measured |= values
+        if self._step is not None:
+            self._step.scores |= values
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: into the folder's images/, and to the trackers that take some.
@@ -345,52 +415,56 @@ class Run:
 
     def _settle(self) -> None:
         """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
+        step = self._step
         if self._left:
             self.records.drop_pending()
-            self._measured = {}
-        if self._begun and self._stepped:
-            self._begun = False
-            self._leaving = self._left or self.stopping.due(self.steps_done)
-            if self._undo is None:
-                self._after_step()
-            elif not self._left:
-                self.records.write_pending(self.steps_done)
-                self.save()  # which gives its checkpoint the scores
-        elif self._begun and self._undo is not None:
-            self._begun = False
-            self._undo()  # its checkpoint is there, and still says that the step was not evaluated
-        elif self._begun:
-            self._begun = False
-            self.steps_done -= 1
-            if self._left and self.steps_done:
-                self.save()
+            if step is not None:
+                step.scores = {}
+        if step is not None and step.open:
+            step.open = False
+            self._close_step(step)
         self.records.write_pending(self.steps_done)
 
-    def _after_step(self) -> None:
+    def _close_step(self, step: CurrentStep) -> None:
+        if step.updated:
+            self._leaving = self._left or self.stopping.due(step.number)
+        if step.updated and not step.again:
+            self._after_update(step)
+        elif step.updated and not self._left:
+            self.records.write_pending(step.number)
+            self.save()  # which gives the checkpoint that is there the scores
+        elif step.again and not step.updated:
+            step.undo()  # its checkpoint still says that the step was not evaluated
+        elif not step.updated and self._left and step.done:
+            self.save()  # of the step before
+
+    def _after_update(self, step: CurrentStep) -> None:
         self.buffers.agree()
-        measures = self._due.measures(self.steps_done)
-        if measures:
+        if self._measures():
             rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            drift = self._drift if self._due.checks(self.steps_done) else None
-            losses, about = self._log.collect(self.buffers, drift)
-            self.records.step(self.steps_done, losses, {**about, **rates})
+            drift = self._drift if self._triggers.checks(step.number) else None
+            losses, about = step.metrics.collect(self.buffers, drift)
+            self.records.step(step.number, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 self.warn(trouble)
         else:
-            self._log.note()
-        self.records.write_pending(self.steps_done)
+            step.metrics.note()
+        self.records.write_pending(step.number)
         if self._audit:
-            self._audit.step(self.steps_done, self._log)
+            self._audit.step(step.number, step.metrics)
         self.records.progress.advance()
         self.saving.look()
         left = self._left
-        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving, left)
+        self.saving.save_when_due(step.number, self._triggers, self.scores, step.scores, self._leaving, left)
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
-        if self._begun and not self._stepped:
-            raise UserError(f"run.save in step {self.steps_done} before run.step(optimizer): call it behind the update")
-        self.saving.save(self.steps_done, self._plan, self.scores, self._measured)
+        self._check_begun("run.save")
+        step = self._step
+        if step is not None and step.open and not step.updated:
+            raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
+        if self._dry is None:
+            self.saving.save(self.steps_done, self._plan, self.scores, step.scores if step else {})
 
     def evaluation(
         self,
@@ -430,8 +504,8 @@ class Run:
 
         DeepSpeed's steps cannot be made again. Between a step's turns and its update, buffers are of neither step.
         """
-        between = self._begun and not self._stepped and self._batch.begun
-        return not between and self.accelerator.distributed_type != DistributedType.DEEPSPEED
+        halfway = self._step is not None and self._step.halfway
+        return not halfway and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
         """Collect scores over all ranks: app.training.metrics, and torchmetrics by the names to log them by."""
@@ -447,8 +521,8 @@ class Run:
         Returns:
             The last value of every score.
         """
-        if dry_run.on:
-            raise dry_run.Finished(self, model, parts, use)
+        if self._dry is not None:
+            self._dry.at_finish(self, model, parts, use)
         self._settle()
         if self.steps_done == self._plan.steps:
             collectives.from_main(self.folder.check)
