@@ -2,16 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app.checkpoints import state_dict
 from app.checkpoints.export import draft_of, save_model
 from app.checkpoints.manager import Saving
 from app.checkpoints.store import Checkpoints
@@ -28,9 +27,8 @@ from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
 from app.rundir.logger import Records
 from app.rundir.throughput import Cost, peak_flops
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
 from app.sampling.seeding import EVALUATION, aside, seed_all
-from app.sampling.triggers import Triggers
 from app.training import exact_gradients
 from app.training.audit import Audit
 from app.training.gradients import Gradients
@@ -39,19 +37,9 @@ from app.training.metrics import Measure
 from app.training.nonfinite import FirstFault
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
-from app.training.recompiles import Compiling
 from app.training.scores import Scores, evaluating, plain
 from app.training.step import Batch, CurrentStep
-from app.training.step_metrics import StepMetrics, advice, numbered
-
-
-class Resumed(NamedTuple):
-    """Where a run begins in this launch."""
-
-    step: int = 0
-    """The last step that was made before."""
-    unevaluated: bool = False
-    """Whether that step was left during its evaluation."""
+from app.training.step_loop import Services, Start, StepLoop
 
 
 class Run:
@@ -67,25 +55,25 @@ class Run:
         self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
         self.dir = Path(self.config.dir or f"runs/{self.name}")
-        self.scores: dict[str, float] = {}
         self._facts: dict[str, Any] = {}  # for run.json
         self._dry = dry_run.current()
-        self._compiling = Compiling()
-        self.optimizers = Optimizers()
-        self._plan: BatchPlan | None = None
-        self._triggers: Triggers | None = None
-        self._audit: Audit | None = None
-        self._resumed = Resumed()
-        self._step: CurrentStep | None = None  # the last one whose body was entered
-        self._leaving = False  # stopped by a signal
-        self._left = False  # stopped in the middle of an evaluation
+        self._loop: StepLoop  # from __enter__ on
+        self._begun = False
 
     @property
     def steps_done(self) -> int:
         """Count the steps so far; in the body of the loop that includes the step that the body is in."""
-        if self._step is None:
-            return self._resumed.step
-        return self._step.number if self._step.open else self._step.done
+        return self._loop.steps_done
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Return the last value of each score that was logged."""
+        return self._loop.scores
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """Return the optimizers that were prepared, with their settings."""
+        return self._loop.optimizers
 
     @property
     def dry_run(self) -> bool:
@@ -109,7 +97,7 @@ class Run:
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), defaults(self._asked))
-        taken.callback(lambda: self.folder.release(discard=self._plan is None))
+        taken.callback(lambda: self.folder.release(discard=not self._begun))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"
         self.watchdog = Watchdog(settings.timeout, self.records.failed, [at, draft_of(self.dir / "model")])
@@ -124,16 +112,18 @@ class Run:
             has = bool(self.checkpoints.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
+        about = self.accelerator, self.gradients, self.records, self.buffers, self.saving, self.stopping, self.watchdog
+        self._loop = StepLoop(settings, Services(*about))
         seed_all(settings.seed)
 
     def __exit__(self, kind, error, traceback) -> bool:
         if isinstance(error, Left):
-            self._left, error = True, None
+            self._loop.left, error = True, None
         cause, advice = error, self.gradients.explained(error)
         error = advice or error
         try:
             if error is None:
-                self._settle()
+                self._loop.settle()
             self.saving.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
@@ -142,7 +132,7 @@ class Run:
             self._close(error)
         if advice is not None:
             raise advice from cause
-        return self._left
+        return self._loop.left
 
     def _close(self, error: BaseException | None) -> None:
         try:
@@ -158,17 +148,18 @@ class Run:
             collectives.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
-        if self._plan is None:
+        loop = self._loop
+        if not self._begun:
             return
         asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-        if compiled := self._compiling.facts(asked):
+        if compiled := loop.compiling.facts(asked):
             self.records.note(**compiled)
-        if error is None and self.steps_done == self._plan.steps and not self._left:
-            self.records.note(status="finished", step=self.steps_done, metrics=self.scores)
+        if error is None and loop.steps_done == loop.plan.steps and not loop.left:
+            self.records.note(status="finished", step=loop.steps_done, metrics=loop.scores)
         elif error is None or isinstance(error, KeyboardInterrupt):
             self.records.note(status="preempted")
-            asked = error is None and 0 < self.config.stop_at <= self.steps_done
-            self.records.stopped(self.steps_done, self.checkpoints.steps(), asked, self._left)
+            asked = error is None and 0 < self.config.stop_at <= loop.steps_done
+            self.records.stopped(loop.steps_done, self.checkpoints.steps(), asked, loop.left)
         else:
             self.records.failed(f"{type(error).__name__}: {error}")
 
@@ -234,55 +225,23 @@ class Run:
             augment: changes one row with a random generator of its own.
             cost: of a sample, where tokens per second and MFU are to be logged.
         """
-        if self._plan is not None:
+        if self._begun:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
             yield from self._dry.at_loop(self, plan, data, collate, augment)
             return
-        plan = self._begin(plan, data, cost)
-        end = min(plan.steps, self.config.stop_at or plan.steps)
-        # A step that was left in its evaluation comes once more.
-        again = int(self._resumed.unevaluated)
-        for step in load(plan, range(self.steps_done - again, end), data, collate, *self._place, augment):
-            yield self._enter(step, plan)
-            if not self._step.updated:
-                raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
-            self._settle()
-            if self._leaving:
-                break
+        plan, steps = self._begin(plan, data, cost)
+        yield from self._loop.go_through(load(plan, steps, data, collate, *self._place, augment))
 
-    def _enter(self, step: Step, plan: BatchPlan) -> Batch:
-        """Begin a step, whose body is about to run."""
-        number = step.index + 1
-        undo = state_dict.remember_buffers(self.accelerator.models) if number <= self._resumed.step else None
-        metrics = StepMetrics(self.accelerator, step, self._faults, self.config.nonfinite == "skip")
-        self._step = CurrentStep(number, metrics, Batch(self.gradients, step), undo)
-        self.watchdog.beat(number)
-        self.optimizers.set_rates(step.index, plan.steps, plan.global_batch)
-        self.gradients.begin(step, self._triggers.measures(number))
-        # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
-        seed_all(plan.seed, step.index)
-        self._compiling.begin()
-        return self._step.batch
+    def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
+        """Have the body of the loop run once in a dry run, on a step that leaves nothing behind."""
+        return self._loop.trying(step, gradients)
 
-    @contextmanager
-    def trying(self, step: CurrentStep, gradients: Gradients) -> Iterator[Batch]:
-        """Go through a step's body in a dry run: nothing is due, and what the body changes is changed back."""
-        before = {name: getattr(self, name) for name in ("gradients", "scores", "_step")}
-        self.gradients, self.scores, self._step = gradients, dict(self.scores), step
-        gradients.begin(step.metrics.step, closely=False)
-        try:
-            yield step.batch
-        finally:
-            self.records.drop_pending()
-            for name, value in before.items():
-                setattr(self, name, value)
-
-    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
-        """Resume, open the records, and return the plan of what is left."""
+    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
+        """Resume, open the records, and return the plan of what is left, with the indices of its steps."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        self._drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
+        drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
@@ -291,12 +250,11 @@ class Run:
         plan.check_stop(self.config)
         # An earlier version did not write them.
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
+        start = Start(saved["step"], saved["scores"], bool(saved.get("unevaluated"))) if saved else Start()
         if saved:
-            self._resumed = Resumed(saved["step"], bool(saved.get("unevaluated")))
-            self.scores = saved["scores"]
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
-            first = ", whose evaluation comes first" if self._resumed.unevaluated else ""
-            self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}{first}")
+            first = ", whose evaluation comes first" if start.unevaluated else ""
+            self.say(f"resuming {self.dir} after step {start.step} of {plan.steps}{moved}{first}")
             changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
@@ -307,18 +265,18 @@ class Run:
 
         def write() -> None:
             origin = recipe_source.origin_of(self._asked)
-            self.records.open(self.steps_done, self.config, self.fields, self._resumed.unevaluated, **about, **origin)
+            self.records.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
 
         collectives.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
-        self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
-        self._plan, self._triggers = plan, Triggers(self.config, plan)
-        self._faults = FirstFault(plan, *self._place[:3])
-        if self.config.audit:
-            self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn)
+        self.records.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
+        faults = FirstFault(plan, *self._place[:3])
+        audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
+        steps = self._loop.begin(plan, start, faults, drift, audit)
+        self._begun = True
         self.stopping.start()
         self.watchdog.start()
-        return plan
+        return plan, steps
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -332,26 +290,7 @@ class Run:
 
         The last step of the run is always due.
         """
-        self._check_begun("run.due")
-        return self._triggers is not None and self._triggers.at(self.steps_done, every)
-
-    def _check_begun(self, call: str) -> None:
-        if self._plan is None and self._step is None:
-            raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
-
-    def _current(self, call: str) -> CurrentStep:
-        """Return the step whose body is running.
-
-        Raises:
-            UserError: there is none.
-        """
-        if self._step is None or not self._step.open:
-            raise UserError(f"{call} outside a step: call it in the body of the loop over run.batches")
-        return self._step
-
-    def _measures(self) -> bool:
-        """Tell whether loss and gradient of this step are looked at."""
-        return self._triggers is not None and self._triggers.measures(self._step.number)
+        return self._loop.due(every)
 
     def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
         """Add a micro-batch's gradient to that of the global batch. Call once a turn.
@@ -361,49 +300,15 @@ class Run:
             name: under which the loss of the global batch is logged.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
-        for part, value in parts.items():
-            self._current("run.backward").metrics.add(part, value, micro)
-        self.gradients.backward(sum(parts.values()) if isinstance(loss, dict) else loss, micro)
+        self._loop.backward(parts, sum(loss.values()) if isinstance(loss, dict) else loss, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
-        (index, clip), step = self.optimizers.find(optimizer), self._current("run.step")
-        step.updated = True
-        if slow := self._compiling.end(step.number):
-            self.warn(slow)
-        if step.again:
-            step.undo()
-        elif self._usable(step, optimizer, index, clip):
-            optimizer.step()
-        self.gradients.clear(optimizer)
-
-    def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
-        """Clip and measure a gradient; False where it is not finite and --run.nonfinite leaves such steps out.
-
-        Raises:
-            UserError: it is not finite, and the run stops at such steps.
-        """
-        skips, wrong = self.config.nonfinite == "skip", ""
-        if clip or self._measures() or skips or not self.gradients.finite(optimizer):
-            norm = self.gradients.clip(optimizer, clip)
-            if not step.metrics.add_norm(norm, index):
-                wrong = step.metrics.explain(norm)
-        if wrong and not skips:
-            raise UserError(advice(wrong))
-        if self._audit:
-            self._audit.gradients(optimizer)
-        if wrong:
-            self.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
-            self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
-        return not wrong
+        self._loop.update(optimizer)
 
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, next to its loss. Every rank calls it, with the same numbers."""
-        values = plain(values)
-        self.records.pending.append(values)
-        self.scores |= values
-        if self._step is not None:
-            self._step.scores |= values
+        self._loop.log(plain(values))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: into the folder's images/, and to the trackers that take some.
@@ -413,58 +318,9 @@ class Run:
         """
         self.records.pending_images |= images.check(pictures)
 
-    def _settle(self) -> None:
-        """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
-        step = self._step
-        if self._left:
-            self.records.drop_pending()
-            if step is not None:
-                step.scores = {}
-        if step is not None and step.open:
-            step.open = False
-            self._close_step(step)
-        self.records.write_pending(self.steps_done)
-
-    def _close_step(self, step: CurrentStep) -> None:
-        if step.updated:
-            self._leaving = self._left or self.stopping.due(step.number)
-        if step.updated and not step.again:
-            self._after_update(step)
-        elif step.updated and not self._left:
-            self.records.write_pending(step.number)
-            self.save()  # which gives the checkpoint that is there the scores
-        elif step.again and not step.updated:
-            step.undo()  # its checkpoint still says that the step was not evaluated
-        elif not step.updated and self._left and step.done:
-            self.save()  # of the step before
-
-    def _after_update(self, step: CurrentStep) -> None:
-        self.buffers.agree()
-        if self._measures():
-            rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            drift = self._drift if self._triggers.checks(step.number) else None
-            losses, about = step.metrics.collect(self.buffers, drift)
-            self.records.step(step.number, losses, {**about, **rates})
-            for trouble in self.gradients.troubles():
-                self.warn(trouble)
-        else:
-            step.metrics.note()
-        self.records.write_pending(step.number)
-        if self._audit:
-            self._audit.step(step.number, step.metrics)
-        self.records.progress.advance()
-        self.saving.look()
-        left = self._left
-        self.saving.save_when_due(step.number, self._triggers, self.scores, step.scores, self._leaving, left)
-
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
-        self._check_begun("run.save")
-        step = self._step
-        if step is not None and step.open and not step.updated:
-            raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
-        if self._dry is None:
-            self.saving.save(self.steps_done, self._plan, self.scores, step.scores if step else {})
+        self._loop.save()
 
     def evaluation(
         self,
@@ -504,8 +360,7 @@ class Run:
 
         DeepSpeed's steps cannot be made again. Between a step's turns and its update, buffers are of neither step.
         """
-        halfway = self._step is not None and self._step.halfway
-        return not halfway and self.accelerator.distributed_type != DistributedType.DEEPSPEED
+        return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
         """Collect scores over all ranks: app.training.metrics, and torchmetrics by the names to log them by."""
@@ -523,8 +378,8 @@ class Run:
         """
         if self._dry is not None:
             self._dry.at_finish(self, model, parts, use)
-        self._settle()
-        if self.steps_done == self._plan.steps:
+        self._loop.settle()
+        if self.steps_done == self._loop.plan.steps:
             collectives.from_main(self.folder.check)
             with self.watchdog.long_work():
                 save_model(self.accelerator, model, self.dir / "model", *parts)

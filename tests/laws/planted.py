@@ -57,7 +57,7 @@ def main(config: Config) -> dict[str, float]:
                 if fault == "loss":
                     loss = loss * (1 + 0.01 * rank)
                 if fault == "average":
-                    run._step.metrics.add("loss", loss, micro)
+                    run._loop.current.metrics.add("loss", loss, micro)
                     run.gradients.backward(
                         loss, micro._replace(weight=(not micro.idle) / working / ranks * batch._step.weight)
                     )
