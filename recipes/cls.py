@@ -24,7 +24,7 @@ class Config:
     """Train a text classifier."""
 
     model: str = ""
-    """Pretrained model: a Hub id or a folder. Nothing: from scratch, in the shape of --scratch."""
+    """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-3, warmup=0.1))
@@ -32,7 +32,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a line on what they are."""
+    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a line that describes them."""
     from app.data.text import labeled_text
 
     tables, labels = labeled_text.load_labelled(config.data)
@@ -53,7 +53,7 @@ def load_data(config: Config):
 
 
 def build_model(config: Config, labels, tokenizer):
-    """Return a transformers model with a head for these labels."""
+    """Build a transformers model with a head for these labels."""
     from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
     head = {
@@ -80,7 +80,7 @@ def build_model(config: Config, labels, tokenizer):
 
 
 def measure_for(labels):
-    """Return the scores that suit the kind of labels."""
+    """Choose the scores for this kind of labels."""
     from app.training.metrics import Classification, MultiLabel, Regression
 
     if labels.problem == "regression":
@@ -90,7 +90,7 @@ def measure_for(labels):
 
 
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
-    """Score the model on every evaluation row once."""
+    """Score the model on every evaluation row, once each."""
     scores = run.scores_of(measure_for(labels))
     for micro in run.evaluation(model, rows, collate, rows.lengths):
         output = model(**micro.inputs)
@@ -100,7 +100,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores."""
+    """Train the model and return its last scores."""
     from app.data.text.labeled_text import PadCollate
     from app.tasks.language.attention import never_look
 

@@ -1,8 +1,8 @@
 r"""Train a generative adversarial network, a small DCGAN: two models and two optimizers in one visible loop.
 
-accelerate launch recipes/gan.py
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/gan.py --run.dir runs/gan-ddp
-accelerate launch recipes/gan.py --data.path faces/ --data.size 64 --color true --width 64
+    accelerate launch recipes/gan.py
+    accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/gan.py --run.dir runs/gan-ddp
+    accelerate launch recipes/gan.py --data.path faces/ --data.size 64 --color true --width 64
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ SHOWN = 64
 
 
 def adam() -> OptimConfig:
-    """Return what DCGAN was published with, apart from the rate's fall to 0 at the end."""
+    """Return Adam with the betas of the DCGAN paper (Radford et al., 2015), without weight decay or clipping."""
     return OptimConfig(name="Adam", lr=5e-4, betas=(0.5, 0.999), weight_decay=0.0, clip=0.0)
 
 
@@ -28,25 +28,25 @@ class Config:
     """Train a generative adversarial network."""
 
     width: int = 32
-    """Channels at full resolution, a multiple of 8; each halving of the resolution has twice as many."""
+    """Channels at full resolution, a multiple of 8. Each halving of the resolution doubles them."""
     latent: int = 64
-    """Length of the noise that an image is made of."""
+    """Length of the noise vector that the generator turns into an image."""
     color: bool = False
-    """Make color images; false: grey ones."""
+    """Generate color images; false: gray ones."""
     samples: int = 2000
-    """Images that an evaluation makes."""
+    """Images that the generator makes in each evaluation."""
     data: ImageData = field(default_factory=lambda: ImageData(size=16))
     optim: OptimConfig = field(default_factory=adam)
-    """Of the generator."""
+    """Optimizer of the generator."""
     optim_d: OptimConfig = field(default_factory=adam)
-    """Of the discriminator."""
+    """Optimizer of the discriminator."""
     run: RunConfig = field(
         default_factory=lambda: RunConfig(epochs=40, micro_batch=32, eval_every=250, best="-eval/frechet")
     )
 
 
 def load_data(config: Config):
-    """Return the images to train on, and those held out."""
+    """Return the training images and the held-out images."""
     from app.data.images import labeled_images
     from app.data.tables.sources import load_tables
 
@@ -62,7 +62,7 @@ def load_data(config: Config):
 
 
 def build_models(config: Config):
-    """Return a generator and a discriminator."""
+    """Build a generator and a discriminator."""
     from app.tasks.vision.dcgan import DCGANConfig, Discriminator, Generator
 
     if config.width < 8 or config.width % 8:
@@ -73,7 +73,7 @@ def build_models(config: Config):
 
 
 class Latents:
-    """The noise of the images that evaluations make, always the same."""
+    """Noise vectors for evaluations, the same in each one."""
 
     def __init__(self, count: int, length: int):
         self.count, self.length = count, length
@@ -90,9 +90,9 @@ class Latents:
 
 
 def describe(real, held_out):
-    """Return mean and covariance of the real images, and a line on what the data are.
+    """Return mean and covariance of the real images, and a line that describes them.
 
-    The line tells how near to them real images are that are not among them. Up to 10,000 of each are looked at.
+    The line has the distance of the held-out images, for comparison with scores. Reads up to 10,000 images of each.
     """
     import torch
 
@@ -108,7 +108,7 @@ def describe(real, held_out):
 
 
 def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
-    """Compare what the generator makes with real images, and show some of it."""
+    """Compare generated images with real ones, and draw some of them."""
     import torch
 
     from app.tasks.vision.frechet import PixelFrechet
@@ -125,7 +125,7 @@ def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores."""
+    """Train both models and return the last scores."""
     import torch
     from torch.nn.functional import softplus
 

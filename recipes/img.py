@@ -24,10 +24,10 @@ class Config:
     """Train an image classifier."""
 
     model: str = ""
-    """Pretrained model: a Hub id (timm/NAME for one of timm's, where timm is installed) or a folder. Nothing: from
+    """Pretrained model: a Hub id (timm/NAME for one of timm's, if timm is installed) or a folder. Default: train from
     scratch, in the shape of --scratch."""
     smoothing: float = 0.1
-    """Label smoothing: the share of each label that is spread over all classes."""
+    """Label smoothing: the share of each label that is spread evenly over all classes."""
     scratch: VisionScratch = field(default_factory=VisionScratch)
     data: ClassData = field(default_factory=ClassData)
     augment: Augment = field(default_factory=Augment)
@@ -36,7 +36,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation images, the classes, the image processor, and a line on what they are."""
+    """Return training and evaluation images, the classes, the image processor, and a line that describes them."""
     from app.data.images import labeled_images
 
     tables, labels = labeled_images.load_labelled(config.data)
@@ -53,7 +53,7 @@ def load_data(config: Config):
 
 
 def build_model(config: Config, labels, rows, collate):
-    """Return a transformers model with a head for these classes, which takes these images."""
+    """Build a transformers model with a head for these classes, and check that it takes these images."""
     from transformers import AutoModelForImageClassification
 
     head = {
@@ -71,7 +71,7 @@ def build_model(config: Config, labels, rows, collate):
 
 
 def vision_config(shape: VisionScratch, size: int, **head):
-    """Return the config of a model for images of this size."""
+    """Build the config of a model for images of this size."""
     from transformers import BitConfig, ResNetConfig, ViTConfig
 
     if shape.kind == "vit":
@@ -93,12 +93,12 @@ def vision_config(shape: VisionScratch, size: int, **head):
     }
     if shape.norm == "batch":
         return ResNetConfig(**stages, layer_type="basic", **head)
-    # Big Transfer: a ResNet with GroupNorm and standardised weights, which transformers' ResNet cannot be loaded as.
+    # Big Transfer: a ResNet with GroupNorm and standardised weights. transformers' ResNet class has neither.
     return BitConfig(**stages, num_groups=8, **head)
 
 
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
-    """Score the model on every evaluation image once, and draw which classes it takes for which."""
+    """Score the model on every evaluation image, once each, and draw the confusion matrix."""
     from torch.nn.functional import cross_entropy
 
     from app.tasks.vision.pictures import MOST_CLASSES, confusion
@@ -117,7 +117,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores."""
+    """Train the model and return its last scores."""
     from torch.nn.functional import cross_entropy
 
     from app.data.images.augment import Draw, ImageCollate

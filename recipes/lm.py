@@ -28,20 +28,20 @@ class Config:
     """Train a language model."""
 
     model: str = ""
-    """Pretrained model: a Hub id or a folder. Nothing: from scratch, in the shape of --scratch."""
+    """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
     scratch: DecoderScratch = field(default_factory=DecoderScratch)
     lora: Lora = field(default_factory=Lora)
     data: CorpusData = field(default_factory=CorpusData)
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, about a third more work."""
+    """Recompute activations in the backward pass: less memory, about a third more work."""
     attention: Literal["auto", "model", "mask", "varlen", "flex"] = "auto"
-    """How documents in a block are kept apart. model: as transformers does it. mask: by one mask for all layers.
-    varlen: by flash attention, which holds no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: by torch's
-    flex_attention, compiled. auto: varlen where it can be had, else mask. run.json says which."""
+    """How attention keeps documents in a block apart. model: as transformers does it. mask: one mask for all layers.
+    varlen: flash attention, which needs no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: torch's
+    flex_attention, compiled. auto: varlen if the machine can run it, otherwise mask. run.json says which was taken."""
     sample: str = "def "
-    """What the text begins with that is written at each evaluation."""
+    """Prompt of the sample text that each evaluation writes."""
     sample_length: int = 64
-    """Tokens of that text at most. 0: none is written."""
+    """Maximum number of tokens in the sample text. 0: write none."""
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.05, min_lr=0.1
@@ -51,7 +51,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return blocks to train on and to evaluate on, the tokenizer, and a line on what they are."""
+    """Return training and evaluation blocks, the tokenizer, and a line that describes them."""
     from app.data.corpus import corpus
 
     tables = corpus.load(config.data)
@@ -65,7 +65,7 @@ def load_data(config: Config):
 
 
 def build_model(config: Config, tokenizer):
-    """Return a transformers model that predicts the next token, with adapters where they are asked for."""
+    """Build a transformers model that predicts the next token, with adapters if --lora.rank asks for them."""
     from transformers import AutoModelForCausalLM
 
     if config.model:
@@ -76,24 +76,24 @@ def build_model(config: Config, tokenizer):
         check_positions(model, config.model)
     model = add_adapters(model, config.lora)
     if config.activation_checkpointing:
-        # transformers 5.17 has it by its older name alone.
+        # transformers 5.17 knows only the older name.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     return model
 
 
 def loss_of(model, inputs: dict):
-    """Return the mean loss over the tokens of a micro-batch that are to be learnt."""
+    """Return the mean loss over the supervised tokens of a micro-batch."""
     from app.data.corpus.blocks import token_loss
     from app.tasks.language.attention import model_inputs
 
     known = {name: tensor for name, tensor in model_inputs(inputs).items() if name != "targets"}
-    # With a cache transformers would take no notice of where documents begin.
+    # With a cache, transformers would ignore where documents begin.
     return token_loss(model(**known, use_cache=False).logits, inputs["targets"])
 
 
 def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dict[str, float]:
-    """Score the model on every token to learn of the evaluation blocks once, and have it write."""
+    """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
     from app.tasks.language.generate import sample_text
 
     scores = run.scores_of()
@@ -114,7 +114,7 @@ def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dic
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores."""
+    """Train the model and return its last scores."""
     from app.tasks.language.attention import Attention
 
     with Run(config) as run:

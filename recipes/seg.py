@@ -30,10 +30,10 @@ class Config:
     """Train a segmentation model."""
 
     model: str = ""
-    """Pretrained model for images of two dimensions: a Hub id or a folder. Nothing: a U-Net from scratch, in the shape
-    of --scratch."""
+    """Pretrained model for two-dimensional images: a Hub id or a folder. Default: train a U-Net from scratch, in the
+    shape of --scratch."""
     loss: Literal["ce-dice", "bce-dice"] = "ce-dice"
-    """Dice loss of each patch, plus cross-entropy over the classes or binary cross-entropy of each class."""
+    """Dice loss of each patch, plus cross-entropy over the classes (ce) or binary cross-entropy of each class (bce)."""
     scratch: UNetScratch = field(default_factory=UNetScratch)
     data: VolumeData = field(default_factory=VolumeData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=5e-3, schedule="cosine", warmup=0.05))
@@ -43,7 +43,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return patches to train on, whole images to evaluate on, and a line on what they are."""
+    """Return patches to train on, whole images to evaluate on, and a line that describes them."""
     from app.data.volumes import volumes
 
     if config.model and config.data.dims != 2:
@@ -52,7 +52,7 @@ def load_data(config: Config):
 
 
 def build_model(config: Config, patches, names):
-    """Return a model whose logits have a channel for each class, and what is saved beside it."""
+    """Build a model whose logits have the channels that the loss needs, and the parts to save with it."""
     from app.tasks.segmentation.losses import channels_of
 
     channels = channels_of(config.loss, len(names))
@@ -76,13 +76,13 @@ def build_model(config: Config, patches, names):
         "dropout": shape.dropout,
     }
     network = UNet(**arguments)
-    # What FSDP shards one by one. Whole units it would give another order of adding the gradients that meet at a skip.
+    # FSDP shards these one by one. If it sharded whole units, gradients that meet at a skip would add in another order.
     network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]
     return network, [Card(arguments=arguments, window=patches.cases.window, classes=names)]
 
 
 def predict(model, images):
-    """Return the logits of images, as large as they are."""
+    """Return logits of the same height and width as the images."""
     from torch.nn.functional import interpolate
 
     output = model(images)
@@ -93,7 +93,7 @@ def predict(model, images):
 
 
 def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
-    """Score the model on every whole image once, and show the first few."""
+    """Score the model on every whole image, once each, and draw the first few."""
     from app.data.volumes.cases import stack
     from app.tasks.segmentation.losses import classes_of
     from app.tasks.segmentation.overlap import Overlap
@@ -114,7 +114,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores."""
+    """Train the model and return its last scores."""
     from app.data.volumes.cases import stack
     from app.tasks.segmentation.losses import channels_of, dice_loss
 
