@@ -14,7 +14,8 @@ from app.commands import load, summaries
 from app.launching.flags import parse, parse_command
 from launching import PROFILES, ROOT, run
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 sys.path.insert(0, str(ROOT))
 
 
@@ -84,6 +85,17 @@ def test_modules_and_targets_are_there():
 def test_links_lead_somewhere(document):
     for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
         assert link.startswith("https://") or (document.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_files_of_the_project_are_there(document):
+    """Those that stand in backticks, from the root; in docs/architecture.md also those below app/."""
+    text = document.read_text()
+    named = re.findall(r"`((?:app|tests|benchmarks|recipes|notebooks|accelerate_configs)/[\w./-]+\.\w+)`", text)
+    if document.name == "architecture.md":
+        named += [f"app/{path}" for path in re.findall(r"[| ,]([a-z_]+/[a-z_]+\.py) ", text)]
+        assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
 def test_messages_are_those_of_the_program():
