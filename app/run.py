@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app.checkpoints.export import draft_of, save_model
+from app.checkpoints.export import save_model
 from app.checkpoints.manager import Saving
 from app.checkpoints.store import Checkpoints
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
@@ -24,6 +24,7 @@ from app.distributed.watchdog import Watchdog
 from app.errors import UserError, mendable
 from app.launching import dry_run
 from app.rundir import images, recipe_source
+from app.rundir.atomic import draft_of
 from app.rundir.folder import RunFolder
 from app.rundir.logger import Records
 from app.rundir.throughput import Cost, peak_flops

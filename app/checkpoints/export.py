@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
+from app.rundir import atomic
 
 
 class Card:
@@ -48,8 +49,14 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
         return
     _share_as(model, weights)
     plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
-    draft = draft_of(folder)
-    shutil.rmtree(draft, ignore_errors=True)
+    with atomic.drafted(folder) as draft:
+        _write(plain, weights, parts, draft, shard)
+        _open_to_readers(draft)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path, shard: str) -> None:
+    """Write the weights and what belongs to them into a folder."""
     if hasattr(plain, "save_pretrained"):
         from transformers.utils import logging
 
@@ -67,14 +74,6 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
         save_file(clean_state_dict_for_safetensors(tensors), draft / "model.safetensors")
     for part in parts:
         part.save_pretrained(draft)
-    _open_to_readers(draft)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
-
-
-def draft_of(folder: Path) -> Path:
-    """Name the folder in which a model lies while it is being written."""
-    return folder.with_name(folder.name + ".tmp")
 
 
 def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:

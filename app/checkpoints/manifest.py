@@ -1,12 +1,13 @@
 """The list of a checkpoint's files, with sizes and checksums: what says that a folder is whole."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
+
+from app.rundir.atomic import flush
 
 MANIFEST = "manifest.json"
 # Files that one rank writes for itself: torch's, accelerate's and DeepSpeed's names.
@@ -66,12 +67,3 @@ def checksum(path: Path, on_block: Callable[[], None] = lambda: None) -> str:
             digest.update(block)
             on_block()
     return digest.hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from app.checkpoints import manifest
 from app.distributed import collectives
 from app.errors import UserError
+from app.rundir import atomic
 
 RECORD, STATE = "record.json", "state"
 SCORES = "scores.json"  # what was measured at a step after its checkpoint was committed; in no manifest
@@ -202,14 +202,7 @@ class Checkpoints:
         now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}
         if any(before.get(name) != value for name, value in now.items()):
             self.check_owner()
-            path = self.path(step) / SCORES
-            draft = path.with_name(f"{SCORES}.tmp")
-            try:
-                draft.write_text(json.dumps(now))
-                manifest.flush(draft)
-                draft.rename(path)
-            finally:
-                draft.unlink(missing_ok=True)
+            atomic.write_text(self.path(step) / SCORES, json.dumps(now), durable=True)
 
     def _record(self, step: int) -> dict[str, Any]:
         """Read what a step's checkpoint says of itself, with what was measured there later."""
@@ -224,12 +217,9 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("step-*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
-        draft = self._aside(step)
+        draft = atomic.draft_of(self.path(step), unique=True)
         draft.mkdir()
         return draft
-
-    def _aside(self, step: int) -> Path:
-        return self.folder / f"{self.path(step).name}.{secrets.token_hex(4)}.tmp"
 
     def _commit(self, draft: Path, target: Path, record: dict, sums: dict) -> None:
         away = [name for name in sums if not (draft / name).is_file()]
@@ -239,13 +229,12 @@ class Checkpoints:
                 "machines share"
             )
         (draft / RECORD).write_text(json.dumps(record))
-        manifest.flush(draft / RECORD)
+        atomic.flush(draft / RECORD)
         manifest.write(draft, {**sums, **manifest.entries(draft, [draft / RECORD])})
         self.check_owner()
         if target.exists():  # damaged, or it would not be written again
             self._remove(record["step"])
-        draft.rename(target)
-        manifest.flush(self.folder)
+        atomic.publish(draft, target)
         self._damaged.discard(record["step"])
 
     def _prune(self, newest: int) -> None:
@@ -268,18 +257,12 @@ class Checkpoints:
             self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """Delete a checkpoint; one that could not be read is put aside.
-
-        Renamed first: a folder with a checkpoint's name is never half deleted.
-        """
-        gone = self._aside(step)
+        """Delete a checkpoint; one that could not be read is put aside."""
         if step in self._unread:
-            self.path(step).rename(gone.with_suffix(".unread"))
+            self.path(step).rename(atomic.draft_of(self.path(step), unique=True).with_suffix(".unread"))
             self._unread.discard(step)
-            return
-        with contextlib.suppress(OSError):  # the next save tries again
-            self.path(step).rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        else:
+            atomic.delete_folder(self.path(step))  # where that fails, the next save tries again
 
     def _score(self, step: int) -> float | None:
         """Read the metric that decides; None where there is none, or the record is damaged.

@@ -7,13 +7,13 @@ import os
 import shutil
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.distributed.environment import is_main_process
 from app.errors import UserError
+from app.rundir.atomic import drafted
 
 SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -67,25 +67,9 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = compute()
-    with drafted(file) as draft:
+    with drafted(file, unique=True) as draft:
         draft.write_text(json.dumps(value))
     return value
-
-
-def _draft_of(path: Path) -> Path:
-    """Name what no other process writes: those of two containers may have the same number, and the same host name."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-
-
-@contextlib.contextmanager
-def drafted(file: Path) -> Iterator[Path]:
-    """Give the name of a draft of a file, which takes the file's place when the block has ended well."""
-    draft = _draft_of(file)
-    try:
-        yield draft
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
@@ -94,22 +78,18 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
     Drafts of processes that were killed go a day after they were last written to.
     """
     if not folder.exists():
-        for left in folder.parent.glob(f"{folder.name}.{'[0-9a-f]' * 32}"):
+        for left in folder.parent.glob(f"{folder.name}.*.tmp"):
             with contextlib.suppress(OSError):  # another process may remove the same
                 newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
                 if time.time() - newest > SECONDS_KEPT:
                     shutil.rmtree(left, ignore_errors=True)
-        draft = _draft_of(folder)
         try:
-            draft.mkdir(parents=True)
-            make(draft)
-            try:
-                draft.rename(folder)
-            except OSError:
-                if not folder.exists():  # else another process was first, with the same
-                    raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            with drafted(folder, unique=True) as draft:
+                draft.mkdir(parents=True)
+                make(draft)
+        except OSError:
+            if not folder.exists():  # else another process was first, with the same
+                raise
     return folder
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
 from app.errors import UserError
-from app.rundir import recipe_source
+from app.rundir import atomic, recipe_source
 from app.rundir.lock import FolderLock
 
 _LONGER = "the learning rate follows the new length from here on"
@@ -195,13 +195,7 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         if not (self.path / name).exists():
             self._made.append(self.path / name)
-        draft = self.path / f"{name}.tmp"
-        try:
-            draft.write_text(text)
-            draft.rename(self.path / name)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        atomic.write_text(self.path / name, text)
 
     def release(self, discard: bool = False) -> None:
         """Give the folder back; `discard` removes what was made for a run that never began."""

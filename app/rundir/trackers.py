@@ -14,6 +14,7 @@ import numpy as np
 
 from app.config import finite, flatten
 from app.errors import mendable
+from app.rundir import atomic
 from app.rundir.images import Images
 
 _OF_STEPS = {"ids", "skipped_steps"}  # one of them is in a line that a step leaves, whatever its body logs
@@ -42,9 +43,7 @@ class MetricsFile:
             damaged += "\0" in cut  # left by a power failure, not by a process that was killed
         if damaged:
             warn(f"warning: {path}: {damaged} damaged lines are left out")
-        draft = path.with_name(path.name + ".tmp")
-        draft.write_text("".join(line + "\n" for line in kept))
-        draft.rename(path)
+        atomic.write_text(path, "".join(line + "\n" for line in kept))
         self.path, self.warn = path, warn
         self.file = path.open("ab", buffering=0)
         self.waiting = b""

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-from app.data.cache import drafted, fingerprint, remember
+from app.data.cache import fingerprint, remember
 from app.data.tables.reading import open_text
 from app.errors import UserError
+from app.rundir.atomic import drafted
 
 # A line that ends in so many characters and is a record by itself is one of many.
 HEAD = 2**20
@@ -49,7 +50,7 @@ def _convert(file: str, place: Path, named: str) -> None:
             '[{"text": ..., "label": ...}, ...], or one a line, or else columns of one length, '
             '{"text": [...], "label": [...]}'
         )
-    with drafted(place) as draft:
+    with drafted(place, unique=True) as draft:
         parquet.write_table(table, draft)
 
 
