@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+from app.commands.torture.kills import compare
 from launching import PROFILES, ROOT, run
 
 TOY = ROOT / "tests" / "laws" / "toy.py"
@@ -45,3 +46,9 @@ def test_a_recipe_that_fails_by_itself(tmp_path):
     recipe.write_text(TOY.read_text().replace("time.sleep(pause)", "raise ZeroDivisionError"))
     result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe)
     assert result.status == 2 and "fails without any kill" in result.output
+
+
+def test_damaged_lines_are_a_difference():
+    good = {"lines": [{"step": 1, "loss": 0.5}], "damaged": 0, "weights": {"a": "1"}}
+    assert compare(good, good) == []
+    assert compare(good, {**good, "damaged": 2}) == ["2 damaged lines in metrics.jsonl"]

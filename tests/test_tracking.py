@@ -12,7 +12,9 @@ import pytest
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from app.rundir.trackers import MetricsFile, Trackers, _logged_in
+from app.rundir import metrics_file
+from app.rundir.metrics_file import Follower, MetricsFile
+from app.rundir.trackers import Trackers, _logged_in
 
 CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
 
@@ -85,6 +87,29 @@ def test_a_line_that_is_none_is_dropped(tmp_path, tail):
     assert [line["step"] for line in read(path)] == [1, 2, 6]
     assert path.read_bytes().startswith(good)
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_a_reader_leaves_out_what_is_damaged_or_half_written(tmp_path, tail):
+    """A half line is not damaged: it is being written, unless zeros show a power failure."""
+    path = tmp_path / "metrics.jsonl"
+    write(path, 0, range(1, 3))
+    path.write_bytes(path.read_bytes() + tail)
+    lines, damaged = metrics_file.read_lines(path)
+    assert [line.fields["step"] for line in lines] == [1, 2] == [line["step"] for line in metrics_file.read(path)]
+    assert damaged == tail.count(b"\n") + (b"\0" in tail)
+
+
+def test_a_file_that_is_followed_gives_every_whole_line_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    follower = Follower(path)
+    assert follower.new() == [] == metrics_file.read(path)
+    found = []
+    with path.open("wb", buffering=0) as file:
+        for piece in (b'{"step": 1}\n{"st', b'ep": 2}', b"\n", b"\0\xff\n", b'{"step": 3}\n'):
+            file.write(piece)
+            found.append([line["step"] for line in follower.new()])
+    assert found == [[1], [], [2], [], [3]] and follower.new() == []
 
 
 def trackers(folder: Path, *names: str, ids: dict | None = None) -> tuple[Trackers, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from app.errors import UserError
-from app.rundir import lock
+from app.rundir import lock, metrics_file
 
 NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
 
@@ -108,23 +108,11 @@ def read(folder: Path) -> History:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    return History(folder, held, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    found = []
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        lines = metrics_file.read(folder / "metrics.jsonl")
     except OSError:
-        return []
-    for line in text.split("\n"):
-        try:
-            values = json.loads(line)
-            values["step"] = int(values["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-        found.append(values)
-    return found
+        lines = []
+    return History(folder, held, info, config if isinstance(config, dict) else {}, lines)
 
 
 def find(folders: Iterable[Path], depth: int = 3) -> list[History]:

@@ -10,9 +10,10 @@ from app.config import RunConfig
 from app.distributed.layout import in_short
 from app.rundir import images
 from app.rundir.folder import RunFolder
+from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
 from app.rundir.throughput import Cost
-from app.rundir.trackers import MetricsFile, Trackers
+from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
 
 

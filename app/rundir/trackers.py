@@ -1,7 +1,5 @@
-"""Where numbers go: metrics.jsonl always, and the experiment trackers that accelerate knows."""
+"""Experiment trackers: those that accelerate knows get the numbers of metrics.jsonl as well."""
 
-import errno
-import json
 import netrc
 import os
 import secrets
@@ -12,56 +10,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from app.config import finite, flatten
+from app.config import flatten
 from app.errors import mendable
-from app.rundir import atomic
 from app.rundir.images import Images
-
-_OF_STEPS = {"ids", "skipped_steps"}  # one of them is in a line that a step leaves, whatever its body logs
-
-
-class MetricsFile:
-    """One JSON object a line, steps in order; what came after the step that a run resumes from is taken back."""
-
-    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print, scores_too: bool = False):
-        """Open `path`, dropping the lines of later steps and a line that was cut short.
-
-        Args:
-            scores_too: the step that the run resumes from is evaluated again, so its scores are dropped as well.
-        """
-        kept, damaged = [], 0
-        if path.exists():
-            *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
-            for line in whole:
-                try:
-                    fields = json.loads(line)
-                    again = scores_too and fields["step"] == resumed_from and not _OF_STEPS & set(fields)
-                    if fields["step"] <= resumed_from and not again:
-                        kept.append(line)
-                except (ValueError, KeyError, TypeError):
-                    damaged += 1
-            damaged += "\0" in cut  # left by a power failure, not by a process that was killed
-        if damaged:
-            warn(f"warning: {path}: {damaged} damaged lines are left out")
-        atomic.write_text(path, "".join(line + "\n" for line in kept))
-        self.path, self.warn = path, warn
-        self.file = path.open("ab", buffering=0)
-        self.waiting = b""
-
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
-        self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
-        whole = None
-        try:
-            whole = self.path.stat().st_size
-            if self.file.write(self.waiting) < len(self.waiting):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.waiting = b""
-        except OSError as error:
-            if whole is not None:
-                os.truncate(self.path, whole)
-            if not held:
-                self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")
 
 
 class Trackers:

@@ -13,7 +13,7 @@ from app.checkpoints import state_dict
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
-from app.rundir.trackers import MetricsFile
+from app.rundir.metrics_file import MetricsFile
 from app.sampling.hashing import hash_of
 from app.training.step_metrics import StepMetrics
 

@@ -1,12 +1,12 @@
 """Whether two runs took the same steps, from what they have written down."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.commands.prove.difference import TENSORS, Comparison, Difference
+from app.rundir import metrics_file
 from app.training.audit import FILE
 
 
@@ -47,8 +47,7 @@ def read(folder: Path) -> Trace:
     """Read what a run with --run.audit and --run.log-every 1 has written, as far as steps are whole."""
     steps: dict[int, dict[str, Any]] = {}
     for name in (FILE, "metrics.jsonl"):
-        path = folder / name
-        for line in map(json.loads, path.read_text().splitlines()) if path.exists() else ():
+        for line in metrics_file.read(folder / name):
             if name == FILE or "ids" in line:  # not an evaluation
                 steps.setdefault(line["step"], {}).update(line)
     whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}

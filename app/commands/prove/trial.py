@@ -12,6 +12,7 @@ from typing import Any
 from app.commands.prove.compare import Trace, read
 from app.launching.launcher import Stalled, run, words_of
 from app.launching.profiles import Profile
+from app.rundir.metrics_file import Follower
 from app.rundir.progress import Progress
 from app.rundir.throughput import SPEEDS
 
@@ -112,21 +113,15 @@ class _Watch:
     """Show how far a run is by its metrics.jsonl."""
 
     def __init__(self, path: Path, steps: int):
-        self.path, self.place, self.lines = path, 0, 0
+        self.file, self.lines = Follower(path), 0
         self.progress, self.steps = Progress(True), steps
         self.progress.start(0, steps)
 
     def __call__(self) -> int:
         """Show what is new; return how many lines there are."""
-        if not self.path.exists():
-            return 0
-        with self.path.open("rb") as file:
-            file.seek(self.place)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    break
-                self.place, self.lines = self.place + len(line), self.lines + 1
-                self._show(json.loads(line))
+        for line in self.file.new():
+            self.lines += 1
+            self._show(line)
         return self.lines
 
     def _show(self, line: dict) -> None:

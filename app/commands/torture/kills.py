@@ -1,6 +1,5 @@
 """Killing runs of a recipe again and again, and comparing what becomes of them with a run that was left alone."""
 
-import json
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import xxhash
 from app.errors import UserError
 from app.launching import launcher
 from app.launching.profiles import Profile
+from app.rundir import metrics_file
 from app.rundir.throughput import SPEEDS
 
 MOMENTS = ("writing", "renaming", "deleting")
@@ -155,7 +155,8 @@ class Torture:
 
 def outcome(folder: Path) -> dict:
     """Read what a finished run must have in common with the untouched one."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    whole, damaged = metrics_file.read_lines(folder / "metrics.jsonl")
+    lines = [line.fields for line in whole]
     for line in lines:
         for name in SPEEDS:
             line.pop(name, None)
@@ -163,7 +164,7 @@ def outcome(folder: Path) -> dict:
         str(file.relative_to(folder)): xxhash.xxh3_128_hexdigest(file.read_bytes())
         for file in sorted((folder / "model").rglob("*.safetensors"))
     }
-    return {"lines": lines, "weights": weights}
+    return {"lines": lines, "damaged": damaged, "weights": weights}
 
 
 def compare(expected: dict, found: dict) -> list[str]:
@@ -176,6 +177,8 @@ def compare(expected: dict, found: dict) -> list[str]:
         differences.append(f"step {first[0]['step']} differs in {', '.join(names)}")
     elif len(expected["lines"]) != len(found["lines"]):
         differences.append(f"{len(found['lines'])} lines in metrics.jsonl, {len(expected['lines'])} expected")
+    if found["damaged"]:
+        differences.append(f"{found['damaged']} damaged lines in metrics.jsonl")
     differences += [
         f"{name} differs" for name in expected["weights"] if expected["weights"][name] != found["weights"].get(name)
     ]

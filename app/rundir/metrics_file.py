@@ -1,0 +1,111 @@
+"""metrics.jsonl and audit.jsonl: one JSON object a line, each with its `step`, in order.
+
+One run writes such a file, and anybody may read it at any time. No step is in it twice: a run that resumes takes back
+the lines of the steps that it makes again.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.config import finite
+from app.rundir import atomic
+
+_OF_STEPS = {"ids", "skipped_steps"}  # a line that the step itself writes has one of them, whatever its body logs
+
+
+class Line(NamedTuple):
+    """A line as it is in the file, and the fields that it holds."""
+
+    text: str
+    fields: dict[str, Any]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read the fields of every line; damaged lines are left out. A file that is not there has none."""
+    return [line.fields for line in read_lines(path)[0]]
+
+
+def read_lines(path: Path) -> tuple[list[Line], int]:
+    """Read the whole lines of a file, and count the damaged ones.
+
+    A last line without its end is neither: it is being written, or its writer was killed.
+    """
+    try:
+        *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return [], 0
+    parsed = [(text, _parse(text)) for text in whole]
+    lines = [Line(text, fields) for text, fields in parsed if fields is not None]
+    return lines, len(whole) - len(lines) + ("\0" in cut)  # a power failure leaves zeros, a killed process does not
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    """Return the fields of a line; None where it is damaged."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) and type(fields.get("step")) is int else None
+
+
+class Follower:
+    """Read a file while it is written, each line once."""
+
+    def __init__(self, path: Path):
+        """Begin at the first line; the file need not be there yet."""
+        self.path, self._place = path, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the fields of the lines that were finished since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._place)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place += len(whole)
+        parsed = map(_parse, whole.decode(errors="replace").split("\n")[:-1])
+        return [fields for fields in parsed if fields is not None]
+
+
+class MetricsFile:
+    """Write such a file, each line at once."""
+
+    def __init__(self, path: Path, resumed_from: int, warn: Callable[[str], Any] = print, scores_too: bool = False):
+        """Open `path`, dropping damaged lines and those of steps after `resumed_from`.
+
+        Args:
+            scores_too: drop the scores of that step as well, because it will be evaluated again.
+        """
+        lines, damaged = read_lines(path)
+        if damaged:
+            warn(f"warning: {path}: {damaged} damaged lines are left out")
+
+        def stays(fields: dict[str, Any]) -> bool:
+            again = scores_too and fields["step"] == resumed_from and not _OF_STEPS & set(fields)
+            return fields["step"] <= resumed_from and not again
+
+        atomic.write_text(path, "".join(f"{line.text}\n" for line in lines if stays(line.fields)))
+        self.path, self.warn = path, warn
+        self.file = path.open("ab", buffering=0)
+        self.waiting = b""
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
+        self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
+        whole = None
+        try:
+            whole = self.path.stat().st_size
+            if self.file.write(self.waiting) < len(self.waiting):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.waiting = b""
+        except OSError as error:
+            if whole is not None:
+                os.truncate(self.path, whole)
+            if not held:
+                self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")
