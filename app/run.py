@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from app.checkpoints.export import save_model
 from app.checkpoints.manager import Saving
+from app.checkpoints.resume import contents_everywhere
 from app.checkpoints.store import Checkpoints
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
 from app.distributed import collectives, layout
@@ -247,7 +248,7 @@ class Run:
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        saved, plan = self.saving.resume(plan, data, self.config)
+        saved, plan = self.saving.resume(plan, contents_everywhere(data), self.config)
         plan.check_stop(self.config)
         # An earlier version did not write them.
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)

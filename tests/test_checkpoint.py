@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from app.checkpoints.manifest import MANIFEST, checksum, vouch
-from app.checkpoints.store import RECORD, SCORES, STATE, Checkpoints
+from app.checkpoints.record import RECORD, SCORES
+from app.checkpoints.store import STATE, Checkpoints, Saved
 from app.errors import UserError
 
 # Children start as forks: at once, with torch imported.
@@ -57,7 +58,11 @@ def checkpoints(folder: Path, **options) -> Checkpoints:
 
 def save(to: Checkpoints, *steps: int, **metrics: float) -> None:
     for step in steps:
-        assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == []
+        assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == Saved()
+
+
+def fails(to: Checkpoints, step: int) -> bool:
+    return bool(to.save(step, {"note": step, "metrics": {}}, writer(step)).problems)
 
 
 def newest(of: Checkpoints) -> tuple[int | None, list[str]]:
@@ -112,7 +117,7 @@ def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
         writer(2)(folder)
         assert to.steps() == [1] and newest(to) == (1, [])
 
-    assert to.save(2, {"note": 2, "metrics": {}}, write) == []
+    assert to.save(2, {"note": 2, "metrics": {}}, write) == Saved()
     assert newest(to) == (2, [])
 
 
@@ -308,28 +313,28 @@ def full(folder: str) -> None:
 def test_a_failure_while_writing_is_returned_and_leaves_what_was(tmp_path):
     to = checkpoints(tmp_path, keep=1)
     save(to, 1)
-    (problem,) = to.save(2, {"note": 2, "metrics": {}}, full)
-    assert "No space left on device" in problem
+    outcome = to.save(2, {"note": 2, "metrics": {}}, full)
+    (problem,) = outcome.problems
+    assert not outcome.lasting and "No space left on device" in problem
     assert names(to) == ["step-00000001"] and newest(to) == (1, [])
     save(to, 2)
     assert names(to) == ["step-00000002"] and newest(to) == (2, [])
 
 
-def test_an_error_of_the_users_is_raised(tmp_path):
+def test_an_error_of_the_users_is_lasting(tmp_path):
     to = checkpoints(tmp_path)
     save(to, 1)
 
     def write(folder: str) -> None:
         raise UserError("objects.0 holds a set")
 
-    with pytest.raises(UserError, match=r"^objects\.0 holds a set$"):
-        to.save(2, {"metrics": {}}, write)
+    assert to.save(2, {"metrics": {}}, write) == Saved(["objects.0 holds a set"], lasting=True)
     assert names(to) == ["step-00000001"]
 
 
 def test_a_folder_in_the_way_of_a_folder_is_returned(tmp_path):
     (tmp_path / "checkpoints").write_text("in the way")
-    (problem,) = checkpoints(tmp_path).save(1, {"metrics": {}}, writer(1))
+    (problem,) = checkpoints(tmp_path).save(1, {"metrics": {}}, writer(1)).problems
     assert "checkpoints" in problem
 
 
@@ -383,7 +388,7 @@ def test_killed_at_any_moment_a_save_leaves_a_whole_checkpoint(tmp_path, before)
     while killed:
         shutil.copytree(tmp_path / "start", tmp_path / str(number))
         to = checkpoints(tmp_path / str(number), keep=1, best="score")
-        status = at_operation(number, die, lambda to=to: bool(to.save(4, {"note": 4, "metrics": {}}, writer(4))))
+        status = at_operation(number, die, lambda to=to: fails(to, 4))
         assert status in (0, -signal.SIGKILL)
         killed = status != 0
         steps.append(newest(to)[0])
@@ -402,7 +407,7 @@ def test_killed_at_any_moment_a_step_saved_twice_is_still_there(tmp_path):
     while killed:
         to = checkpoints(tmp_path / str(number), keep=1)
         save(to, 1)
-        killed = at_operation(number, die, lambda to=to: bool(to.save(1, {"note": 1, "metrics": {}}, writer(1)))) != 0
+        killed = at_operation(number, die, lambda to=to: fails(to, 1)) != 0
         assert newest(to)[0] == 1
         number += 1
     assert number > 3
@@ -421,7 +426,7 @@ def test_a_disk_that_is_full_at_any_moment_leaves_what_was(tmp_path):
     while reached:
         to = checkpoints(tmp_path / str(number), keep=1)
         save(to, 1)
-        status = at_operation(number, refuse, lambda to=to: bool(to.save(2, {"note": 2, "metrics": {}}, writer(2))))
+        status = at_operation(number, refuse, lambda to=to: fails(to, 2))
         assert status in (0, 1, 3)
         failed, reached = divmod(status, 2)
         assert names(to) == ["step-00000001" if failed else "step-00000002"]
@@ -439,7 +444,7 @@ def test_a_file_that_cannot_grow_is_a_failed_save(tmp_path):
     def call() -> bool:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-        return bool(to.save(2, {"note": 2, "metrics": {}}, writer(2)))
+        return fails(to, 2)
 
     assert at_operation(10**9, die, call) == 2
     assert names(to) == ["step-00000001"] and newest(to) == (1, [])
@@ -461,10 +466,8 @@ def test_a_run_that_lost_its_folder_writes_and_deletes_nothing(tmp_path):
         save(theirs, 15, 60)  # it deletes the draft of the run that it takes for dead
         taken.append(True)
 
-    with pytest.raises(UserError, match="was taken over"):
-        ours.save(15, {"note": 15, "metrics": {}}, write)
-    with pytest.raises(UserError, match="was taken over"):
-        ours.save(20, {"note": 20, "metrics": {}}, writer(20))
+    assert ours.save(15, {"note": 15, "metrics": {}}, write) == Saved(["was taken over"], lasting=True)
+    assert ours.save(20, {"note": 20, "metrics": {}}, writer(20)) == Saved(["was taken over"], lasting=True)
     assert names(theirs) == ["step-00000015", "step-00000060"] and newest(theirs) == (60, [])
 
 
@@ -473,7 +476,7 @@ def test_two_runs_that_write_one_step_at_once_do_not_mix_their_files(tmp_path):
     ours, theirs = checkpoints(tmp_path), checkpoints(tmp_path)
 
     def write(folder: str) -> None:
-        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == []
+        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == Saved()
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "__0_0.distcp").write_bytes(b"of the one that was taken for dead")
 
@@ -515,7 +518,7 @@ def test_what_is_measured_after_a_step_was_saved_decides_too(tmp_path):
     to = checkpoints(tmp_path, keep=1, best="score")
     save(to, 1)
     before = (to.path(1) / RECORD).read_bytes()
-    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == []
+    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == Saved()
     save(to, 2, 3, score=0.5)
     assert names(to) == ["step-00000001", "step-00000003"]
     assert to.at(1)[1]["scores"] == {"score": 0.99} and (to.path(1) / RECORD).read_bytes() == before
@@ -556,7 +559,7 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     to, warnings = checkpoints(tmp_path, keep=9), []
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", broken)
-        patch.setattr("app.checkpoints.store.time.sleep", lambda seconds: None)
+        patch.setattr("app.checkpoints.manifest.time.sleep", lambda seconds: None)
         assert to.newest(warnings.append)[1]["step"] == 4
     assert "step-00000008 cannot be read and left out" in warnings[0]
     save(to, 6)
@@ -580,6 +583,6 @@ def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, failing, fail)
-        (problem,) = to.save(1, {"metrics": {"score": 0.9}}, writer(1))
+        (problem,) = to.save(1, {"metrics": {"score": 0.9}}, writer(1)).problems
     assert "keeps its earlier scores" in problem and newest(checkpoints(tmp_path)) == (1, [])
     assert sorted(path.name for path in to.path(1).iterdir()) == [MANIFEST, RECORD, STATE]

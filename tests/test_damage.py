@@ -8,7 +8,7 @@ import torch
 
 from app import UserError
 from app.checkpoints.manifest import MANIFEST
-from app.checkpoints.store import RECORD
+from app.checkpoints.record import RECORD
 from launching import metrics
 from test_checkpoint import DAMAGE
 from tiny import DATA, saved, train

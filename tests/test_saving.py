@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from app import UserError
 from app.checkpoints import sharded
-from app.checkpoints.store import RECORD
+from app.checkpoints.record import RECORD
 from tiny import saved, state_folder, state_of, train
 
 SAVE = dcp.save

@@ -2,8 +2,10 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -57,6 +59,18 @@ def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], N
             raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
         if checksum(path, on_block) != expected:
             raise ValueError(f"{path} does not have the contents that were written")
+
+
+def verify_patiently(*args: Any, seconds: float = 1.0, tries: int = 3) -> None:
+    """Verify, and try again when the disk fails: a network disk now and then does so for a moment (ESTALE)."""
+    for _ in range(tries - 1):
+        try:
+            return verify(*args)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            time.sleep(seconds)
+    return verify(*args)
 
 
 def checksum(path: Path, on_block: Callable[[], None] = lambda: None) -> str:

@@ -1,28 +1,47 @@
 """The commit protocol: a checkpoint folder that is present is whole, and the last good one is never given up first."""
 
-import contextlib
-import json
-import math
 import re
 import shutil
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from app.checkpoints import manifest
+from app.checkpoints import manifest, record
+from app.checkpoints.retention import Retention
 from app.distributed import collectives
 from app.errors import UserError
 from app.rundir import atomic
 
-RECORD, STATE = "record.json", "state"
-SCORES = "scores.json"  # what was measured at a step after its checkpoint was committed; in no manifest
-_LATER = ("metrics", "scores", "unevaluated")  # fields of the record that it replaces
-_DAMAGE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # which a disk gives for what is not whole
+STATE = "state"
+_NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How an attempt to save a checkpoint ended, the same on every rank.
+
+    Args:
+        problems: what went wrong, one line for each failing rank; empty where the checkpoint is there.
+        lasting: the next attempt will fail too, until the user changes something.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    lasting: bool = False
+
+
+class _NotSaved(Exception):
+    """Leave an attempt to save; raised on every rank."""
+
+    def __init__(self, outcome: Saved):
+        super().__init__("; ".join(outcome.problems))
+        self.outcome = outcome
 
 
 class Checkpoints:
@@ -41,14 +60,15 @@ class Checkpoints:
         """Look after `folder`.
 
         Args:
-            keep: how many of the newest to keep.
-            best: a metric whose best checkpoint is kept too; a leading minus sign means that lower is better.
-            check_owner: raises where another run has taken the folder; asked before anything is written or deleted.
+            keep, best: see `Retention`.
+            check_owner: raises UserError where another run has taken the folder; called before anything is written or
+                deleted.
             on_block: called for every block of a file that is read.
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        self.keep, self.best, self.check_owner, self._on_block = keep, best, check_owner, on_block
-        # What this run went on from before: found damaged, or not to be had from the disk.
+        self.retention = Retention(keep, best)
+        self.check_owner, self._on_block = check_owner, on_block
+        # The checkpoints that this run passed over when it resumed: damaged, or not readable at that time.
         self._damaged: set[int] = set()
         self._unread: set[int] = set()
 
@@ -60,7 +80,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
-        """Name the folder of a step's checkpoint."""
+        """Return the folder of a step's checkpoint, whether it is there or not."""
         return self.folder / f"step-{step:08d}"
 
     def improves(self, step: int, metrics: dict[str, float], saving: dict[str, float]) -> bool:
@@ -69,73 +89,71 @@ class Checkpoints:
         Args:
             saving: the metrics of a checkpoint that is being written.
         """
-        value = self._value(metrics)
-        known = [self._value(saving)]
-        for other in self.steps() if value is not None else ():
-            if other < step:
-                with contextlib.suppress(OSError):
-                    known.append(self._score(other))
-        return value is not None and all(value > other for other in known if other is not None)
+        earlier = [self.path(other) for other in self.steps() if other < step]
+        return self.retention.improves(metrics, saving, earlier)
 
     def save(
         self,
         step: int,
-        record: dict[str, Any],
+        fields: dict[str, Any],
         write: Callable[[str], Any],
         group: dist.ProcessGroup | None = None,
-    ) -> list[str]:
+    ) -> Saved:
         """Write, verify, commit, and only then delete what is no longer wanted. Every rank takes part.
 
-        Args:
-            record: what to keep beside the state; its "metrics", measured at this step, choose the best checkpoint.
-            write: writes the state into the folder that it is given; collective.
-            group: that the ranks talk in; one of its own in a thread beside training.
+        A step whose checkpoint is already whole keeps it; its scores are brought up to date.
 
-        Returns:
-            What went wrong, one line for each failing rank; nothing is committed then.
+        Args:
+            fields: the record; its "metrics", measured at this step, choose the best checkpoint.
+            write: writes the state into the folder that it is given; collective.
+            group: the process group in which the ranks talk; a thread next to training has one of its own.
         """
-        stands, problem = collectives.from_main(lambda: self._stands(step, record), group)
-        if stands:
-            return [problem] if problem else []
-        draft: Path | None = None
-        problem: BaseException | None = None
-        sums: dict[str, dict] = {}
         try:
-            draft = collectives.from_main(lambda: self._start(step), group)
-            write(str(draft / STATE))
+            there, problem = collectives.from_main(lambda: self._is_there(step, fields), group)
+        except UserError as lost:
+            return Saved([str(lost)], lasting=True)
+        if there:
+            return Saved([problem] if problem else [])
+        draft: Path | None = None
+        try:
+            draft = self._agreed(lambda: collectives.from_main(lambda: self._start(step), group), group)
+            self._agreed(lambda: write(str(draft / STATE)), group)  # then all files are there, whoever has written them
+            own = self._agreed(lambda: manifest.vouch(draft, self.rank, self._on_block), group)
+            sums = {name: entry for part in collectives.gather(own, group) for name, entry in part.items()}
+            self._agreed(lambda: self._finish(draft, step, fields, sums), group)
+        except _NotSaved as failed:
+            return failed.outcome
+        finally:
+            if self.rank == 0 and draft:
+                shutil.rmtree(draft, ignore_errors=True)
+        return Saved()
+
+    def _agreed(self, part: Callable[[], T], group: dist.ProcessGroup | None) -> T:
+        """Do this rank's part of a save, and go on only when every rank has done its own.
+
+        Raises:
+            _NotSaved: on every rank, where one has failed.
+        """
+        problem, result = None, None
+        try:
+            result = part()
         except (Exception, CheckpointException) as error:  # torch's is a BaseException
             problem = self._reason(error)
-        problems = collectives.agree(problem, group)  # from here on all files are there, whoever has written them
-        if not problems:
-            try:
-                sums = manifest.vouch(draft, self.rank, self._on_block)
-            except Exception as error:
-                problem = self._reason(error)
-            problems = collectives.agree(problem, group)
-        if not problems:
-            sums = {name: entry for part in collectives.gather(sums, group) for name, entry in part.items()}
-            try:
-                if self.rank == 0:
-                    self._commit(draft, self.path(step), {**record, "step": step}, sums)
-                    self._prune(step)
-            except Exception as error:
-                problem = self._reason(error)
-            problems = collectives.agree(problem, group)
-        if self.rank == 0 and draft:
-            shutil.rmtree(draft, ignore_errors=True)
-        if problems and any(collectives.gather(isinstance(problem, UserError), group)):
-            raise UserError("; ".join(problems))
-        return problems
+        if problems := collectives.agree(problem, group):
+            lasting = any(collectives.gather(isinstance(problem, UserError), group))
+            raise _NotSaved(Saved(problems, lasting))
+        return result
 
     def _reason(self, error: BaseException) -> BaseException:
-        """Name the loss of the folder, where that is why something failed: another run deletes drafts."""
+        """Return why a part failed: the loss of the folder, if another run has taken it, as that deletes our draft."""
         try:
             self.check_owner()
         except UserError as lost:
             return lost
         except OSError:
             pass
-        return _cause(error)
+        # torch puts the errors of all ranks into one, whose text is all their tracebacks.
+        return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
     def newest(self, warn: Callable[[str], Any]) -> tuple[Path, dict[str, Any]] | None:
         """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
@@ -148,13 +166,13 @@ class Checkpoints:
         for step in reversed(steps):
             folder, problem = self.path(step), None
             try:
-                _patiently(lambda folder=folder: manifest.verify(folder, self.rank, self.world_size, self._on_block))
+                manifest.verify_patiently(folder, self.rank, self.world_size, self._on_block)
             except (OSError, ValueError) as error:
                 problem = error
             problems = collectives.agree(problem and UserError(str(problem)))
             if not problems:
-                return folder / STATE, collectives.from_main(lambda step=step: self._record(step))
-            unread = any(collectives.gather(isinstance(problem, OSError) and not isinstance(problem, _DAMAGE)))
+                return folder / STATE, collectives.from_main(lambda folder=folder: record.read(folder))
+            unread = any(collectives.gather(isinstance(problem, OSError) and not isinstance(problem, _NOT_WHOLE)))
             (self._unread if unread else self._damaged).add(step)
             bad.append(problems[0])
             what = "cannot be read" if unread else "is damaged"
@@ -166,7 +184,7 @@ class Checkpoints:
         return None
 
     def at(self, step: int) -> tuple[Path, dict[str, Any]]:
-        """Find one step's checkpoint, all files of which are checked, as its state's folder and its record.
+        """Find one step's checkpoint, verify all its files, and return its state's folder and its record.
 
         Raises:
             UserError: there is none, or it is damaged.
@@ -178,41 +196,32 @@ class Checkpoints:
             manifest.verify(self.path(step), on_block=self._on_block)
         except (OSError, ValueError) as error:
             raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
-        return self.path(step) / STATE, self._record(step)
+        return self.path(step) / STATE, record.read(self.path(step))
 
-    def _stands(self, step: int, record: dict) -> tuple[bool, str]:
-        """Tell whether a step already has a checkpoint that is whole, and bring what was measured there up to date.
+    def _is_there(self, step: int, fields: dict[str, Any]) -> tuple[bool, str]:
+        """Tell whether a step already has a whole checkpoint, and bring its scores up to date.
 
         Returns:
-            Also what went wrong with the latter.
+            Also what went wrong with the scores; empty where nothing did.
+
+        Raises:
+            UserError: another run has taken the folder.
         """
+        folder = self.path(step)
         try:
-            manifest.verify(self.path(step), on_block=self._on_block)
+            manifest.verify(folder, on_block=self._on_block)
         except (OSError, ValueError):
             return False, ""
         try:
-            self._bring_up_to_date(step, record)
+            if later := record.later_fields(folder, fields):
+                self.check_owner()
+                record.write_later(folder, later)
         except OSError as error:
             return True, f"the one that is there keeps its earlier scores: {error}"
         return True, ""
 
-    def _bring_up_to_date(self, step: int, record: dict) -> None:
-        before = self._record(step)
-        now = {name: record[name] for name in _LATER if name in record}
-        now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}
-        if any(before.get(name) != value for name, value in now.items()):
-            self.check_owner()
-            atomic.write_text(self.path(step) / SCORES, json.dumps(now), durable=True)
-
-    def _record(self, step: int) -> dict[str, Any]:
-        """Read what a step's checkpoint says of itself, with what was measured there later."""
-        record, later = json.loads((self.path(step) / RECORD).read_text()), {}
-        with contextlib.suppress(FileNotFoundError, ValueError):  # nothing was measured later, or it is damaged
-            later = json.loads((self.path(step) / SCORES).read_text())
-        return {**record, **{name: later[name] for name in _LATER if name in later}}
-
     def _start(self, step: int) -> Path:
-        """Make a draft's folder. Its name is new: a run that lost this folder may still be writing its own."""
+        """Make a draft's folder. Its name is new: a run that lost this folder may still be writing its own draft."""
         self.check_owner()
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob("step-*.tmp"):
@@ -221,80 +230,41 @@ class Checkpoints:
         draft.mkdir()
         return draft
 
-    def _commit(self, draft: Path, target: Path, record: dict, sums: dict) -> None:
+    def _finish(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
+        """Commit a draft and delete what is no longer wanted, on the main process."""
+        if self.rank == 0:
+            self._commit(draft, step, fields, sums)
+            self._prune(step)
+
+    def _commit(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
         away = [name for name in sums if not (draft / name).is_file()]
         if away:
             raise UserError(
                 f"{draft} does not have {away[0]}, which another process wrote: --run.dir must be on a disk that all "
                 "machines share"
             )
-        (draft / RECORD).write_text(json.dumps(record))
-        atomic.flush(draft / RECORD)
-        manifest.write(draft, {**sums, **manifest.entries(draft, [draft / RECORD])})
+        written = record.write(draft, {**fields, "step": step})
+        manifest.write(draft, {**sums, **manifest.entries(draft, [written])})
         self.check_owner()
-        if target.exists():  # damaged, or it would not be written again
-            self._remove(record["step"])
-        atomic.publish(draft, target)
-        self._damaged.discard(record["step"])
+        if self.path(step).exists():  # damaged, or it would not be written again
+            self._remove(step)
+        atomic.publish(draft, self.path(step))
+        self._damaged.discard(step)
 
     def _prune(self, newest: int) -> None:
         """Delete what is no longer wanted: never what another run may have made, nor what cannot be read just now."""
         steps = self.steps()
-        # A later step is another run's, unless this one found it damaged and went on from before it.
+        # A later step is another run's, unless this one passed over it when it resumed.
         before = [step for step in steps if step <= newest]
-        wanted = set(before[-self.keep :])
-        if self.best:
-            known, unread = {}, set()
-            for step in before:
-                try:
-                    known[step] = self._score(step)
-                except OSError:
-                    unread.add(step)
-            known = {step: score for step, score in known.items() if score is not None}
-            wanted |= unread | ({max(known, key=lambda step: (known[step], step))} if known else set())
+        wanted = self.retention.wanted({step: self.path(step) for step in before})
         for step in sorted({*before, *(self._damaged | self._unread).intersection(steps)} - wanted):
             self.check_owner()
             self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """Delete a checkpoint; one that could not be read is put aside."""
+        """Delete a checkpoint; one that could not be read is put aside, because it may be good."""
         if step in self._unread:
             self.path(step).rename(atomic.draft_of(self.path(step), unique=True).with_suffix(".unread"))
             self._unread.discard(step)
         else:
             atomic.delete_folder(self.path(step))  # where that fails, the next save tries again
-
-    def _score(self, step: int) -> float | None:
-        """Read the metric that decides; None where there is none, or the record is damaged.
-
-        Raises:
-            OSError: it cannot be read just now.
-        """
-        try:
-            return self._value(self._record(step)["metrics"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return None
-
-    def _value(self, metrics: dict[str, float]) -> float | None:
-        """Return the metric that decides, so that higher is better; None where it is not among these, or not finite."""
-        value = metrics.get(self.best.removeprefix("-"))
-        if value is None or not math.isfinite(value):
-            return None
-        return -value if self.best.startswith("-") else value
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Take the first of the errors that torch has put into one, whose text is all their tracebacks."""
-    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-
-
-def _patiently(read: Callable[[], Any], seconds: float = 1.0, tries: int = 3) -> Any:
-    """Read, more than once where a disk says no: a network disk now and then does so for a moment (ESTALE)."""
-    for _ in range(tries - 1):
-        try:
-            return read()
-        except FileNotFoundError:
-            raise
-        except OSError:
-            time.sleep(seconds)
-    return read()

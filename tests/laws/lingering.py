@@ -7,7 +7,7 @@ import torch
 import toy
 
 from app import parse
-from app.checkpoints import manager
+from app.checkpoints import background
 
 
 class Lingering(Future):
@@ -22,5 +22,5 @@ class Lingering(Future):
 
 
 if __name__ == "__main__":
-    manager.Future = Lingering
+    background.Future = Lingering
     toy.train(parse(toy.Config))

@@ -13,12 +13,12 @@ from toy import Config, train
 
 import app.run
 from app import parse
-from app.checkpoints import manager, sharded
+from app.checkpoints import resume, sharded
 from app.distributed import collectives
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
 SECONDS, TIMEOUT = 6, 3  # of slowness; of --run.timeout
-SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, manager.contents, collectives.from_main, app.run.save_model
+SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, resume.contents, collectives.from_main, app.run.save_model
 
 
 def go(name: str, *flags: str) -> None:
@@ -93,9 +93,9 @@ def hasty(call, group=None, **how):
 
 
 if __name__ == "__main__":
-    sharded.dcp.save, manager.contents, collectives.from_main = slow_save, slow_contents, hasty
+    sharded.dcp.save, resume.contents, collectives.from_main = slow_save, slow_contents, hasty
     go("slow", "--run.stop-at", "2")
-    sharded.dcp.save, manager.contents, collectives.from_main = SAVE, CONTENTS, FROM_MAIN
+    sharded.dcp.save, resume.contents, collectives.from_main = SAVE, CONTENTS, FROM_MAIN
     app.run.save_model = slow_write
     go("slow")
     app.run.save_model = WRITE

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from app.checkpoints.store import RECORD
+from app.checkpoints.record import RECORD
 from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL

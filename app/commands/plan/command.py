@@ -170,7 +170,7 @@ def _plain_optimizers(run: "Run") -> list:
 
 def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
     """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
-    from app.checkpoints.manager import fitting
+    from app.checkpoints.resume import fitting
     from app.distributed import layout
 
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}

@@ -1,0 +1,45 @@
+"""What a checkpoint says beside its state: its record, and the scores that were measured after it was committed."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from app.rundir import atomic
+
+RECORD = "record.json"
+SCORES = "scores.json"  # replaces some fields of the record; in no manifest
+_LATER = ("metrics", "scores", "unevaluated")  # those fields
+
+
+def write(folder: Path, record: dict[str, Any]) -> Path:
+    """Write a checkpoint's record, wait until it is on disk, and return the file."""
+    file = folder / RECORD
+    file.write_text(json.dumps(record))
+    atomic.flush(file)
+    return file
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read a checkpoint's record, with what was measured later.
+
+    Raises:
+        OSError, ValueError: the record cannot be read, or is damaged. Damaged later scores are left out.
+    """
+    record, later = json.loads((folder / RECORD).read_text()), {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        later = json.loads((folder / SCORES).read_text())
+    return {**record, **{name: later[name] for name in _LATER if name in later}}
+
+
+def later_fields(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Return what `scores.json` must hold for a checkpoint to say what `record` says; nothing if it says so already."""
+    before = read(folder)
+    now = {name: record[name] for name in _LATER if name in record}
+    now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}
+    return now if any(before.get(name) != value for name, value in now.items()) else {}
+
+
+def write_later(folder: Path, fields: dict[str, Any]) -> None:
+    """Write the fields that replace those of the record."""
+    atomic.write_text(folder / SCORES, json.dumps(fields), durable=True)

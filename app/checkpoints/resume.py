@@ -1,0 +1,77 @@
+"""What must agree between a checkpoint and a run before the run goes on from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.config import RunConfig
+from app.data.fingerprint import contents, difference
+from app.distributed import collectives
+from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan
+
+
+def contents_everywhere(data: Sequence) -> dict[str, Any]:
+    """Digest the training data once on each machine, and compare the digests. Every rank takes part.
+
+    Call it before anything draws from `data`, such as the loader.
+
+    Raises:
+        UserError: a machine has other data than the main process.
+    """
+    found = collectives.from_each_machine(lambda: contents(data))
+    for rank, other in found.items():
+        if changed := difference(found[0], other):
+            raise UserError(
+                f"rank {rank} would train on other data than rank 0: {changed}. Give every machine the same data, for "
+                "example on a disk that all of them share"
+            )
+    return found[0]
+
+
+def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
+    """Plan what follows a checkpoint, from its record.
+
+    Raises:
+        UserError: the checkpoint is of a data set of another size, or of a longer run.
+    """
+    step, seen = saved["step"], saved.get("seen")
+    if seen is not None:  # an earlier version did not write it
+        plan = plan.going_on(settings, step, seen)
+    if step > plan.steps or (seen or 0) > plan.total:
+        asked = f"{plan.steps} steps" if step > plan.steps else f"{plan.total:,} samples, fewer than it has seen,"
+        raise UserError(
+            f"{folder} holds a run after step {step}, and {asked} are asked for: give at least as many with "
+            "--run.steps or --run.epochs, or another --run.dir"
+        )
+    rows, before = plan.samples, saved["data"]["rows"]
+    if plan.fingerprint != saved["data"]["fingerprint"]:
+        now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
+        raise UserError(
+            f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
+            "data that it had, or another --run.dir"
+        )
+    return plan
+
+
+def check_contents(saved: dict[str, Any], now: dict[str, Any], folder: Path, accept: bool) -> str:
+    """Compare the training data with those that a checkpoint's run had.
+
+    Args:
+        saved: `data` of the checkpoint's record.
+        now: the digest of the data.
+        accept: let the run go on over changed data.
+
+    Returns:
+        What the user should know; empty where nothing has changed.
+
+    Raises:
+        UserError: the data have changed, and that is not accepted.
+    """
+    changed = difference(saved["contents"], now) if "contents" in saved else ""  # an earlier version had none
+    if changed and not accept:
+        raise UserError(
+            f"{folder} holds a run over other training data: {changed}. Give it the data that it had, accept these "
+            "with --run.changed accept, or give another --run.dir"
+        )
+    return f"the training data have changed, which is accepted (--run.changed): {changed}" if changed else ""

@@ -1,0 +1,74 @@
+"""Which checkpoints are kept: the newest, and the one with the best score."""
+
+import contextlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.checkpoints import record
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The rule by which checkpoints are kept.
+
+    Args:
+        keep: how many of the newest to keep.
+        best: the metric whose best checkpoint is kept as well; with a leading minus sign, lower is better.
+    """
+
+    keep: int = 2
+    best: str = ""
+
+    def improves(self, metrics: dict[str, float], saving: dict[str, float], earlier: Iterable[Path]) -> bool:
+        """Tell whether metrics are better than those of every earlier checkpoint.
+
+        Args:
+            saving: the metrics of a checkpoint that is being written.
+            earlier: folders of checkpoints; those that cannot be read now do not count.
+        """
+        value = self._value(metrics)
+        if value is None:
+            return False
+        known = [self._value(saving)]
+        for folder in earlier:
+            with contextlib.suppress(OSError):
+                known.append(self._score(folder))
+        return all(value > other for other in known if other is not None)
+
+    def wanted(self, folders: dict[int, Path]) -> set[int]:
+        """Choose the steps whose checkpoints are kept, of those that have one, in order.
+
+        A checkpoint whose record cannot be read now is kept: it may be the best.
+        """
+        wanted = set(list(folders)[-self.keep :])
+        if not self.best:
+            return wanted
+        known: dict[int, float] = {}
+        for step, folder in folders.items():
+            try:
+                score = self._score(folder)
+            except OSError:
+                wanted.add(step)
+            else:
+                known |= {} if score is None else {step: score}
+        return wanted | ({max(known, key=lambda step: (known[step], step))} if known else set())
+
+    def _score(self, folder: Path) -> float | None:
+        """Read the metric that decides; None where there is none, or the record is damaged.
+
+        Raises:
+            OSError: it cannot be read now.
+        """
+        try:
+            return self._value(record.read(folder)["metrics"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _value(self, metrics: dict[str, float]) -> float | None:
+        """Return the metric that decides, negated where lower is better; None if it is missing or not finite."""
+        value = metrics.get(self.best.removeprefix("-"))
+        if value is None or not math.isfinite(value):
+            return None
+        return -value if self.best.startswith("-") else value
