@@ -1,144 +1,169 @@
-"""Configuration: dataclasses with defaults, and what is asked of them."""
+"""Configuration: dataclasses with defaults, and what is asked of their fields."""
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from app.errors import UserError
+
+
+class OnResume(Enum):
+    """What happens to a run that is resumed with another value of a setting."""
+
+    REFUSE = "refuse"  # the setting decides what the run computes
+    ACCEPT = "accept"  # the setting does not change what the run computes
+    LENGTH = "length"  # accepted, and the user is told: the learning rate follows the new length
+
+
+def setting(default: Any, *, at_least: float | None = None, on_resume: OnResume = OnResume.REFUSE) -> Any:
+    """Declare a field of a config, here or in a recipe; the docstring below the field is the help of its flag.
+
+    Args:
+        default: its value where the flag is not given.
+        at_least: the smallest number that is accepted.
+        on_resume: whether a run that is resumed may have another value. Fields that are declared without `setting`
+            may not.
+    """
+    return dataclasses.field(default=default, metadata={"at_least": at_least, "on_resume": on_resume})
 
 
 @dataclass
 class RunConfig:
     """What every run has: its folder, its length, its batch, and when it does what."""
 
-    dir: str = ""
-    """Run folder. Default: runs/ and the name of the recipe. Repeating the command resumes the run in it."""
-    seed: int = 0
-    """Seed of initial weights, sample order, dropout and augmentation."""
-    epochs: float = 1.0
-    """Times that every sample is seen; ignored when --run.steps is given."""
-    steps: int = 0
-    """Optimizer steps of the run. 0: as many as --run.epochs needs."""
-    global_batch: int = 64
-    """Samples of one optimizer step, over all processes. It does not depend on the hardware."""
-    micro_batch: int = 16
-    """Samples of one forward and backward pass on one process: what must fit in memory."""
-    eval_every: int = 0
-    """Evaluate every so many steps, and after the last one. 0: after every epoch."""
-    save_every: int = 0
-    """Save a checkpoint every so many steps, and after the last one. 0: after every epoch."""
-    log_every: int = 10
-    """Log every so many steps."""
-    save_async: bool = True
-    """Write checkpoints while training goes on, from a copy in the host's memory; false: training waits, no copy."""
-    keep: int = 2
+    dir: str = setting("", on_resume=OnResume.ACCEPT)
+    """Folder of the run. Default: runs/ and the name of the recipe. The same command again resumes the run in it."""
+    seed: int = setting(0, at_least=0)
+    """Seed of the initial weights, the order of samples, dropout and augmentation."""
+    epochs: float = setting(1.0, on_resume=OnResume.LENGTH)
+    """Length of the run: how many times every sample is seen. Ignored if --run.steps is given."""
+    steps: int = setting(0, at_least=0, on_resume=OnResume.LENGTH)
+    """Length of the run in optimizer steps. 0: as many as --run.epochs needs."""
+    global_batch: int = setting(64, at_least=1)
+    """Samples in one optimizer step, over all processes. It does not depend on the hardware."""
+    micro_batch: int = setting(16, at_least=1)
+    """Samples in one forward and backward pass on one process. Make it smaller if memory runs out."""
+    eval_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two evaluations; the last step is always evaluated. 0: evaluate after every epoch."""
+    save_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two checkpoints; the last step is always saved. 0: save after every epoch."""
+    log_every: int = setting(10, at_least=1, on_resume=OnResume.ACCEPT)
+    """Steps between two lines of losses and speeds in metrics.jsonl and in the trackers."""
+    save_async: bool = setting(True, on_resume=OnResume.ACCEPT)
+    """Write checkpoints while training goes on, from a copy of the state in the host's memory. false: training waits,
+    and nothing is copied."""
+    keep: int = setting(2, at_least=1, on_resume=OnResume.ACCEPT)
     """How many of the newest checkpoints to keep."""
-    best: str = ""
-    """Also keep the checkpoint with the best value of this metric, for example eval/accuracy; lower is better with a
-    minus sign, as in --run.best=-eval/loss."""
-    trackers: tuple[str, ...] = ("wandb",)
-    """Experiment trackers beside metrics.jsonl, by their names in accelerate. Nothing after the flag: none."""
-    log_model: bool = False
-    """Also hand the finished model to the trackers that keep some: wandb, as an artifact."""
-    quiet: bool = False
-    """Print warnings and errors, and nothing else."""
-    resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on where the run folder's newest good checkpoint is. never: refuse a folder that has one. must: refuse
-    a folder that has none."""
-    changed: Literal["refuse", "accept"] = "refuse"
-    """What a recipe whose code has changed does to the run in the folder, and so do data with other contents in as many
-    rows. refuse: end before anything is trained, and show what differs. accept: go on with what is here now."""
-    stop_at: int = 0
-    """Leave cleanly after this step, as if preempted; the schedule stays that of the whole run."""
-    nonfinite: Literal["stop", "skip"] = "stop"
-    """What a gradient with NaN or infinity does. stop: end the run before the update. skip: leave the update out, name
-    the samples, and count the step as skipped_steps."""
-    check_every: int = 0
-    """Compare weights and buffers of all ranks every so many steps: copies of each other must have the same bits. 0: at
-    the end of every epoch. The first step is always checked."""
-    timeout: float = 1800.0
-    """A rank counts as hung after this many seconds without progress: a step, a micro-batch of an evaluation, or bytes
-    of a checkpoint or of the finished model read or written. All ranks then show their stacks and end with status 1.
-    0: never."""
-    exact: bool = False
-    """Give every layout the same bits: order-free sums of gradients. Costs time and 8 bytes a parameter."""
-    audit: bool = False
-    """Write to audit.jsonl, after each step, what the step was fed and a fingerprint of every weight, as
-    `python -m app prove` compares them. Slow: it reads all weights."""
-    sync_bn: bool = False
-    """Turn BatchNorm into SyncBatchNorm, on GPUs: statistics are of the micro-batches that all processes compute at a
-    time, instead of each one's own."""
-    workers: int = -1
-    """Processes that load data, for each training process. -1: none on CPU, up to 4 beside a GPU."""
-    threads: int = 0
-    """Threads of each process for arithmetic on CPU. 0: the machine's cores, shared by its processes; with
-    --run.exact one, because bits depend on their number."""
+    best: str = setting("", on_resume=OnResume.ACCEPT)
+    """Also keep the checkpoint with the best value of this metric, for example eval/accuracy. Higher is better; with a
+    minus sign lower is, as in --run.best=-eval/loss. Empty: keep only the newest."""
+    trackers: tuple[str, ...] = setting(("wandb",), on_resume=OnResume.ACCEPT)
+    """Experiment trackers that get the numbers of metrics.jsonl as well, by their names in accelerate. Give the flag
+    without a value to use none."""
+    log_model: bool = setting(False, on_resume=OnResume.ACCEPT)
+    """Also hand the finished model to trackers that store models: wandb does, as an artifact."""
+    quiet: bool = setting(False, on_resume=OnResume.ACCEPT)
+    """Print only warnings and errors."""
+    resume: Literal["auto", "never", "must"] = setting("auto", on_resume=OnResume.ACCEPT)
+    """auto: resume from the newest good checkpoint in the run folder, or start if there is none. never: refuse a folder
+    that has a checkpoint. must: refuse a folder that has none."""
+    changed: Literal["refuse", "accept"] = setting("refuse", on_resume=OnResume.ACCEPT)
+    """What happens if the recipe's code, or the contents of equally many rows of data, have changed since the run in
+    the folder began. refuse: end before training and show the difference. accept: go on with what is there now."""
+    stop_at: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
+    nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
+    """What happens if a gradient has NaN or infinity in it. stop: end the run before the update. skip: leave out the
+    update, name the samples, and count the step in skipped_steps."""
+    check_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two comparisons of all ranks' weights and buffers, whose copies must agree in every bit. The first
+    step is always checked. 0: compare at the end of every epoch."""
+    timeout: float = setting(1800.0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Seconds without progress after which a rank counts as hung: all ranks then show their stacks and end with status
+    1. Progress is a step, a micro-batch of an evaluation, or bytes of a checkpoint or of the finished model, read or
+    written. 0: wait forever."""
+    exact: bool = setting(False)
+    """Compute the same bits on every layout: gradients are summed in a way that does not depend on their order. Costs
+    time, and 8 bytes of memory for each parameter."""
+    audit: bool = setting(False, on_resume=OnResume.ACCEPT)
+    """After each step, write to audit.jsonl what the step was fed and a fingerprint of every weight, which `python -m
+    app prove` compares. Slow: it reads all weights."""
+    sync_bn: bool = setting(False)
+    """On GPUs, turn BatchNorm into SyncBatchNorm: its statistics are those of the micro-batches that all processes
+    compute at the same time. false: each micro-batch has its own."""
+    workers: int = setting(-1, at_least=-1, on_resume=OnResume.ACCEPT)
+    """Processes that load data for each training process. -1: none on a CPU, 4 for each GPU."""
+    threads: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Threads with which each process computes on the CPU. 0: the machine's cores divided among its processes; 1 with
+    --run.exact, because the bits depend on the number."""
 
 
 @dataclass
 class OptimConfig:
-    """The optimizer and its learning rate, as a function of the step."""
+    """The optimizer, and its learning rate as a function of the step."""
 
     name: str = "AdamW"
-    """Optimizer: the name of a class in torch.optim, such as AdamW, SGD, Adam, Adafactor, RMSprop."""
+    """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others."""
     lr: float = 5e-4
-    """Peak learning rate."""
+    """Peak learning rate, reached at the end of the warm-up."""
     weight_decay: float = 0.01
-    """Decay of weight matrices; biases, norms and embeddings of one dimension are left out."""
+    """Decay of weights with two or more dimensions. Biases and norms, which have one, do not decay."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Coefficients of the running averages, for optimizers that have them."""
+    """Coefficients of the running averages of the gradient and of its square, for optimizers that have them."""
     eps: float = 1e-8
-    """Term added to the denominator, for optimizers that have it."""
+    """Number added to the denominator of the update, for optimizers that have it."""
     momentum: float = 0.9
     """Momentum, for optimizers that have it."""
     clip: float = 1.0
-    """Largest norm of the gradient; longer ones are scaled down to it. 0: no clipping."""
+    """Largest norm of the gradient: a gradient with a larger norm is scaled down to this one. 0: no clipping."""
     schedule: Literal["linear", "cosine", "constant", "multistep", "wsd"] = "linear"
-    """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay."""
+    """Shape of the learning rate after the warm-up. wsd: warm-up, stable, decay."""
     warmup: float = 0.0
-    """Warm-up: a fraction of the run when below 1, else a number of steps."""
+    """Length of the warm-up: a fraction of the run if below 1, else a number of steps. 0: none."""
     min_lr: float = 0.0
-    """Where linear, cosine and wsd end, as a fraction of the peak."""
+    """Learning rate at which linear, cosine and wsd end, as a fraction of the peak."""
     decay: float = 0.2
-    """Length of the decay of wsd: a fraction of the run when below 1, else a number of steps."""
+    """Length of the decay at the end of wsd: a fraction of the run if below 1, else a number of steps."""
     milestones: tuple[float, ...] = ()
-    """Where multistep drops: fractions of the run when below 1, else steps."""
+    """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
     gamma: float = 0.1
-    """Factor of each drop of multistep."""
+    """Factor by which multistep multiplies the learning rate at each milestone."""
     base_batch: int = 0
-    """Global batch that lr was chosen for. 0: the run's own."""
+    """Global batch for which --optim.lr was chosen; see --optim.batch-scaling. 0: the run's own."""
     batch_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """How lr grows with global-batch / base-batch."""
+    """How the learning rate grows with global-batch / base-batch: not at all, by its square root, or in proportion."""
 
 
-# Fields that may change between two sittings of one run: they do not change what it computes. More steps or epochs
-# are allowed as well, and said, because they change the learning rate from there on.
-HARMLESS = {
-    f"run.{name}"
-    for name in (
-        "dir",
-        "eval_every",
-        "save_every",
-        "save_async",
-        "log_every",
-        "keep",
-        "best",
-        "trackers",
-        "resume",
-        "changed",
-        "stop_at",
-        "audit",
-        "quiet",
-        "log_model",
-        "nonfinite",
-        "check_every",
-        "workers",
-        "threads",
-        "timeout",
-    )
-}
-LENGTH = {"run.steps", "run.epochs"}
+def each_field(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
+    """Yield every field of a config and of the configs in it: its dotted name, its declaration, its value."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from each_field(value, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}", field, value
+
+
+def on_resume(config: Any) -> dict[str, OnResume]:
+    """List what happens when a field has changed since the run began, by dotted name."""
+    return {name: field.metadata.get("on_resume", OnResume.REFUSE) for name, field, _ in each_field(config)}
+
+
+def check(config: Any) -> None:
+    """Refuse numbers that no run can have, in a recipe's config.
+
+    Raises:
+        UserError: it names the first such field.
+    """
+    for name, field, value in each_field(config):
+        least = field.metadata.get("at_least")
+        if least is not None and value < least:
+            raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
+    if not config.run.steps and not 0 < config.run.epochs < math.inf:
+        raise UserError(f"--run.epochs {config.run.epochs}: must be a number above 0, or give --run.steps")
 
 
 def as_flag(name: str) -> str:
@@ -178,7 +203,7 @@ def finite(value: Any) -> Any:
 
 
 def defaults(config: Any) -> dict[str, Any]:
-    """List what the fields of a config are by default, by dotted name; those without a default are left out.
+    """List the defaults of a config's fields, by dotted name; fields without a default are left out.
 
     Where a recipe's own defaults differ from those of a part, such as OptimConfig, the recipe's count.
     """
@@ -198,21 +223,9 @@ def diff(before: dict, after: dict, default: dict[str, Any] | None = None) -> di
     """List the fields in which two configs differ, by dotted name, as (before, after).
 
     Args:
-        default: by dotted name; a field that the first one lacks, because the setting did not exist then, had it.
+        default: by dotted name; what a field was that `before` lacks, because the setting did not exist then.
     """
     before, after = flatten(before), flatten(after)
     before |= {name: value for name, value in (default or {}).items() if name in after and name not in before}
     names = [*before, *(name for name in after if name not in before)]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
-
-
-def check(config: RunConfig) -> None:
-    """Refuse numbers that no run can have."""
-    at_least = {"global_batch": 1, "micro_batch": 1, "log_every": 1, "keep": 1, "steps": 0, "eval_every": 0}
-    at_least |= {"save_every": 0, "stop_at": 0, "threads": 0, "workers": -1, "seed": 0, "timeout": 0, "check_every": 0}
-    for name, least in at_least.items():
-        value = getattr(config, name)
-        if value < least:
-            raise UserError(f"{as_flag(f'run.{name}')} {value}: must be at least {least}")
-    if not config.steps and not 0 < config.epochs < math.inf:
-        raise UserError(f"--run.epochs {config.epochs}: must be a number above 0, or give --run.steps")

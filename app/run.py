@@ -15,7 +15,7 @@ from app.checkpoints.export import save_model
 from app.checkpoints.manager import Saving
 from app.checkpoints.resume import contents_everywhere
 from app.checkpoints.store import Checkpoints
-from app.config import OptimConfig, RunConfig, check, defaults, to_dict
+from app.config import OptimConfig, RunConfig, check, to_dict
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
@@ -83,7 +83,7 @@ class Run:
         return self._dry is not None
 
     def __enter__(self) -> "Run":
-        check(self.config)
+        check(self._asked)
         with ExitStack() as taken:  # given back at once where the run does not begin
             self._open(self.config, taken)
             self._taken = taken.pop_all()
@@ -98,7 +98,7 @@ class Run:
         # Asked for now: the answer does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), defaults(self._asked))
+        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
         taken.callback(lambda: self.folder.release(discard=not self._begun))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"

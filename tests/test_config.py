@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import OptimConfig, RunConfig, check, defaults, diff, flatten, to_dict
+from app.config import OnResume, OptimConfig, RunConfig, check, defaults, diff, flatten, on_resume, setting, to_dict
 from app.errors import UserError
 from app.launching.flags import parse
 
@@ -157,8 +157,8 @@ def test_diff_names_fields_by_their_path():
 
 
 def test_check_passes_the_defaults_and_the_least():
-    check(RunConfig())
-    check(RunConfig(steps=1, epochs=0, global_batch=1, micro_batch=1, log_every=1, keep=1))
+    check(Config())
+    check(Config(run=RunConfig(steps=1, epochs=0, global_batch=1, micro_batch=1, log_every=1, keep=1)))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,47 @@ def test_check_passes_the_defaults_and_the_least():
 )
 def test_check_refuses_numbers_that_no_run_can_have(name, value):
     with pytest.raises(UserError) as error:
-        check(replace(RunConfig(), **{name: value}))
+        check(Config(run=replace(RunConfig(), **{name: value})))
     assert f"--run.{name.replace('_', '-')} {value}" in str(error.value)
+
+
+@dataclass
+class Own:
+    """A recipe's settings that say for themselves what is asked of them."""
+
+    width: int = setting(4, at_least=2)
+    """Width of the model."""
+    show: int = setting(1, at_least=0, on_resume=OnResume.ACCEPT)
+    """Pictures to show."""
+    depth: int = 1
+    """Depth of the model."""
+
+
+@dataclass
+class OwnConfig:
+    own: Own = field(default_factory=Own)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def test_a_recipes_own_settings_say_what_is_asked_of_them(capsys):
+    check(OwnConfig(Own(width=2, show=0, depth=-1)))
+    with pytest.raises(UserError, match=r"^--own\.width 1: must be at least 2$"):
+        check(OwnConfig(Own(width=1)))
+    found = on_resume(OwnConfig())
+    expected = {"own.width": OnResume.REFUSE, "own.show": OnResume.ACCEPT, "own.depth": OnResume.REFUSE}
+    assert {name: what for name, what in found.items() if name.startswith("own.")} == expected
+    assert found["run.keep"] is OnResume.ACCEPT and found["run.steps"] is OnResume.LENGTH
+    assert parse(OwnConfig, ["--own.width", "7"]).own.width == 7
+    with pytest.raises(SystemExit):
+        parse(OwnConfig, ["--help"])
+    assert "Width of the model. (default: 4)" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_what_may_change_on_resume_is_what_does_not_change_the_run():
+    """A setting that becomes one of these by mistake would change runs silently."""
+    refused = {name for name, what in on_resume(Config()).items() if what is OnResume.REFUSE}
+    own = {"model", "quick", "sizes"} | {name for name in on_resume(Config()) if name.startswith("optim.")}
+    assert refused == own | {"run.seed", "run.global_batch", "run.micro_batch", "run.exact", "run.sync_bn"}
 
 
 @pytest.mark.parametrize("kind", [RunConfig, OptimConfig])

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")
 
 
+@dataclass
+class Config:
+    run: RunConfig
+
+
 def claim(path: Path, has_checkpoint: bool = False, optim=None, **fields) -> tuple[RunFolder, list[str]]:
     settings = replace(RunConfig(dir=str(path)), **fields)
-    folder = RunFolder(path)
+    folder = RunFolder(path, "", Config(settings))
     notes = folder.claim({"optim": optim or {"lr": 0.1}, "run": to_dict(settings)}, settings, has_checkpoint)
     return folder, notes
 
@@ -458,7 +463,7 @@ REWRITTEN = REWRITTEN.replace("Of the model.", "Width.").replace("x.square().mea
 def with_recipe(path: Path, source: str, **fields) -> list[str]:
     """Begin, or go on, with the run of a recipe; returns what is said."""
     settings = replace(RunConfig(dir=str(path)), **fields)
-    folder = RunFolder(path, source)
+    folder = RunFolder(path, source, Config(settings))
     try:
         notes = folder.claim({"run": to_dict(settings)}, settings, (path / "run.json").exists())
         folder.begin(status="running")

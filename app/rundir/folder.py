@@ -2,39 +2,62 @@
 
 import json
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from app.config import HARMLESS, LENGTH, RunConfig, diff, finite
+from app.config import OnResume, RunConfig, defaults, diff, finite, on_resume
 from app.errors import UserError
 from app.rundir import atomic, recipe_source
 from app.rundir.lock import FolderLock
 
-_LONGER = "the learning rate follows the new length from here on"
+
+class Effect(Enum):
+    """What a changed setting does to a run that is resumed."""
+
+    NONE = "none"
+    TAKEN = "taken"
+    LENGTH = "length"
+    REFUSED = "refused"
+
+    @property
+    def text(self) -> str:
+        """Say it to the user."""
+        return _EFFECTS[self]
+
+
+_EFFECTS = {
+    Effect.NONE: "none",
+    Effect.TAKEN: "taken as it is now",
+    Effect.LENGTH: "the learning rate follows the new length from here on",
+    Effect.REFUSED: "refused",
+}
 
 
 class Change(NamedTuple):
-    """A setting that differs from that of the run in a folder, and what comes of it."""
+    """A setting that differs from that of the run in a folder, and its effect."""
 
     name: str
     before: Any
     now: Any
-    effect: str
+    effect: Effect
 
 
 class RunFolder:
     """One run's folder, held for as long as the run uses it."""
 
-    def __init__(self, path: Path, source: str = "", defaults: dict[str, Any] | None = None):
+    def __init__(self, path: Path, source: str, config: Any):
         """Look after a folder.
 
         Args:
-            source: of the recipe, kept beside its settings.
-            defaults: of the settings, by dotted name: those of a run from before a setting existed.
+            source: the recipe's source, kept next to its settings; empty where it has no file.
+            config: the recipe's config, whose fields say which of them may change.
         """
-        self.path, self.source, self._defaults = path, source, defaults or {}
+        self.path, self.source = path, source
+        self._on_resume = on_resume(config)
+        self._defaults = defaults(config)  # what a run had before a setting existed
         self.info: dict[str, Any] = {}
         self.config: dict = {}
         self._settings: RunConfig | None = None
@@ -110,14 +133,15 @@ class RunFolder:
 
     def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
         changes = self._changes(before, config, settings)
-        refused = [change for change in changes if change.effect == "refused"]
+        refused = [change for change in changes if change.effect is Effect.REFUSED]
         if refused:
             lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
             raise UserError(
                 f"{self.path} holds a run with other settings:{lines}\n"
                 "give the settings of that run to go on with it, or another --run.dir to start one"
             )
-        return [f"{name} was {old}, is {new}: {effect}" for name, old, new, effect in changes if effect == _LONGER]
+        longer = [change for change in changes if change.effect is Effect.LENGTH]
+        return [f"{name} was {old}, is {new}: {effect.text}" for name, old, new, effect in longer]
 
     def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
         """Refuse what --run.resume does not allow.
@@ -138,10 +162,14 @@ class RunFolder:
     def _changes(self, before: dict, now: dict, settings: RunConfig) -> list[Change]:
         by = "run.steps" if settings.steps else "run.epochs"  # the other one decides nothing
 
-        def effect(name: str) -> str:
-            if name in LENGTH:
-                return _LONGER if name == by else "none"
-            return "taken as it is now" if name in HARMLESS else "refused"
+        def effect(name: str) -> Effect:
+            match self._on_resume.get(name, OnResume.REFUSE):
+                case OnResume.LENGTH:
+                    return Effect.LENGTH if name == by else Effect.NONE
+                case OnResume.ACCEPT:
+                    return Effect.TAKEN
+                case OnResume.REFUSE:
+                    return Effect.REFUSED
 
         differing = diff(before, now, self._defaults)
         return [Change(name, old, new, effect(name)) for name, (old, new) in differing.items()]

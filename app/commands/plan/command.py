@@ -172,6 +172,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
     from app.checkpoints.resume import fitting
     from app.distributed import layout
+    from app.rundir.folder import Effect
 
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
     warnings: list[str] = []
@@ -183,8 +184,9 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
             found["unevaluated"] = bool(saved.get("unevaluated"))
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
             if (run.dir / "config.yaml").exists():
-                found["changes"] = [change._asdict() for change in run.folder.changes(run.fields, run.config)]
-            if any(change["effect"] == "refused" for change in found["changes"]):
+                changes = run.folder.changes(run.fields, run.config)
+                found["changes"] = [{**change._asdict(), "effect": change.effect.text} for change in changes]
+            if any(change["effect"] == Effect.REFUSED.text for change in found["changes"]):
                 raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
             plan = fitting(saved, plan, run.config, run.dir)
     except UserError as error:
