@@ -1,8 +1,8 @@
-"""The one kind of error that is the user's to mend."""
+"""The error that a user can fix."""
 
 import importlib.util
 
-# What to install for a module that this project imports; other modules are the user's own.
+# The package to install for each module that this project imports; other modules are the user's own.
 MODULES = {
     name: name
     for name in (
@@ -12,18 +12,18 @@ MODULES = {
     )
 }
 MODULES |= {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}
-_STAND_INS = {"tensorboardX": "tensorboard"}  # what accelerate tries in the place of another
+_STAND_INS = {"tensorboardX": "tensorboard"}  # modules that accelerate tries in place of others
 
 
 class UserError(Exception):
-    """Tell the user what to change: its message names the field, the value and the fix.
+    """A mistake that the user can fix; the message names the field, the value and the fix.
 
     A command-line program shows it once, without a traceback, and exits with status 2.
     """
 
 
 def mendable(error: BaseException | None) -> UserError | None:
-    """Return what the user is to be told of an error: itself, or which package to install; None of other faults."""
+    """Return the UserError to show for an error: itself, or which package to install; None for other faults."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -35,7 +35,7 @@ def mendable(error: BaseException | None) -> UserError | None:
 
 
 def not_installed(package: str) -> str:
-    """Say that a package is missing, and how to install it."""
+    """Return a message that a package is missing, with the command that installs it."""
     return f"{package} is not installed: pip install {package}"
 
 
@@ -43,5 +43,5 @@ def is_installed(module: str) -> bool:
     """Tell whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # a stand-in for it is there
+    except ValueError:  # it is imported already, and has no __spec__
         return True

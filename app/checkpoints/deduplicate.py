@@ -1,4 +1,4 @@
-"""Who keeps what of the tensors that several processes have alike."""
+"""Which process saves which of the tensors that several processes have equal copies of."""
 
 from collections import defaultdict
 
@@ -11,14 +11,13 @@ from app.sampling.hashing import hash_of
 
 
 def divide(sizes: list[int], parts: int, taken: int = 0) -> tuple[list[int], list[int]]:
-    """Give each item to one of `parts`, nearly evenly: the largest first, always to who has least (Graham, 1969).
+    """Divide items among `parts` nearly evenly: the largest first, each to the part that has least (Graham, 1969).
 
     Args:
-        taken: what the first part has already.
+        taken: the size that the first part has already.
 
     Returns:
-        For each item the part that it goes to; and what each part then has, the fullest at most a largest item more
-        than the mean.
+        The part of each item; and the size of each part, which exceeds the mean by the largest item at most.
     """
     totals, owners = [taken] + [0] * (parts - 1), [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -28,13 +27,13 @@ def divide(sizes: list[int], parts: int, taken: int = 0) -> tuple[list[int], lis
 
 
 def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> dict[str, Tensor]:
-    """Choose what this process saves, so that each tensor, or shard of one, is saved by one process. All take part.
+    """Choose what this process saves, so that each tensor or shard is saved by one process. Every rank takes part.
 
-    Ranks that do not have the same tensors keep all of their own, but `mains`.
+    Where ranks do not have the same tensors, each saves all of its own; `mains` are still saved only once.
 
     Args:
-        mains: what the main process alone saves.
-        tied: further names of a tensor, each with its first; they stay together.
+        mains: names of the tensors that only the main process saves.
+        tied: from each further name of a tensor to its first name; one process saves them together.
     """
     if collectives.alone():
         return tensors
@@ -50,7 +49,7 @@ def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> di
     owned = set()
     for (sharded, count, which), names in families.items():
         names.sort()
-        # By whole sizes, which all ranks know: shards of one tensor are nearly alike.
+        # All ranks know the sizes of whole tensors; the shards of one tensor have nearly equal sizes.
         sizes = [shared[name].numel() * shared[name].element_size() for name in names]
         owners, _ = divide(sizes, count, 0 if sharded else everywhere[0][1])
         owned |= {name for name, owner in zip(names, owners, strict=True) if owner == which}
@@ -58,7 +57,7 @@ def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> di
 
 
 def _copies(tensor: Tensor) -> tuple[bool, int, int]:
-    """Tell whether a tensor is sharded, how many processes have this process's part, and which of them this one is."""
+    """Return whether a tensor is sharded, how many processes have this process's part, and which of them it is."""
     if not isinstance(tensor, DTensor):
         return False, dist.get_world_size(), dist.get_rank()
     count, which = 1, 0

@@ -1,4 +1,4 @@
-"""The finished model, in the form that others load."""
+"""The finished model, in Hugging Face form."""
 
 import json
 import shutil
@@ -21,10 +21,10 @@ from app.rundir import atomic
 
 
 class Card:
-    """What a network's class, which knows no `from_pretrained`, must be told to be built again: network.json."""
+    """network.json: what is needed to build a network whose class has no `from_pretrained`."""
 
     def __init__(self, **fields: Any):
-        """Take the fields of network.json."""
+        """Keep the fields of network.json."""
         self.fields = fields
 
     def save_pretrained(self, folder: Path) -> None:
@@ -33,13 +33,13 @@ class Card:
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
-    """Write a model in Hugging Face form, whole, whatever wraps it. Every rank takes part; the main process writes.
+    """Write a whole model in Hugging Face form, whatever wraps it. Every rank takes part; the main process writes.
 
-    Equal weights make equal files, on any layout.
+    Equal weights give equal files on every layout.
 
     Args:
-        parts: tokenizer, processor and the like, anything with `save_pretrained`.
-        shard: largest file of weights, of a model that can be cut into several.
+        parts: tokenizer, processor and other objects with `save_pretrained`.
+        shard: the largest size of a file of weights, for models that can be cut into several.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         weights = accelerator.get_state_dict(model)
@@ -79,8 +79,8 @@ def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path,
 def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
     """Give names that share a parameter one tensor, and every other name a tensor and a storage of its own.
 
-    Those who write files decide by storage what is shared. Gathering shards, or copying to the host, makes two tensors
-    of a shared parameter, in storages that may have room for padding.
+    The libraries that write files treat tensors with one storage as shared. Gathering shards, or copying to the host,
+    makes two tensors of a shared parameter, whose storages may be padded.
     """
     further, seen = naming.shared_names(model), set()
     for name, value in weights.items():
@@ -93,7 +93,7 @@ def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Give files the rights of any new file: safetensors 0.8 makes its own readable by their owner alone."""
+    """Give files the permissions of any new file: safetensors 0.8 lets only the owner read its files."""
     probe = folder / ".rights"
     probe.touch()
     rights = stat.S_IMODE(probe.stat().st_mode)
@@ -105,7 +105,7 @@ def _open_to_readers(folder: Path) -> None:
 
 @contextmanager
 def _own_class(model: nn.Module) -> Iterator[None]:
-    """Have a model be of its own class, not of the one that FSDP2 makes of it, whose source is torch's."""
+    """Give a model its own class back for a while: FSDP2 makes another, whose source would be found in torch."""
     sharded = type(model)
     model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
     try:

@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files, with sizes and checksums: what says that a folder is whole."""
+"""The list of a checkpoint's files, with sizes and checksums, by which a folder is known to be whole."""
 
 import json
 import re
@@ -12,12 +12,12 @@ import xxhash
 from app.rundir.atomic import flush
 
 MANIFEST = "manifest.json"
-# Files that one rank writes for itself: torch's, accelerate's and DeepSpeed's names.
+# Files that belong to one rank, by the names that torch, accelerate and DeepSpeed give them.
 _OWNED = re.compile(r"(?:__|random_states_|(?:bf16_)?zero_pp_rank_)(\d+)[_.]")
 
 
 def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
-    """Flush and sum up the files that a rank wrote for itself, and on the main process those of no other rank."""
+    """Flush a rank's own files and return their sizes and checksums; the main process adds those of no rank."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     owners = [_OWNED.match(path.name) for path in files]
     own = [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == rank]
@@ -27,7 +27,7 @@ def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) 
 
 
 def entries(folder: Path, files: list[Path], on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
-    """Sum up files, by their names in a folder."""
+    """Return sizes and checksums of files, by their names relative to a folder."""
     return {str(f.relative_to(folder)): {"size": f.stat().st_size, "xxh3": checksum(f, on_block)} for f in files}
 
 
@@ -40,11 +40,11 @@ def write(folder: Path, files: dict[str, dict]) -> None:
 
 
 def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], None] = lambda: None) -> None:
-    """Check a folder's files against its manifest, or one share of them.
+    """Check a folder's files, or the share `part` of `parts`, against its manifest.
 
     Raises:
-        ValueError: the first file that is not what was written.
-        OSError: the disk does not say.
+        ValueError: it names the first file that is not as it was written.
+        OSError: a file cannot be read.
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
@@ -74,7 +74,7 @@ def verify_patiently(*args: Any, seconds: float = 1.0, tries: int = 3) -> None:
 
 
 def checksum(path: Path, on_block: Callable[[], None] = lambda: None) -> str:
-    """Hash a file's contents (xxh3, 128 bits); `on_block` is called for every block of it."""
+    """Hash a file's contents (xxh3, 128 bits); `on_block` is called for every block that was read."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

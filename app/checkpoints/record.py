@@ -1,4 +1,4 @@
-"""What a checkpoint says beside its state: its record, and the scores that were measured after it was committed."""
+"""What a checkpoint holds besides its state: its record, and the scores that were measured after it was committed."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
-"""Reading checkpoints of torch.distributed.checkpoint without running what they hold.
+"""Reading checkpoints of torch.distributed.checkpoint without running code that they may hold.
 
-Their list of tensors, `.metadata`, is a pickle, which torch 2.13 loads as it is: whoever can write into a run folder
-could run code in the next run.
+Their list of tensors, `.metadata`, is a pickle, which torch 2.13 loads without checks: whoever can write into a run
+folder could run code in the next run.
 """
 
 import pickle
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from app.errors import UserError
 
-# All that `FileSystemWriter` names when it writes tensors.
+# All classes that `FileSystemWriter` names when it writes tensors.
 _KINDS = [
     stored.Metadata,
     stored.MetadataIndex,
@@ -60,20 +60,20 @@ class StateReader(dcp.FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Make tensors' descriptions; know no other class and no function."""
+    """Load descriptions of tensors; refuse every other class and every function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        if module.partition(".")[0] == "pathlib":  # where it was written; nobody asks
+        if module.partition(".")[0] == "pathlib":  # the path where it was written, which nothing here needs
             return lambda *parts: None
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _put_back(was: dict[type, dict]) -> list[str]:
-    """Undo what a pickle has set on classes, which needs no code; name those classes."""
+    """Undo what a pickle has set on classes, which a pickle can do without code; return the names of those classes."""
     changed = []
     for kind, attributes in was.items():
         now = dict(vars(kind))
@@ -103,6 +103,6 @@ def _check(path: Path, found: Any) -> None:
 
 def _foreign(path: Path, why: str) -> UserError:
     return UserError(
-        f"{path} is not what this program writes ({why}), and is not read. Where the checkpoint comes from somebody "
-        "else, trust none of it; otherwise remove its folder, and the run goes on from the one before"
+        f"{path} is not what this program writes ({why}), and is not read. If the checkpoint comes from somebody else, "
+        "trust none of it; otherwise remove its folder, and the run goes on from the checkpoint before it"
     )

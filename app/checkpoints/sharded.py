@@ -40,20 +40,21 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
         stager: copies tensors to the host's memory, so that training may go on before they are written.
 
     Returns:
-        What writes it into a folder, in any thread. Every rank calls it; a second argument is the process group.
+        A function that writes it into a folder, in any thread. Every rank calls it; its second argument is the process
+        group.
     """
     tensors, objects = _collect(accelerator)
-    # Buffers and what modules keep beside them are the main process's, and written once.
+    # The main process writes buffers and the modules' extra state.
     own = naming.buffer_names(accelerator.models)
     mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
     mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
-    # Before they are copied: what processes have alike is held, and written, by one of them.
+    # Chosen before they are copied, so that only one process has a copy of what all have.
     tensors = deduplicate.own(tensors, mains, naming.tied_names(accelerator.models))
     text, alone = json.dumps(objects), not dist.is_initialized()
     staged = tensors if stager is None else stager.stage(tensors)
 
     def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
-        # What is on the host is written as it is; torch would ask the GPU of a machine that has one.
+        # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
         ahead = {} if stager is None and accelerator.device.type == "cuda" else {"per_thread_copy_ahead": 0}
         writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
         with _on_one_process_too():
@@ -65,7 +66,7 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
 
 
 def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
-    """Split what is prepared into tensors by name, and what JSON holds."""
+    """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
     names = naming.parameter_names(accelerator.models)
     objects = {"optimizers": [], "objects": []}
@@ -126,7 +127,7 @@ def load_weights(accelerator: Accelerator, folder: str) -> None:
 
 
 def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
-    """Read the models' tensors, and those that are wanted besides; return all that were read."""
+    """Read the models' tensors, and those that `wanted` asks for; return all that were read."""
     reader = StateReader(folder)
     saved = {
         name: (entry.size, entry.properties.dtype) for name, entry in reader.read_metadata().state_dict_metadata.items()
@@ -142,7 +143,7 @@ def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: C
 
 
 def _empty(saved: dict, kind: str) -> dict[str, torch.Tensor]:
-    """Make room for the tensors of a kind."""
+    """Make empty tensors for all whose names begin with `kind`."""
     return {name: torch.zeros(saved[name][0], dtype=saved[name][1]) for name in saved if name.startswith(kind)}
 
 
@@ -163,7 +164,7 @@ def _compare(folder: str, saved: dict, tensors: dict) -> None:
 
 @contextmanager
 def _on_one_process_too() -> Iterator[None]:
-    """Keep torch from warning that one process saves alone, which is what was asked for."""
+    """Keep torch from warning that one process works without a process group, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield

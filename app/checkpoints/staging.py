@@ -1,4 +1,4 @@
-"""Tensors copied into the host's memory, so that training may go on before they are written."""
+"""Copies of tensors in the host's memory, so that training may go on before they are written."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from app.distributed.naming import local_shard
 class Stager:
     """Copy tensors to the host, into memory that is kept from one checkpoint to the next.
 
-    What comes from a GPU goes into pinned memory: all copies are queued, then waited for once. torch rounds each piece
+    Tensors of a GPU are copied into pinned memory: all copies are queued, then waited for once. torch rounds each piece
     of pinned memory up to a power of two.
     """
 
@@ -20,10 +20,10 @@ class Stager:
 
     @torch.no_grad()
     def stage(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tensors, of shards this process's part; the copies are good until the next call.
+        """Copy tensors; of a sharded one, this process's part. The next call overwrites the copies.
 
         Returns:
-            Copies by name, sharded like their originals. A tensor under several names has one copy.
+            Copies by name, sharded like their originals. A tensor with several names has one copy.
         """
         sources = {name: local_shard(tensor) for name, tensor in tensors.items()}
         names: dict[tuple, str] = {}
@@ -31,7 +31,7 @@ class Stager:
             name: names.setdefault((source.data_ptr(), source.dtype, source.shape, source.stride()), name)
             for name, source in sources.items()
         }
-        # Memory that serves no longer is given back before more is asked for.
+        # Memory that no longer fits is freed before more is allocated.
         self._copies = {n: copy for n, copy in self._copies.items() if first.get(n) == n and _fits(copy, sources[n])}
         for name in names.values():
             source = sources[name]
@@ -48,7 +48,7 @@ def _fits(copy: Tensor, source: Tensor) -> bool:
 
 
 def _like(tensor: Tensor, copy: Tensor) -> Tensor:
-    """Shard a copy as its original is sharded."""
+    """Mark a copy as sharded, as its original is."""
     if not isinstance(tensor, DTensor):
         return copy
     # torch's public `from_local` would move it to the GPU again. (Tried with torch 2.11 and 2.13.)

@@ -1,7 +1,7 @@
-"""Names for all that a run must remember, the same on every layout.
+"""The state of a run by names that are the same on every layout.
 
-A tensor is known by the name of its parameter in the plain model, whatever wraps it: DDP, FSDP2, torch.compile,
-activation checkpointing. What is not a tensor is kept apart, as JSON.
+A tensor has the name of its parameter in the plain model, whatever wraps the model: DDP, FSDP2, torch.compile,
+activation checkpointing. State that is not a tensor is kept apart, as JSON.
 """
 
 import copy
@@ -16,12 +16,12 @@ from app.distributed import collectives, naming
 from app.distributed.naming import local_shard
 from app.errors import UserError
 
-# How the arithmetic is carried out depends on the hardware, not on the run.
+# Keys of an optimizer's group that are not saved: the kernels they choose depend on the hardware.
 _IMPLEMENTATION = {"params", "fused", "foreach", "capturable", "differentiable"}
 
 
 def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Collect parameters and persistent buffers by name, sharded ones as DTensor; and what modules keep beside them."""
+    """Collect parameters and persistent buffers by name, sharded ones as DTensor; and the modules' extra state."""
     tensors, extras = {}, {}
     for index, model in enumerate(models):
         for name, value in get_model_state_dict(model).items():
@@ -37,13 +37,13 @@ def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> in
 
 
 def check_finite(models: list[nn.Module], step: int) -> None:
-    """Refuse weights that are not finite; on every rank, where they are not on one. Waits for the device.
+    """Refuse weights that are not finite on any rank. Every rank takes part, and waits for its device.
 
     Raises:
-        UserError: it names a parameter.
+        UserError: on every rank; it names a parameter.
     """
     parts = [(name, local_shard(p.detach())) for model in models for name, p in model.named_parameters()]
-    # A sum is finite only where all its terms are, and is ten times as fast as asking each of them.
+    # A sum is not finite if one of its terms is not, and takes a tenth of the time of checking each term.
     flags = torch.stack([part.sum().isfinite() for _, part in parts]).tolist() if parts else []
     own = [name for (name, part), good in zip(parts, flags, strict=True) if not good and not part.isfinite().all()]
     found = collectives.gather(next(iter(own), None))
@@ -51,12 +51,12 @@ def check_finite(models: list[nn.Module], step: int) -> None:
     if bad:
         raise UserError(
             f"the weights after step {step} are not finite ({bad[0]}), and were not saved: the same command goes on "
-            "from the last checkpoint; a lower --optim.lr wants another --run.dir"
+            "from the last checkpoint; to try a lower --optim.lr, give another --run.dir"
         )
 
 
 def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
-    """Give modules back what their get_extra_state gave."""
+    """Give modules back what their get_extra_state returned."""
     for name, value in extras.items():
         _, index, path = name.split(".", 2)
         (model,) = naming.plain([models[int(index)]])
@@ -64,7 +64,7 @@ def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
 
 
 def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
-    """Keep what modules have beside their parameters; what is returned puts it back, also where it was replaced."""
+    """Copy buffers and extra state, and return a function that restores them, even if a buffer was replaced."""
     modules = [module for model in models for module in model.modules()]
     kept = [
         (module, name, buffer, buffer.detach().clone())
@@ -85,9 +85,9 @@ def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
 
 
 def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:
-    """Split what an optimizer remembers into tensors by name and plain values (hyper-parameters, counters).
+    """Split an optimizer's state into tensors by name and plain values (hyper-parameters, counters).
 
-    A parameter that has had no gradient yet has no state, and gets none by being saved.
+    A parameter that has had no gradient yet has no state, and saving makes none.
     """
     tensors: dict[str, Tensor] = {}
     state: dict[str, Any] = {}
@@ -126,15 +126,15 @@ def optimizer_targets(
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: dict[str, Tensor], plain: dict) -> None:
-    """Put loaded state in place; the kernels (fused, foreach) stay those of the machine at hand.
+    """Put loaded state into an optimizer, which keeps its own kernels (fused, foreach).
 
-    torch's own load_state_dict would cast state to the type of its parameter.
+    torch's load_state_dict would cast the state to the type of its parameter.
     """
     groups = join_tensors(plain["groups"], tensors)
     if [set(g) for g in groups] != [set(g) - _IMPLEMENTATION for g in optimizer.param_groups]:
         raise UserError(
             f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}, "
-            "or they have other settings: build it as it was"
+            "or they have other settings: build it as it was built for the checkpoint"
         )
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -142,19 +142,21 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: di
         for parameter in group["params"]:
             if names.get(parameter) in plain["state"]:  # one that no model has was saved only if it had no state
                 state = join_tensors(plain["state"][names[parameter]], tensors)
-                moved = {k: _beside(parameter, k, v, group) if isinstance(v, Tensor) else v for k, v in state.items()}
+                moved = {
+                    k: _on_device_of(parameter, k, v, group) if isinstance(v, Tensor) else v for k, v in state.items()
+                }
                 optimizer.state[parameter] = moved
 
 
-def _beside(parameter: Tensor, key: str, value: Tensor, group: dict) -> Tensor:
-    """Put a tensor of state on its parameter's device; counts of steps stay on the CPU unless a kernel reads them."""
+def _on_device_of(parameter: Tensor, key: str, value: Tensor, group: dict) -> Tensor:
+    """Move a tensor of state to its parameter's device; step counts stay on the CPU unless a kernel reads them."""
     if key == "step" and not (group.get("fused") or group.get("capturable")):
         return value
     return value.to(parameter.device)
 
 
 def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Move the tensors inside nested dicts and lists to `tensors`, leaving their names in place."""
+    """Move the tensors inside nested dicts and lists into `tensors`, and leave their names in their places."""
     if isinstance(value, Tensor):
         while name in tensors:  # the keys "a.b" and "a", "b" make one name
             name += "'"

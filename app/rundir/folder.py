@@ -1,4 +1,4 @@
-"""The run folder: who holds it, what it was started with, how far it is. Written by the main process alone."""
+"""The run folder: who holds it, its settings, and run.json. Only the main process writes it."""
 
 import json
 from collections.abc import Callable
@@ -63,13 +63,13 @@ class RunFolder:
         self._settings: RunConfig | None = None
         self._unread = False  # there is a run, and its settings cannot be read
         self._lock = FolderLock(path)
-        self._made: list[Path] = []  # what this run made, and takes away again if it never begins
+        self._made: list[Path] = []  # what this run made, and removes again if it never begins
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
-        """Take the folder for this run, or refuse.
+        """Take the folder for this run.
 
         Returns:
-            What the user should know: fields that change what the rest of the run computes.
+            Lines for the user: fields that change what the rest of the run computes, and damaged files.
 
         Raises:
             UserError: it cannot be written, is in use, holds another run, or --run.resume does not allow it.
@@ -106,7 +106,7 @@ class RunFolder:
         notes = []
         if (self.path / "run.json").exists():
             self.info = self._read("run.json", json.loads) or {}
-            notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and written anew"]
+            notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and is written anew"]
         self.check_resume(settings, has_checkpoint)
         if not has_checkpoint:
             return notes
@@ -121,13 +121,13 @@ class RunFolder:
         return notes + self._check_recipe(settings)
 
     def settle(self, saved: dict) -> list[str]:
-        """Compare the settings with those that a checkpoint was saved under, where config.yaml could not be read.
+        """Compare the settings with those of a checkpoint, where config.yaml could not be read.
 
         Returns:
-            What the user should know.
+            Lines for the user.
 
         Raises:
-            UserError: they differ in more than is harmless.
+            UserError: a setting differs that may not.
         """
         return self._compare(saved, self.config, self._settings) if self._unread else []
 
@@ -147,7 +147,7 @@ class RunFolder:
         """Refuse what --run.resume does not allow.
 
         Raises:
-            UserError: there is a checkpoint and must be none, or none and must be one.
+            UserError: there is a checkpoint and there must be none, or there is none and there must be one.
         """
         if settings.resume == "must" and not has_checkpoint:
             raise UserError(f"--run.resume must: {self.path} has no checkpoint; use --run.resume auto to start there")
@@ -192,7 +192,7 @@ class RunFolder:
         return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []
 
     def begin(self, **fields: Any) -> None:
-        """Write down the settings that the folder was claimed with, and the first fields of run.json."""
+        """Write config.yaml, recipe.py and the first fields of run.json."""
         self._write("config.yaml", yaml.safe_dump(self.config, sort_keys=False))
         if self.source:
             self._write("recipe.py", self.source)
@@ -226,7 +226,7 @@ class RunFolder:
         atomic.write_text(self.path / name, text)
 
     def release(self, discard: bool = False) -> None:
-        """Give the folder back; `discard` removes what was made for a run that never began."""
+        """Release the folder; `discard` removes what was made for a run that never began."""
         if discard:
             for path in reversed(self._made):
                 if not path.is_dir():

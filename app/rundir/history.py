@@ -1,4 +1,4 @@
-"""What runs have left in their folders, read for people; nothing here changes a folder, and torch is not needed."""
+"""Runs as their folders show them. Nothing here changes a folder or imports torch."""
 
 import json
 import time
@@ -17,7 +17,7 @@ NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
 
 @dataclass
 class History:
-    """One run: whether it is at work, run.json, its settings, and the lines of metrics.jsonl."""
+    """One run: whether a process holds it, run.json, its settings, and the lines of metrics.jsonl."""
 
     folder: Path
     held: bool
@@ -27,7 +27,7 @@ class History:
 
     @property
     def name(self) -> str:
-        """Name the run by its folder."""
+        """Return the name of the run's folder."""
         return self.folder.resolve().name
 
     @property
@@ -49,18 +49,18 @@ class History:
 
     @property
     def columns(self) -> list[str]:
-        """List the names of numbers in the lines, in the order in which they first came."""
+        """List the names of the numbers in the lines, in the order in which they first occur."""
         numbers = (name for line in self.lines for name in line if not isinstance(line[name], str))
         return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN))
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the steps at which a number was written, and the number at each; one that was not finite is NaN."""
+        """Return the steps at which a number was written, and the numbers; one that was not finite is NaN."""
         found = [(line["step"], line[name]) for line in self.lines if not isinstance(line.get(name, ""), str)]
         return [step for step, _ in found], [float("nan") if value is None else value for _, value in found]
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """Return the last value of what matters: --run.best's score, or the first that is evaluated, or the loss."""
+        """Return the name and last value of --run.best's score, else of the first evaluated score, else of the loss."""
         best = str(self.config.get("run", {}).get("best") or "").lstrip("-")
         evaluated = [name for name in self.columns if name.startswith("eval/")]
         for name in [best, *evaluated, "loss", *self.columns]:
@@ -71,18 +71,18 @@ class History:
 
     @property
     def score_in_words(self) -> str:
-        """Write the score that matters in a few digits; nothing where there is none."""
+        """Return the score's name and value as text, with four digits; empty where there is none."""
         score = self.score
         return f"{score[0]} {score[1]:.4g}" if score else ""
 
     @property
     def sittings(self) -> list[dict[str, Any]]:
-        """List the times that the run was begun or resumed: `step` before the first one, `layout` in a few words."""
+        """List the launches of the run: the `step` after which each began, when, and its `layout` in a few words."""
         return list(self.info.get("sittings", []))
 
     @property
     def pictures(self) -> dict[str, list[Path]]:
-        """List the pictures of the last step that has some, by name."""
+        """List, by name, the pictures of the last step that has any."""
         folder, found = self.folder / "images", {}
         for file in sorted(folder.rglob("step-*.png")):
             found.setdefault(file.parent.relative_to(folder).as_posix(), {}).setdefault(file.stem[:13], []).append(file)
@@ -90,12 +90,12 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Read a run's folder. Lines that are damaged or cut short are left out.
+    """Read a run's folder. Damaged and unfinished lines are left out.
 
     Raises:
         UserError: it holds no run.
     """
-    held = lock.in_use(folder)  # before its status: a run that ends writes that first
+    held = lock.in_use(folder)  # looked at before the status, which a run writes before it releases the lock
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -116,16 +116,16 @@ def read(folder: Path) -> History:
 
 
 def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
-    """Read all runs in folders, or so many folders below them; the one that changed last comes first.
+    """Read all runs in folders and in their subfolders down to `depth`; the one that changed last comes first.
 
     Raises:
-        UserError: one of the folders is not there.
+        UserError: one of the folders does not exist.
     """
     found = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(
-                f"{folder} is no folder: give folders of runs; runs go to runs/ unless --run.dir says otherwise"
+                f"{folder} is not a folder: give folders of runs; runs are in runs/ unless --run.dir says otherwise"
             )
         for level in range(depth + 1):
             for file in folder.glob("*/" * level + "run.json"):
@@ -134,13 +134,13 @@ def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
     for folder in found.values():
         try:
             runs.append(read(folder))
-        except UserError:  # some other program's run.json
+        except UserError:  # another program's run.json
             continue
     return sorted(runs, key=lambda run: -run.changed)
 
 
 def age(since: float) -> str:
-    """Write how long ago something was: `12 s`, `5 min`, `3 h`, `2 d`."""
+    """Return how long ago a time was, as text: `12 s`, `5 min`, `3 h`, `2 d`."""
     seconds = max(0.0, time.time() - since)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:

@@ -1,4 +1,4 @@
-"""Pictures that a run leaves beside its numbers."""
+"""Pictures that a run logs next to its numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ Images = dict[str, list[np.ndarray]]
 
 
 def check(images: dict[str, Sequence[Any]]) -> Images:
-    """Bring pictures into one form: each H x W x 3, uint8; grey ones of H x W get three channels.
+    """Bring pictures into one form, H x W x 3 in uint8; grey ones of H x W get three channels.
 
     Raises:
-        UserError: what is given is no picture, or those of one name differ in size, which tensorboard cannot show.
+        UserError: an array is not a picture, or the pictures of one name differ in size, which tensorboard cannot show.
     """
     checked: Images = {}
     for name, pictures in images.items():
@@ -36,7 +36,7 @@ def check(images: dict[str, Sequence[Any]]) -> Images:
 
 
 def write(folder: Path, step: int, images: Images) -> None:
-    """Write a step's pictures as PNG: `eval/truth` becomes `eval/truth/step-00000040.png`, several `...-0.png` on."""
+    """Write a step's pictures as PNG: `eval/truth` as `eval/truth/step-00000040.png`; several end in `-0.png` and on."""
     from PIL import Image
 
     for name, arrays in images.items():

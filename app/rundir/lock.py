@@ -1,8 +1,8 @@
 """The lock of a run folder: one run at a time, also on disks that have no flock or that several machines share.
 
-The holder has an flock on the file, writes into it who it is, and touches it every few seconds. Where flock says
-nothing (the disk does not know it, or keeps it on each machine for itself), those touches do: whoever comes watches
-whether they go on. The clocks of two machines are never compared.
+The holder has an flock on the file, writes into it who it is, and touches it every few seconds. Where flock does not
+help (the disk lacks it, or each machine keeps its own), a newcomer watches whether the touches go on. The clocks of two
+machines are never compared.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 from app.distributed.environment import is_alive, this_process, was_here
 from app.errors import UserError
 
-BEAT = 5.0  # seconds between two touches
+BEAT = 5.0  # seconds from one touch to the next
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead
 NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 _TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ \S+)\n")
@@ -29,7 +29,7 @@ _held: dict[Path, "FolderLock"] = {}
 
 
 def _close_in_child() -> None:
-    """Keep a forked process, such as one that loads data, from holding on to a folder that its parent has lost."""
+    """Keep a forked process, such as one that loads data, from holding a folder that its parent has lost."""
     for lock in _held.values():
         os.close(lock.descriptor)
     _held.clear()
@@ -73,10 +73,10 @@ class FolderLock:
 
     def _take(self, descriptor: int) -> None:
         sure = _flock(descriptor)
-        if sure is False or not self._is_there(descriptor):  # somebody may have made it anew
+        if sure is False or not self._is_there(descriptor):  # another run may have made a new one
             raise self._in_use(self._holder())
         before = self._read()
-        alone = bool(sure)  # a machine's own flock says all about its own processes
+        alone = bool(sure)  # flock is sure about processes of this machine
         if before:
             host, process = _parse(before)
             if not _is_here(host, process):
@@ -91,7 +91,7 @@ class FolderLock:
         os.pwrite(descriptor, self._text.encode(), 0)
         os.fsync(descriptor)
         if not alone:
-            time.sleep(BEAT / 5)  # another one may have come to the same conclusion at the same time
+            time.sleep(BEAT / 5)  # another run may take it at the same time
             if self._read() != self._text:
                 raise self._in_use(self._holder())
 
@@ -110,10 +110,10 @@ class FolderLock:
             if time.monotonic() > end:
                 return False
             time.sleep(BEAT / 10)
-        return bool(self._read())  # empty: the holder has just given it back
+        return bool(self._read())  # empty: the holder has just released it
 
     def _mark(self) -> tuple[int, str]:
-        # Opened anew each time: a network disk may else answer from what it remembers.
+        # Opened anew each time: otherwise a network disk may answer from its cache.
         with self.path.open() as file:
             return os.fstat(file.fileno()).st_mtime_ns, file.read()
 
@@ -132,7 +132,7 @@ class FolderLock:
                 if not self._is_ours():
                     return self._lost.set()
                 os.utime(self.path)
-            except OSError:  # of a disk that is away for a while
+            except OSError:  # the disk is away for a while
                 continue
 
     def _is_ours(self) -> bool:
@@ -148,7 +148,7 @@ class FolderLock:
 
         Raises:
             UserError: by whom it was taken.
-            OSError: the disk does not say.
+            OSError: the lock cannot be read.
         """
         if self.descriptor is None:  # not the main process, or not any more
             return
@@ -160,7 +160,7 @@ class FolderLock:
             )
 
     def release(self) -> None:
-        """Give the folder back."""
+        """Release the folder."""
         if self.descriptor is None:
             return
         self._released.set()
@@ -176,7 +176,7 @@ class FolderLock:
 
 
 def in_use(folder: Path) -> bool:
-    """Tell whether a run seems to use a folder. Only looks: another machine's run is believed for a while."""
+    """Tell whether a run seems to use a folder, without taking it; a run of another machine counts for a minute."""
     try:
         text, touched = (folder / "lock").read_text(), (folder / "lock").stat().st_mtime
     except OSError:
@@ -188,12 +188,12 @@ def in_use(folder: Path) -> bool:
 
 
 def _is_here(host: str, process: str) -> bool:
-    """Tell whether a holder is a process of this machine, which can look whether it still runs."""
+    """Tell whether a holder was started on this machine, which then knows whether it still runs."""
     return host == socket.gethostname() and was_here(process)
 
 
 def _flock(descriptor: int) -> bool | None:
-    """Lock a file: True where that worked, False where another has it, None where the disk does not know."""
+    """Lock a file. True: it is locked; False: another process has it; None: the disk has no flock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -206,7 +206,7 @@ def _flock(descriptor: int) -> bool | None:
 
 
 def _parse(text: str) -> tuple[str, str]:
-    """Read the host and the process of a holder; nothing where the text is not whole."""
+    """Return the host and the process of a holder; empty texts where the lock's text is not whole."""
     found = _TEXT.fullmatch(text)
     return (found[1], found[2]) if found else ("", "")
 

@@ -1,4 +1,4 @@
-"""What a run leaves for its user: lines on the terminal, run.json, metrics.jsonl, trackers, and how fast it was."""
+"""What a run tells its user: lines on the terminal, run.json, metrics.jsonl, trackers and speeds."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from app.sampling.batch_plan import BatchPlan
 
 
 class Records:
-    """Write down a run, its steps and scores on the main process; stay silent on the others."""
+    """Write a run, its steps and scores on the main process; do nothing on the others."""
 
     def __init__(self, speaks: bool, folder: RunFolder, quiet: bool = False):
         self.folder, self.speaks = folder, speaks
@@ -31,7 +31,7 @@ class Records:
         self._failed = False
 
     def open(self, done: int, settings: RunConfig, config: dict, scores_too: bool = False, **fields: Any) -> None:
-        """Write down what this run is, and open the file and the trackers after step `done`, on the main process.
+        """Write what this run is, and open metrics.jsonl and the trackers after step `done`, on the main process.
 
         Args:
             scores_too: see MetricsFile.
@@ -56,7 +56,7 @@ class Records:
             raise self.folder.cannot_write(error) from None
 
     def note(self, **fields: Any) -> None:
-        """Change fields of run.json; a disk that is full costs a warning."""
+        """Change fields of run.json; a full disk costs a warning."""
         if self.speaks:
             try:
                 self.folder.update(**fields)
@@ -65,7 +65,7 @@ class Records:
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
     def failed(self, why: str) -> None:
-        """Note in run.json why the run has failed: what is said first, for the rest may follow from it."""
+        """Note in run.json why the run has failed. The first reason stays: later ones may follow from it."""
         if not self._failed:
             self._failed = True
             self.note(status="failed", error=why)
@@ -74,8 +74,8 @@ class Records:
         """Begin to count and to time after step `done`.
 
         Args:
-            cost: of a sample.
-            peak: operations a second of all devices at most.
+            cost: what one sample costs, where it is known.
+            peak: the most floating-point operations per second that all devices together can do, where it is known.
         """
         self.plan, self.cost, self.peak = plan, cost, peak
         self.progress.start(done, plan.steps)
@@ -85,7 +85,7 @@ class Records:
 
     @contextmanager
     def time_aside(self) -> Iterator[None]:
-        """Leave out of samples per second what is not training."""
+        """Leave the time of this block, which is not training, out of samples per second."""
         start = time.perf_counter()
         yield
         self.aside += time.perf_counter() - start
@@ -101,7 +101,7 @@ class Records:
         self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / rate)
 
     def write_pending(self, done: int) -> None:
-        """Write the scores and pictures that a step's body logged, behind the step's own line."""
+        """Write the scores and pictures that a step's body logged, after the step's own line."""
         for values in self.pending:
             self._write(done, values)
             words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
@@ -115,24 +115,24 @@ class Records:
         self.pending, self.pending_images = [], {}
 
     def drop_pending(self) -> None:
-        """Forget what a step's body logged; it will be run again. What skipped an update is the step's own."""
+        """Forget what a step's body logged, because it will run again; the note of a skipped update stays."""
         self.pending = [values for values in self.pending if "skipped_steps" in values]
         self.pending_images = {}
 
     def _write(self, done: int, values: dict[str, Any]) -> None:
         if self.speaks:
-            with suppress(OSError):  # of a disk that is away for a while
+            with suppress(OSError):  # the disk is away for a while
                 self.folder.check()
             self.file.write(done, values)
             self.trackers.log(done, values)
 
     def log_model(self, model: Path) -> None:
-        """Hand a finished model to the trackers that keep some."""
+        """Hand a finished model to the trackers that store models."""
         if self.speaks:
             self.trackers.log_model(model)
 
     def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str) -> None:
-        """Say how the run went, where the model lies, how to use it, and how to go on: with more of flag `longer`."""
+        """Say how the run went, where the model is, how to use it, and how to go on: with more of flag `longer`."""
         self.progress.close()
         taken = duration(time.perf_counter() - self.began)
         now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
@@ -145,12 +145,12 @@ class Records:
             self.progress.say(f"  {name:<{width}}   {value}")
 
     def stopped(self, done: int, saved: list[int], asked: bool, left: bool = False) -> None:
-        """Say how to go on with a run that has something left to do.
+        """Say how to go on with a run that is not finished.
 
         Args:
             saved: the steps that have a checkpoint.
-            asked: --run.stop-at has stopped it.
-            left: it was in an evaluation.
+            asked: --run.stop-at has stopped the run.
+            left: the run stopped inside an evaluation.
         """
         place = "in the evaluation of" if left else "after"
         where = f"after step {saved[-1]}" if saved else "from the start"

@@ -1,11 +1,11 @@
-"""What the user sees: a bar on a terminal, now and then a line elsewhere. Only the main process speaks."""
+"""Progress on the screen: a bar on a terminal, a line now and then elsewhere. Only the main process prints."""
 
 import sys
 import time
 
 from tqdm import tqdm
 
-# Speeds that are shown: under what name, and how.
+# Speeds that are shown: the name and the format of each.
 _SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}
 
 
@@ -13,10 +13,11 @@ class Progress:
     """Show how far a run is."""
 
     def __init__(self, speaks: bool, quiet: bool = False, seconds_between_lines: float = 5.0):
-        """Speak or not.
+        """Decide what is printed.
 
         Args:
-            quiet: of nothing but warnings.
+            speaks: this is the main process.
+            quiet: print only warnings.
         """
         self.warns, self.speaks, self.seconds = speaks, speaks and not quiet, seconds_between_lines
         self.bar: tqdm | None = None
@@ -64,14 +65,14 @@ class Progress:
             print(f"step {step}/{self.steps}  {numbers}  {duration(seconds_left)} left", flush=True)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Close the bar, and leave it on the screen."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
 
 
 def duration(seconds: float) -> str:
-    """Write a time as h:mm:ss, or m:ss below an hour."""
+    """Return a time as text: h:mm:ss, or m:ss below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

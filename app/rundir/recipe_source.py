@@ -1,4 +1,4 @@
-"""The code of a recipe: kept with its run, and compared by what it means."""
+"""The code of a recipe: kept with its run, and compared without regard to comments and formatting."""
 
 import ast
 import difflib
@@ -11,7 +11,7 @@ LINES_SHOWN = 12
 
 
 def source_of(config: Any) -> str:
-    """Return the source of the file that a config's class is in; nothing for a notebook, which has no file."""
+    """Return the source of the file that defines a config's class; empty for a notebook, which has no file."""
     try:
         return Path(inspect.getfile(type(config))).read_text(encoding="utf-8")
     except (TypeError, OSError, UnicodeDecodeError):
@@ -19,9 +19,10 @@ def source_of(config: Any) -> str:
 
 
 def origin_of(config: Any) -> dict[str, str]:
-    """Say where a config's class comes from: `recipe_folder`, and the git `commit` there.
+    """Return where a config's class comes from: `recipe_folder`, and the git `commit` there.
 
-    A notebook's folder is the one it works in. The commit has `+` behind it where files differ; empty without git.
+    For a notebook, the folder is the working directory. The commit ends in `+` if files have been changed since, and is
+    empty without git.
     """
     try:
         folder = Path(inspect.getfile(type(config))).resolve().parent
@@ -39,7 +40,7 @@ def differences(before: str, now: str) -> list[str]:
     """Compare two sources, without comments, docstrings and formatting, as a few lines of a unified diff.
 
     Raises:
-        SyntaxError, ValueError: one of them is no Python.
+        SyntaxError, ValueError: one of them is not Python.
     """
     trees = [_meaning(source) for source in (before, now)]
     if ast.dump(trees[0]) == ast.dump(trees[1]):
@@ -51,7 +52,7 @@ def differences(before: str, now: str) -> list[str]:
 
 
 def _meaning(source: str) -> ast.Module:
-    """Parse a source without the strings that stand alone: docstrings, and what becomes the help of fields."""
+    """Parse a source, leaving out strings that stand alone: docstrings and the help of fields."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)

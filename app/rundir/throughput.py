@@ -1,4 +1,4 @@
-"""How fast a run is beyond samples per second: tokens, and the share of the hardware's peak that is used."""
+"""Tokens per second, and the share of the hardware's peak that a run uses (MFU)."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-# Keys of a metrics.jsonl line that depend on the clock, and so differ between two runs that are the same.
+# Keys of a line in metrics.jsonl that depend on the clock, and so differ between two otherwise equal runs.
 SPEEDS = ("samples_per_second", "tokens_per_second", "mfu")
 
 # Dense peaks in TFLOP/s from NVIDIA's data sheets, the first pattern that fits a device's name: on tensor cores for
@@ -25,7 +25,7 @@ _PEAKS = (
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Return the floating-point operations a second that a device could do at most; None where that is not known."""
+    """Return the most floating-point operations per second that a device can do; None where that is not known."""
     for pattern, bf16, fp32 in _PEAKS:
         if re.search(pattern, device):
             peak = {"bf16": bf16, "fp32": fp32}.get(precision)
@@ -42,11 +42,12 @@ class Cost:
 
     @classmethod
     def of(cls, model: "nn.Module", tokens: int) -> "Cost":
-        """Count for a transformer and samples of so many tokens.
+        """Count the cost of a transformer's sample with `tokens` tokens.
 
-        By the rule of the PaLM paper (Chowdhery et al. 2022, appendix B): a multiplication and an addition for each
-        weight and token, forward, for the gradient of what comes in, and for that of the weight where it is trained;
-        and attention's own products. What is recomputed does not count. Embeddings that only look up are left out.
+        Follows the PaLM paper (Chowdhery et al. 2022, appendix B). Each weight takes a multiplication and an addition
+        per token in the forward pass, again for the gradient of its input, and again for its own gradient if it is
+        trained; the products inside attention are added. Recomputation does not count, nor do embeddings that are only
+        looked up.
         """
         from torch import nn
 

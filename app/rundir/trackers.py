@@ -16,19 +16,20 @@ from app.rundir.images import Images
 
 
 class Trackers:
-    """The trackers of one run, on the main process alone. One that fails costs a warning, never the training."""
+    """The trackers of one run, on the main process. One that fails costs a warning and never ends the training."""
 
     def __init__(self, names: tuple[str, ...], folder: Path, ids: dict[str, str], warn: Callable[[str], Any]):
         """Remember what to start.
 
         Args:
-            ids: the ids under which trackers know this run, from an earlier sitting; new ones are added.
+            names: of the trackers, as accelerate names them.
+            ids: the ids under which trackers know this run from an earlier launch; new ones are added.
         """
         self.names, self.folder, self.ids, self.warn = names, folder, ids, warn
         self.trackers: dict[str, Any] = {}
 
     def start(self, config: dict, resumed_from: int) -> None:
-        """Start each tracker, as the same run that it was before."""
+        """Start each tracker; a resumed run goes on under its earlier id."""
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         for name in self.names:
@@ -66,8 +67,8 @@ class Trackers:
         self._each(lambda tracker: tracker.log(numbers, step=step))
 
     def log_images(self, step: int, images: Images) -> None:
-        """Send pictures of one step to every tracker that takes some."""
-        # accelerate hands tensorboard what it gets, and that takes neither lists nor, untold, channels that come last.
+        """Send pictures of one step to every tracker that takes pictures."""
+        # tensorboard takes no lists, and must be told that channels come last; accelerate passes on what it gets.
         stacked = {name: np.stack(arrays) for name, arrays in images.items()}
 
         def send(tracker):
@@ -109,7 +110,7 @@ class Trackers:
 
 
 def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
-    """Choose one id for the life of the run, and offline unless the user is logged in or says otherwise."""
+    """Choose one id for the whole run; work offline unless the user is logged in or says otherwise."""
     import wandb
 
     ids.setdefault("wandb", secrets.token_hex(4))
@@ -124,7 +125,7 @@ def _wandb_options(folder: Path, ids: dict[str, str]) -> dict[str, Any]:
 
 
 def _logged_in() -> bool:
-    """Tell whether wandb has a key for its server, without asking anybody."""
+    """Tell whether wandb has a key for its server, without asking the user or the server."""
     import wandb
 
     if os.environ.get("WANDB_API_KEY"):
