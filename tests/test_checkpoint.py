@@ -15,7 +15,7 @@ import pytest
 
 from app.checkpoints.manifest import MANIFEST, checksum, vouch
 from app.checkpoints.record import RECORD, SCORES
-from app.checkpoints.store import STATE, Checkpoints, Saved
+from app.checkpoints.store import STATE, Checkpoints, SaveOutcome
 from app.errors import UserError
 
 # Children start as forks: at once, with torch imported.
@@ -58,7 +58,7 @@ def checkpoints(folder: Path, **options) -> Checkpoints:
 
 def save(to: Checkpoints, *steps: int, **metrics: float) -> None:
     for step in steps:
-        assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == Saved()
+        assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == SaveOutcome()
 
 
 def fails(to: Checkpoints, step: int) -> bool:
@@ -117,7 +117,7 @@ def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
         writer(2)(folder)
         assert to.steps() == [1] and newest(to) == (1, [])
 
-    assert to.save(2, {"note": 2, "metrics": {}}, write) == Saved()
+    assert to.save(2, {"note": 2, "metrics": {}}, write) == SaveOutcome()
     assert newest(to) == (2, [])
 
 
@@ -328,7 +328,7 @@ def test_an_error_of_the_users_is_lasting(tmp_path):
     def write(folder: str) -> None:
         raise UserError("objects.0 holds a set")
 
-    assert to.save(2, {"metrics": {}}, write) == Saved(["objects.0 holds a set"], lasting=True)
+    assert to.save(2, {"metrics": {}}, write) == SaveOutcome(["objects.0 holds a set"], lasting=True)
     assert names(to) == ["step-00000001"]
 
 
@@ -466,8 +466,8 @@ def test_a_run_that_lost_its_folder_writes_and_deletes_nothing(tmp_path):
         save(theirs, 15, 60)  # it deletes the draft of the run that it takes for dead
         taken.append(True)
 
-    assert ours.save(15, {"note": 15, "metrics": {}}, write) == Saved(["was taken over"], lasting=True)
-    assert ours.save(20, {"note": 20, "metrics": {}}, writer(20)) == Saved(["was taken over"], lasting=True)
+    assert ours.save(15, {"note": 15, "metrics": {}}, write) == SaveOutcome(["was taken over"], lasting=True)
+    assert ours.save(20, {"note": 20, "metrics": {}}, writer(20)) == SaveOutcome(["was taken over"], lasting=True)
     assert names(theirs) == ["step-00000015", "step-00000060"] and newest(theirs) == (60, [])
 
 
@@ -476,7 +476,7 @@ def test_two_runs_that_write_one_step_at_once_do_not_mix_their_files(tmp_path):
     ours, theirs = checkpoints(tmp_path), checkpoints(tmp_path)
 
     def write(folder: str) -> None:
-        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == Saved()
+        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == SaveOutcome()
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "__0_0.distcp").write_bytes(b"of the one that was taken for dead")
 
@@ -518,7 +518,7 @@ def test_what_is_measured_after_a_step_was_saved_decides_too(tmp_path):
     to = checkpoints(tmp_path, keep=1, best="score")
     save(to, 1)
     before = (to.path(1) / RECORD).read_bytes()
-    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == Saved()
+    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == SaveOutcome()
     save(to, 2, 3, score=0.5)
     assert names(to) == ["step-00000001", "step-00000003"]
     assert to.at(1)[1]["scores"] == {"score": 0.99} and (to.path(1) / RECORD).read_bytes() == before

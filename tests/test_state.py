@@ -17,7 +17,7 @@ from torch import nn
 
 from app.checkpoints import sharded, state_dict
 from app.checkpoints.manifest import MANIFEST
-from app.checkpoints.store import Checkpoints, Saved
+from app.checkpoints.store import Checkpoints, SaveOutcome
 from app.config import OptimConfig
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
@@ -589,7 +589,7 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", record)
     to = Checkpoints(tmp_path, rank=0, world_size=1)
     sitting = Sitting().train(range(1))
-    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(sitting.accelerator, folder)) == Saved()
+    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(sitting.accelerator, folder)) == SaveOutcome()
     files = [path for path in to.path(1).rglob("*") if path.is_file()]
     assert len(files) >= 5 and (to.path(1) / MANIFEST) in files
     assert [path.name for path in files if path.stat().st_ino not in flushed] == []

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 
 import torch
 
-from app.checkpoints.store import Saved
+from app.checkpoints.store import SaveOutcome
 
 
-class Writing:
+class BackgroundSave:
     """A checkpoint that is being written in a thread."""
 
-    def __init__(self, step: int, measured: dict[str, float], save: Callable[[], Saved], device: torch.device):
+    def __init__(self, step: int, measured: dict[str, float], save: Callable[[], SaveOutcome], device: torch.device):
         """Begin to write.
 
         Args:
@@ -20,7 +20,7 @@ class Writing:
             device: of this process.
         """
         self.step, self.measured = step, measured
-        self._outcome: Future[Saved] = Future()
+        self._outcome: Future[SaveOutcome] = Future()
 
         def run() -> None:
             try:
@@ -46,6 +46,6 @@ class Writing:
         """
         self._thread.join()
 
-    def outcome(self) -> Saved:
+    def outcome(self) -> SaveOutcome:
         """Return how it ended, once it was joined; a fault of the program is raised."""
         return self._outcome.result()

@@ -6,9 +6,9 @@ from typing import Any
 from accelerate.utils import DistributedType
 
 from app.checkpoints import resume, sharded, state_dict
-from app.checkpoints.background import Writing
+from app.checkpoints.background import BackgroundSave
 from app.checkpoints.staging import Stager
-from app.checkpoints.store import Checkpoints, Saved
+from app.checkpoints.store import Checkpoints, SaveOutcome
 from app.config import RunConfig
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
@@ -43,7 +43,7 @@ class Saving:
         self.buffers, self._watchdog = buffers, watchdog
         self._in_background = in_background and accelerator.distributed_type != DistributedType.DEEPSPEED
         self._stager = Stager()
-        self._writing: Writing | None = None
+        self._writing: BackgroundSave | None = None
         self._contents: dict[str, Any] = {}
         self._warned = False
 
@@ -156,11 +156,11 @@ class Saving:
             "buffers": self.buffers.changing,
         }
 
-    def _begin(self, step: int, fields: dict[str, Any]) -> Writing:
+    def _begin(self, step: int, fields: dict[str, Any]) -> BackgroundSave:
         """Copy the state to the host, and begin to write the copy."""
         write, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
         save = self.checkpoints.save
-        return Writing(
+        return BackgroundSave(
             step,
             fields["metrics"],
             lambda: save(step, fields, lambda folder: write(folder, group), group),
@@ -194,10 +194,10 @@ class Saving:
         except Exception as error:
             if not quietly:
                 raise
-            outcome = Saved([str(error)])
+            outcome = SaveOutcome([str(error)])
         self._report(writing.step, outcome, quietly)
 
-    def _report(self, step: int, outcome: Saved, quietly: bool = False) -> None:
+    def _report(self, step: int, outcome: SaveOutcome, quietly: bool = False) -> None:
         """Tell how saving ended. A failure that may pass costs a warning; earlier checkpoints stay.
 
         Raises:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveOutcome:
     """How an attempt to save a checkpoint ended, the same on every rank.
 
     Args:
@@ -39,7 +39,7 @@ class Saved:
 class _NotSaved(Exception):
     """Leave an attempt to save; raised on every rank."""
 
-    def __init__(self, outcome: Saved):
+    def __init__(self, outcome: SaveOutcome):
         super().__init__("; ".join(outcome.problems))
         self.outcome = outcome
 
@@ -98,7 +98,7 @@ class Checkpoints:
         fields: dict[str, Any],
         write: Callable[[str], Any],
         group: dist.ProcessGroup | None = None,
-    ) -> Saved:
+    ) -> SaveOutcome:
         """Write, verify, commit, and only then delete what is no longer wanted. Every rank takes part.
 
         A step whose checkpoint is already whole keeps it; its scores are brought up to date.
@@ -111,9 +111,9 @@ class Checkpoints:
         try:
             there, problem = collectives.from_main(lambda: self._is_there(step, fields), group)
         except UserError as lost:
-            return Saved([str(lost)], lasting=True)
+            return SaveOutcome([str(lost)], lasting=True)
         if there:
-            return Saved([problem] if problem else [])
+            return SaveOutcome([problem] if problem else [])
         draft: Path | None = None
         try:
             draft = self._agreed(lambda: collectives.from_main(lambda: self._start(step), group), group)
@@ -126,7 +126,7 @@ class Checkpoints:
         finally:
             if self.rank == 0 and draft:
                 shutil.rmtree(draft, ignore_errors=True)
-        return Saved()
+        return SaveOutcome()
 
     def _agreed(self, part: Callable[[], T], group: dist.ProcessGroup | None) -> T:
         """Do this rank's part of a save, and go on only when every rank has done its own.
@@ -141,7 +141,7 @@ class Checkpoints:
             problem = self._reason(error)
         if problems := collectives.agree(problem, group):
             lasting = any(collectives.gather(isinstance(problem, UserError), group))
-            raise _NotSaved(Saved(problems, lasting))
+            raise _NotSaved(SaveOutcome(problems, lasting))
         return result
 
     def _reason(self, error: BaseException) -> BaseException:

@@ -36,7 +36,7 @@ def check(images: dict[str, Sequence[Any]]) -> Images:
 
 
 def write(folder: Path, step: int, images: Images) -> None:
-    """Write a step's pictures as PNG: `eval/truth` as `eval/truth/step-00000040.png`; several end in `-0.png` and on."""
+    """Write pictures as PNG: `eval/truth` as `eval/truth/step-00000040.png`; several end in `-0.png`, `-1.png`."""
     from PIL import Image
 
     for name, arrays in images.items():
