@@ -12,9 +12,9 @@ from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
 from app.checkpoints.export import save_model
-from app.checkpoints.manager import Saving
+from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.resume import contents_everywhere
-from app.checkpoints.store import Checkpoints
+from app.checkpoints.store import CheckpointStore
 from app.config import OptimConfig, RunConfig, check, to_dict
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
@@ -27,7 +27,7 @@ from app.launching import dry_run
 from app.rundir import images, recipe_source
 from app.rundir.atomic import draft_of
 from app.rundir.folder import RunFolder
-from app.rundir.logger import Records
+from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
 from app.sampling.seeding import EVALUATION, aside, seed_all
@@ -100,21 +100,29 @@ class Run:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
         taken.callback(lambda: self.folder.release(discard=not self._begun))
-        self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
+        self.logger = RunLogger(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"
-        self.watchdog = Watchdog(settings.timeout, self.records.failed, [at, draft_of(self.dir / "model")])
+        self.watchdog = Watchdog(settings.timeout, self.logger.failed, [at, draft_of(self.dir / "model")])
         kept = {"keep": settings.keep, "best": settings.best}
         asked = {"check_owner": self.folder.check, "on_block": self.watchdog.moved}
-        self.checkpoints = Checkpoints(at, rank, world, **kept, **asked)
+        self.checkpoint_store = CheckpointStore(at, rank, world, **kept, **asked)
         self.buffers = Buffers(self.accelerator, self.warn)
-        about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
-        self.saving = Saving(*about, settings.save_async)
-        self.stopping = Stopping(self.accelerator.device, self.records.failed)
+        about = self.accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog
+        self.checkpoint_manager = CheckpointManager(*about, settings.save_async)
+        self.stopping = Stopping(self.accelerator.device, self.logger.failed)
         if not self.dry_run:
-            has = bool(self.checkpoints.steps())
+            has = bool(self.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
-        about = self.accelerator, self.gradients, self.records, self.buffers, self.saving, self.stopping, self.watchdog
+        about = (
+            self.accelerator,
+            self.gradients,
+            self.logger,
+            self.buffers,
+            self.checkpoint_manager,
+            self.stopping,
+            self.watchdog,
+        )
         self._loop = StepLoop(settings, Services(*about))
         seed_all(settings.seed)
 
@@ -126,7 +134,7 @@ class Run:
         try:
             if error is None:
                 self._loop.settle()
-            self.saving.wait(quietly=error is not None)
+            self.checkpoint_manager.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
             raise
@@ -142,7 +150,7 @@ class Run:
             self.stopping.close()
             if mendable(error):
                 error.audible = self.accelerator.is_main_process or not collectives.heard_on_main(error)
-            self.records.close()
+            self.logger.close()
             if self.accelerator.is_main_process:
                 self._leave_folder(error)
         finally:
@@ -155,23 +163,23 @@ class Run:
             return
         asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
         if compiled := loop.compiling.facts(asked):
-            self.records.note(**compiled)
+            self.logger.note(**compiled)
         if error is None and loop.steps_done == loop.plan.steps and not loop.left:
-            self.records.note(status="finished", step=loop.steps_done, metrics=loop.scores)
+            self.logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
         elif error is None or isinstance(error, KeyboardInterrupt):
-            self.records.note(status="preempted")
+            self.logger.note(status="preempted")
             asked = error is None and 0 < self.config.stop_at <= loop.steps_done
-            self.records.stopped(loop.steps_done, self.checkpoints.steps(), asked, loop.left)
+            self.logger.stopped(loop.steps_done, self.checkpoint_store.steps(), asked, loop.left)
         else:
-            self.records.failed(f"{type(error).__name__}: {error}")
+            self.logger.failed(f"{type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
         """Print a line, once, whatever the number of processes."""
-        self.records.progress.say(text)
+        self.logger.progress.say(text)
 
     def warn(self, text: str) -> None:
         """Print a line to standard error, once."""
-        self.records.progress.warn(text)
+        self.logger.progress.warn(text)
 
     def note(self, **facts: Any) -> None:
         """Have run.json tell more about this run. Call it before `batches`, with what JSON can hold."""
@@ -241,14 +249,14 @@ class Run:
         return self._loop.trying(step, gradients)
 
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
-        """Resume, open the records, and return the plan of what is left, with the indices of its steps."""
+        """Resume, open the logger, and return the plan of what is left, with the indices of its steps."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
-        saved, plan = self.saving.resume(plan, contents_everywhere(data), self.config)
+        saved, plan = self.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
         plan.check_stop(self.config)
         # An earlier version did not write them.
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
@@ -267,11 +275,11 @@ class Run:
 
         def write() -> None:
             origin = recipe_source.origin_of(self._asked)
-            self.records.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
+            self.logger.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
 
         collectives.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
-        self.records.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
+        self.logger.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
         faults = FirstFault(plan, *self._place[:3])
         audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
         steps = self._loop.begin(plan, start, faults, drift, audit)
@@ -318,7 +326,7 @@ class Run:
         Args:
             pictures: by name, each height x width (x 3), uint8; the main process's count.
         """
-        self.records.pending_images |= images.check(pictures)
+        self.logger.pending_images |= images.check(pictures)
 
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
@@ -348,7 +356,7 @@ class Run:
         plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, seed)
         turns = range(plan.steps(self.accelerator.data_ranks))
         self.buffers.settle()
-        with self.records.time_aside(), aside(self.accelerator.device), evaluating(model):
+        with self.logger.time_aside(), aside(self.accelerator.device), evaluating(model):
             together = self.accelerator.is_fsdp2
             leaving = self.stopping.turns(len(turns), together) if self._may_leave() else turns
             for _, step in zip(leaving, load(plan, turns, data, collate, *self._place), strict=True):
@@ -387,9 +395,9 @@ class Run:
                 save_model(self.accelerator, model, self.dir / "model", *parts)
             if self.config.log_model:
                 with self.watchdog.unwatched():
-                    self.records.log_model(self.dir / "model")
+                    self.logger.log_model(self.dir / "model")
             longer = "--run.steps" if self.config.steps else "--run.epochs"
-            self.records.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
+            self.logger.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
         return self.scores
 
 

@@ -102,7 +102,7 @@ def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dic
     found = scores.compute()
     loss, tokens = found["eval/loss"], found.pop("eval/samples")
     if config.sample_length:
-        with run.records.time_aside():
+        with run.logger.time_aside():
             run.say(sample_text(model, tokenizer, config.sample, config.sample_length, config.run.seed))
     bits = loss * tokens / math.log(2)
     return {

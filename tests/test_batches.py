@@ -327,12 +327,12 @@ def test_a_stop_that_is_not_reached_is_refused():
 @given(
     samples=st.integers(1, 90),
     batch=st.integers(1, 20),
-    sittings=st.lists(st.tuples(st.booleans(), st.integers(1, 70)), min_size=1, max_size=5),
+    launches=st.lists(st.tuples(st.booleans(), st.integers(1, 70)), min_size=1, max_size=5),
 )
-def test_the_plan_of_a_run_that_has_ended_or_gone_on_is_valid_from_its_first_step(samples, batch, sittings):
+def test_the_plan_of_a_run_that_has_ended_or_gone_on_is_valid_from_its_first_step(samples, batch, launches):
     """Its steps are the ones that were made; where not just the last was short, as many and of as many samples."""
     made = [0]  # samples seen before each step
-    for by_steps, more in sittings:
+    for by_steps, more in launches:
         step, seen = len(made) - 1, made[-1]
         length = {"steps": step + more} if by_steps else {"epochs": (seen + more) / samples}
         config = RunConfig(global_batch=batch, micro_batch=4, **length)

@@ -15,7 +15,7 @@ import pytest
 
 from app.checkpoints.manifest import MANIFEST, checksum, vouch
 from app.checkpoints.record import RECORD, SCORES
-from app.checkpoints.store import STATE, Checkpoints, SaveOutcome
+from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
 from app.errors import UserError
 
 # Children start as forks: at once, with torch imported.
@@ -52,20 +52,20 @@ def writer(step: int) -> Callable[[str], None]:
     return write
 
 
-def checkpoints(folder: Path, **options) -> Checkpoints:
-    return Checkpoints(folder / "checkpoints", rank=0, world_size=1, **options)
+def checkpoints(folder: Path, **options) -> CheckpointStore:
+    return CheckpointStore(folder / "checkpoints", rank=0, world_size=1, **options)
 
 
-def save(to: Checkpoints, *steps: int, **metrics: float) -> None:
+def save(to: CheckpointStore, *steps: int, **metrics: float) -> None:
     for step in steps:
         assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == SaveOutcome()
 
 
-def fails(to: Checkpoints, step: int) -> bool:
+def fails(to: CheckpointStore, step: int) -> bool:
     return bool(to.save(step, {"note": step, "metrics": {}}, writer(step)).problems)
 
 
-def newest(of: Checkpoints) -> tuple[int | None, list[str]]:
+def newest(of: CheckpointStore) -> tuple[int | None, list[str]]:
     """Return the step of the newest good checkpoint, after a look at all its files, and the warnings on the way."""
     warnings: list[str] = []
     found = of.newest(warnings.append)
@@ -80,7 +80,7 @@ def newest(of: Checkpoints) -> tuple[int | None, list[str]]:
     return step, warnings
 
 
-def names(of: Checkpoints) -> list[str]:
+def names(of: CheckpointStore) -> list[str]:
     return sorted(path.name for path in of.folder.iterdir())
 
 
@@ -236,8 +236,8 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, best, kept):
 
 
 @pytest.mark.parametrize(("best", "better"), [("score", [1, 2, 5]), ("-score", [1, 3, 4])])
-def test_improvements_are_seen_over_sittings(tmp_path, best, better):
-    """Against all that was saved, also before this sitting, and what is being written."""
+def test_improvements_are_seen_over_launches(tmp_path, best, better):
+    """Against all that was saved, also before this launch, and what is being written."""
     seen = []
     for step, score in enumerate([2.0, 3.0, 1.0, 0.5, 4.0], start=1):
         to = checkpoints(tmp_path, keep=1, best=best)

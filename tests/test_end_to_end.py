@@ -45,7 +45,7 @@ def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
-def test_trackers_know_one_run_over_three_sittings(rows, tmp_path):
+def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
     """wandb, offline: one id, whatever the layout; tensorboard has the values of metrics.jsonl."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -127,7 +127,7 @@ def test_a_gradient_that_was_not_rounded_is_refused_by_name():
 
 
 def test_what_changes_bits_is_said(tmp_path, capsys):
-    """The number of threads may change between sittings, but then the promise is not kept."""
+    """The number of threads may change between launches, but then the promise is not kept."""
     train(tmp_path / "run", nn.Linear(4, 1), stop_at=2)
     train(tmp_path / "run", nn.Linear(4, 1), stop_at=4)
     assert "warning" not in capsys.readouterr().err

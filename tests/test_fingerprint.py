@@ -136,8 +136,8 @@ def test_random_fields_are_left_out_and_nothing_is_drawn():
     assert "in label; the first is row 0" in difference(first, contents(data))
 
 
-def test_what_one_sitting_finds_random_is_not_compared():
-    """A rare augmentation may show in one of two sittings."""
+def test_what_one_launch_finds_random_is_not_compared():
+    """A rare augmentation may show in one of two launches."""
     data = Augmented(list(range(99)))
     steady = contents([{"x": [0.5], "label": i} for i in range(99)])
     assert difference(steady, contents(data)) == difference(contents(data), steady) == ""

@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, path):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_info_is_kept_over_sittings(tmp_path):
+def test_info_is_kept_over_launches(tmp_path):
     folder, _ = claim(tmp_path / "run")
     folder.begin(status="running", trackers={"wandb": "abc"})
     folder.update(status="preempted", score=math.nan)
@@ -313,7 +313,7 @@ def test_discarding_leaves_files_of_others(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_discarding_a_sitting_leaves_the_run_of_earlier_ones(tmp_path):
+def test_discarding_a_launch_leaves_the_run_of_earlier_ones(tmp_path):
     """A resumed run that ends before its first step (its data cannot be read, Ctrl-C) is still the run that it was."""
     began(tmp_path / "run")
     before = contents(tmp_path)
@@ -436,10 +436,10 @@ def test_where_config_yaml_is_damaged_the_settings_of_the_checkpoint_decide(tmp_
     folder, (note,) = claim(path, True, seed=2)
     assert "config.yaml" in note
     with pytest.raises(UserError, match=r"run\.seed: 1 before, 2 now"):
-        folder.settle(saved)
+        folder.check_saved_settings(saved)
     folder.release(discard=True)
     folder, _ = claim(path, True, seed=1, log_every=3)
-    assert folder.settle(saved) == []
+    assert folder.check_saved_settings(saved) == []
     folder.begin()
     folder.release()
     assert yaml.safe_load((path / "config.yaml").read_text())["run"]["log_every"] == 3

@@ -46,7 +46,7 @@ def test_kernel_ddp_and_fsdp_are_one_run(executed):
     """And it is the run that began in a terminal and went on in the kernel."""
     _, folder = executed
     info = json.loads((folder / "texts" / "run.json").read_text())
-    assert [sitting["step"] for sitting in info["sittings"]] == [0, 20, 40]
+    assert [launch["step"] for launch in info["sittings"]] == [0, 20, 40]
     assert ["DDP" in info["sittings"][1]["layout"], "FSDP2" in info["sittings"][2]["layout"]] == [True, True]
     texts, third = steps(folder / "texts"), steps(folder / "third")
     assert [line["step"] for line in texts] == [line["step"] for line in third]

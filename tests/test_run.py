@@ -59,7 +59,7 @@ def test_an_evaluation_that_improves_is_saved_with_its_own_step(tmp_path):
     assert record["metrics"] == {"eval/x": 0.9}
 
 
-def test_the_best_is_remembered_over_sittings(tmp_path):
+def test_the_best_is_remembered_over_launches(tmp_path):
     curve = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
     for stop in (4, 0):
         flags = {"eval_every": 2, "save_every": 4, "keep": 1, "best": "eval/x", "stop_at": stop}
@@ -200,8 +200,8 @@ def test_what_failed_first_is_noted(tmp_path):
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs).square().mean(), micro)
             run.step(optimizer)
-            run.records.failed("no progress")
-            run.records.failed("another process has died")
+            run.logger.failed("no progress")
+            run.logger.failed("another process has died")
             raise RuntimeError("what follows")
     assert json.loads((tmp_path / "run.json").read_text())["error"] == "no progress"
 

@@ -199,4 +199,4 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost(tmp_path, monkeypatch):
 
 def test_sittings_are_noted(folder):
     info = yaml.safe_load((folder / "stopped/run.json").read_text())
-    assert [sitting["step"] for sitting in info["sittings"]] == [0, 5]
+    assert [launch["step"] for launch in info["sittings"]] == [0, 5]

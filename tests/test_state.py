@@ -17,7 +17,7 @@ from torch import nn
 
 from app.checkpoints import sharded, state_dict
 from app.checkpoints.manifest import MANIFEST
-from app.checkpoints.store import Checkpoints, SaveOutcome
+from app.checkpoints.store import CheckpointStore, SaveOutcome
 from app.config import OptimConfig
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
@@ -51,7 +51,7 @@ class Net(nn.Module):
         return self.head(self.body(self.frozen(self.norm(self.embed(ids)))) * self.scale)
 
 
-class Sitting:
+class Launch:
     """One process's life with a run: a model, optimizers, steps."""
 
     def __init__(self, make_model=Net, make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.1)):
@@ -60,7 +60,7 @@ class Sitting:
         model = make_model()
         self.model, self.optimizer = self.accelerator.prepare(model, make_optimizer(model))
 
-    def train(self, steps: range) -> "Sitting":
+    def train(self, steps: range) -> "Launch":
         for step in steps:
             torch.manual_seed(step)
             ids = torch.randint(7, (16,))
@@ -69,11 +69,11 @@ class Sitting:
             self.optimizer.zero_grad()
         return self
 
-    def save(self, folder: Path) -> "Sitting":
+    def save(self, folder: Path) -> "Launch":
         sharded.save(self.accelerator, str(folder))
         return self
 
-    def load(self, folder: Path) -> "Sitting":
+    def load(self, folder: Path) -> "Launch":
         sharded.load(self.accelerator, str(folder))
         return self
 
@@ -91,7 +91,7 @@ def same(left, right) -> bool:
     return type(left) is type(right) and repr(left) == repr(right)
 
 
-def assert_same_run(left: Sitting, right: Sitting) -> None:
+def assert_same_run(left: Launch, right: Launch) -> None:
     assert same(dict(left.model.state_dict()), dict(right.model.state_dict()))
     assert same(left.optimizer.optimizer.state_dict(), right.optimizer.optimizer.state_dict())
 
@@ -101,10 +101,10 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, name):
     def optimizer(model):
         return build_optimizer(model, OptimConfig(name=name, lr=0.05))
 
-    whole = Sitting(make_optimizer=optimizer).train(range(3)).save(tmp_path / "state").train(range(3, 6))
-    resumed = Sitting(make_optimizer=optimizer).load(tmp_path / "state").train(range(3, 6))
+    whole = Launch(make_optimizer=optimizer).train(range(3)).save(tmp_path / "state").train(range(3, 6))
+    resumed = Launch(make_optimizer=optimizer).load(tmp_path / "state").train(range(3, 6))
     assert_same_run(whole, resumed)
-    control = Sitting(make_optimizer=optimizer).train(range(3, 6))
+    control = Launch(make_optimizer=optimizer).train(range(3, 6))
     assert not same(dict(whole.model.state_dict()), dict(control.model.state_dict()))
 
 
@@ -119,11 +119,11 @@ MOMENTS = {
 
 @pytest.mark.parametrize("make", MOMENTS.values(), ids=MOMENTS)
 def test_optimizers_of_ones_own_come_back(tmp_path, make):
-    def sitting() -> Sitting:
-        return Sitting(make_optimizer=lambda model: make(list(model.parameters())))
+    def launch() -> Launch:
+        return Launch(make_optimizer=lambda model: make(list(model.parameters())))
 
-    whole = sitting().train(range(3)).save(tmp_path / "state").train(range(3, 6))
-    assert_same_run(whole, sitting().load(tmp_path / "state").train(range(3, 6)))
+    whole = launch().train(range(3)).save(tmp_path / "state").train(range(3, 6))
+    assert_same_run(whole, launch().load(tmp_path / "state").train(range(3, 6)))
 
 
 UNUSUAL = {
@@ -136,7 +136,7 @@ UNUSUAL = {
 def test_tensors_in_unusual_places_come_back_or_are_refused(tmp_path, make):
     """Never a fault that every save then has, so that a run goes on without checkpoints."""
 
-    def train(found: Sitting, steps: range) -> Sitting:
+    def train(found: Launch, steps: range) -> Launch:
         for step in steps:
             ids = torch.arange(7) * step % 7
 
@@ -149,21 +149,21 @@ def test_tensors_in_unusual_places_come_back_or_are_refused(tmp_path, make):
             found.optimizer.step(loss)
         return found
 
-    def sitting() -> Sitting:
-        return Sitting(make_optimizer=lambda model: make([p for p in model.parameters() if p.requires_grad]))
+    def launch() -> Launch:
+        return Launch(make_optimizer=lambda model: make([p for p in model.parameters() if p.requires_grad]))
 
-    first = train(sitting(), range(1, 4))
+    first = train(launch(), range(1, 4))
     try:
         first.save(tmp_path / "state")
     except UserError as error:
         assert "optimizers.0" in str(error)
         return
-    assert_same_run(train(first, range(4, 6)), train(sitting().load(tmp_path / "state"), range(4, 6)))
+    assert_same_run(train(first, range(4, 6)), train(launch().load(tmp_path / "state"), range(4, 6)))
 
 
 def test_loading_goes_back_in_time_too(tmp_path):
-    """The sitting that loads has gone on: nothing of what it did later is left."""
-    first = Sitting().save(tmp_path / "state")
+    """The launch that loads has gone on: nothing of what it did later is left."""
+    first = Launch().save(tmp_path / "state")
     before = copy.deepcopy(dict(first.model.state_dict()))
     first.train(range(3)).load(tmp_path / "state")
     assert same(dict(first.model.state_dict()), before)
@@ -171,7 +171,7 @@ def test_loading_goes_back_in_time_too(tmp_path):
 
 
 def test_saving_changes_nothing(tmp_path):
-    plain, saved = Sitting().train(range(4)), Sitting()
+    plain, saved = Launch().train(range(4)), Launch()
     for step in range(4):
         saved.save(tmp_path / str(step)).train(range(step, step + 1))
         assert not any(p.grad is not None for p in saved.model.parameters())
@@ -179,17 +179,17 @@ def test_saving_changes_nothing(tmp_path):
 
 
 def test_only_parameters_that_had_a_gradient_have_state(tmp_path):
-    first = Sitting().train(range(2)).save(tmp_path / "state")
-    second = Sitting().load(tmp_path / "state")
-    for sitting in (first, second):
-        names = {p: name for name, p in sitting.model.named_parameters()}
-        held = {names[p] for p in sitting.optimizer.optimizer.state}
+    first = Launch().train(range(2)).save(tmp_path / "state")
+    second = Launch().load(tmp_path / "state")
+    for launch in (first, second):
+        names = {p: name for name, p in launch.model.named_parameters()}
+        held = {names[p] for p in launch.optimizer.optimizer.state}
         assert held == {"embed.weight", "norm.weight", "norm.bias", "body.weight", "body.bias", "scale"}
 
 
 def test_tied_weights_stay_tied(tmp_path):
-    Sitting().train(range(2)).save(tmp_path / "state")
-    second = Sitting().load(tmp_path / "state")
+    Launch().train(range(2)).save(tmp_path / "state")
+    second = Launch().load(tmp_path / "state")
     assert second.model.head.weight is second.model.embed.weight
     second.train(range(2, 3))
     assert torch.equal(second.model.head.weight, second.model.embed.weight)
@@ -208,8 +208,8 @@ def test_a_tied_transformer_comes_back(tmp_path):
         def forward(self, ids):
             return self.gpt(ids[None]).logits[0]
 
-    whole = Sitting(Model).train(range(2)).save(tmp_path / "state").train(range(2, 4))
-    resumed = Sitting(Model).load(tmp_path / "state").train(range(2, 4))
+    whole = Launch(Model).train(range(2)).save(tmp_path / "state").train(range(2, 4))
+    resumed = Launch(Model).load(tmp_path / "state").train(range(2, 4))
     assert resumed.model.gpt.lm_head.weight is resumed.model.gpt.transformer.wte.weight
     assert_same_run(whole, resumed)
 
@@ -225,8 +225,8 @@ def test_groups_keep_their_hyperparameters_and_the_machine_its_kernels(tmp_path)
 
         return make
 
-    first = Sitting(make_optimizer=groups(0.1, True)).train(range(2)).save(tmp_path / "state")
-    second = Sitting(make_optimizer=groups(0.7, False)).load(tmp_path / "state")
+    first = Launch(make_optimizer=groups(0.1, True)).train(range(2)).save(tmp_path / "state")
+    second = Launch(make_optimizer=groups(0.7, False)).load(tmp_path / "state")
     for before, after in zip(first.optimizer.param_groups, second.optimizer.param_groups, strict=True):
         kept = {k: v for k, v in before.items() if k not in ("params", "fused", "foreach")}
         assert same(kept, {k: v for k, v in after.items() if k in kept})
@@ -252,8 +252,8 @@ def test_state_that_is_no_tensor_comes_back(tmp_path):
     def make(model):
         return Counting(model.parameters(), lr=0.1, momentum=0.9)
 
-    whole = Sitting(make_optimizer=make).train(range(2)).save(tmp_path / "state").train(range(2, 4))
-    resumed = Sitting(make_optimizer=make).load(tmp_path / "state")
+    whole = Launch(make_optimizer=make).train(range(2)).save(tmp_path / "state").train(range(2, 4))
+    resumed = Launch(make_optimizer=make).load(tmp_path / "state")
     (own, *_) = resumed.optimizer.optimizer.state.values()
     assert own["count"] == 2 and own["flag"] is True and own["nothing"] is None
     assert_same_run(whole, resumed.train(range(2, 4)))
@@ -294,7 +294,7 @@ def test_two_models_of_which_one_has_never_been_trained(tmp_path):
 
 
 def test_two_optimizers_over_one_model(tmp_path):
-    def sitting():
+    def launch():
         torch.manual_seed(0)
         accelerator, model = Accelerator(1), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
         own = [
@@ -310,11 +310,11 @@ def test_two_optimizers_over_one_model(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
 
-    accelerator, model, own = sitting()
+    accelerator, model, own = launch()
     train(model, own)
     sharded.save(accelerator, str(tmp_path / "state"))
     train(model, own)
-    again, model2, own2 = sitting()
+    again, model2, own2 = launch()
     sharded.load(again, str(tmp_path / "state"))
     train(model2, own2)
     assert same(model.state_dict(), model2.state_dict())
@@ -332,10 +332,10 @@ def test_half_precision_weights_with_full_precision_state(tmp_path):
                 own["count"] = own.get("count", torch.zeros((), dtype=torch.int64)) + 1
                 own["code"] = torch.arange(p.numel(), dtype=torch.uint8)
 
-    def sitting() -> Sitting:
-        return Sitting(lambda: nn.Linear(2, 2).bfloat16(), lambda model: Master(model.parameters(), lr=0.1))
+    def launch() -> Launch:
+        return Launch(lambda: nn.Linear(2, 2).bfloat16(), lambda model: Master(model.parameters(), lr=0.1))
 
-    first, second = sitting(), sitting()
+    first, second = launch(), launch()
     first.model(torch.ones(2, dtype=torch.bfloat16)).sum().backward()
     first.optimizer.step()
     first.save(tmp_path / "state")
@@ -467,11 +467,11 @@ def test_an_object_with_something_else_is_refused_by_name(tmp_path, content, wor
 
 
 def refused(folder: Path, make_model) -> str:
-    sitting = Sitting(make_model)
-    before = copy.deepcopy(dict(sitting.model.state_dict()))
+    launch = Launch(make_model)
+    before = copy.deepcopy(dict(launch.model.state_dict()))
     with pytest.raises(UserError) as error:
-        sitting.load(folder)
-    assert same(dict(sitting.model.state_dict()), before)
+        launch.load(folder)
+    assert same(dict(launch.model.state_dict()), before)
     return str(error.value)
 
 
@@ -484,7 +484,7 @@ class Wider(Net):
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path):
-    Sitting().save(tmp_path / "state")
+    Launch().save(tmp_path / "state")
     words = refused(tmp_path / "state", Wider)
     assert str(tmp_path / "state") in words
     for line in (
@@ -496,13 +496,13 @@ def test_a_checkpoint_of_another_model_is_refused_with_names_and_shapes(tmp_path
 
 
 def test_of_many_differences_the_first_are_named(tmp_path):
-    Sitting(lambda: nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))).save(tmp_path / "state")
+    Launch(lambda: nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))).save(tmp_path / "state")
     words = refused(tmp_path / "state", lambda: nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))))
     assert words.count("there") == 5 and "3 more" in words
 
 
 def test_another_number_of_optimizers_is_refused(tmp_path):
-    Sitting().save(tmp_path / "state")
+    Launch().save(tmp_path / "state")
     accelerator = Accelerator(1)
     model = Net()
     own = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
@@ -512,13 +512,13 @@ def test_another_number_of_optimizers_is_refused(tmp_path):
 
 
 def test_other_parameter_groups_are_refused(tmp_path):
-    Sitting().train(range(1)).save(tmp_path / "state")
+    Launch().train(range(1)).save(tmp_path / "state")
 
     def make(model):
         return torch.optim.AdamW([{"params": [p]} for p in model.parameters()], lr=0.1)
 
     with pytest.raises(UserError, match="group"):
-        Sitting(make_optimizer=make).load(tmp_path / "state")
+        Launch(make_optimizer=make).load(tmp_path / "state")
 
 
 @pytest.mark.parametrize("counts", [(1, 0), (0, 1), (2, 1)])
@@ -541,11 +541,11 @@ def test_an_optimizer_of_parameters_that_no_prepared_model_has_is_refused(tmp_pa
     def make(model):
         return torch.optim.AdamW([*model.parameters(), extra], lr=0.1)
 
-    sitting = Sitting(make_optimizer=make)
+    launch = Launch(make_optimizer=make)
     extra.grad = torch.ones(1)
-    sitting.optimizer.step()
+    launch.optimizer.step()
     with pytest.raises(UserError, match="prepare"):
-        sitting.save(tmp_path / "state")
+        launch.save(tmp_path / "state")
 
 
 def test_such_a_parameter_that_had_no_gradient_does_no_harm(tmp_path):
@@ -554,8 +554,8 @@ def test_such_a_parameter_that_had_no_gradient_does_no_harm(tmp_path):
     def make(model):
         return torch.optim.AdamW([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.1)
 
-    whole = Sitting(make_optimizer=make).train(range(2)).save(tmp_path / "state").train(range(2, 4))
-    assert_same_run(whole, Sitting(make_optimizer=make).load(tmp_path / "state").train(range(2, 4)))
+    whole = Launch(make_optimizer=make).train(range(2)).save(tmp_path / "state").train(range(2, 4))
+    assert_same_run(whole, Launch(make_optimizer=make).load(tmp_path / "state").train(range(2, 4)))
 
 
 def test_state_that_a_module_keeps_beside_its_tensors_comes_back(tmp_path):
@@ -572,10 +572,10 @@ def test_state_that_a_module_keeps_beside_its_tensors_comes_back(tmp_path):
         def set_extra_state(self, content):
             self.seen = content["seen"]
 
-    first = Sitting(Extra)
+    first = Launch(Extra)
     first.model.seen = 5
     first.save(tmp_path / "state")
-    assert Sitting(Extra).load(tmp_path / "state").model.seen == 5
+    assert Launch(Extra).load(tmp_path / "state").model.seen == 5
 
 
 def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -587,9 +587,9 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
         flush(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    to = Checkpoints(tmp_path, rank=0, world_size=1)
-    sitting = Sitting().train(range(1))
-    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(sitting.accelerator, folder)) == SaveOutcome()
+    to = CheckpointStore(tmp_path, rank=0, world_size=1)
+    launch = Launch().train(range(1))
+    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(launch.accelerator, folder)) == SaveOutcome()
     files = [path for path in to.path(1).rglob("*") if path.is_file()]
     assert len(files) >= 5 and (to.path(1) / MANIFEST) in files
     assert [path.name for path in files if path.stat().st_ino not in flushed] == []

@@ -19,10 +19,10 @@ from app.rundir.trackers import Trackers, _logged_in
 CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
 
 
-def write(path: Path, resumed_from: int, steps: range, sitting: int = 0) -> None:
+def write(path: Path, resumed_from: int, steps: range, launch: int = 0) -> None:
     file = MetricsFile(path, resumed_from)
     for step in steps:
-        file.write(step, {"loss": step / 3 + sitting})
+        file.write(step, {"loss": step / 3 + launch})
     file.file.close()
 
 
@@ -43,7 +43,7 @@ def test_numbers_are_kept_to_the_last_bit(tmp_path):
 def test_a_resumed_run_takes_back_the_steps_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     write(path, 0, range(1, 8))
-    write(path, 4, range(5, 7), sitting=1)
+    write(path, 4, range(5, 7), launch=1)
     lines = read(path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert [line["loss"] for line in lines] == [s / 3 + (s > 4) for s in range(1, 7)]
@@ -221,14 +221,14 @@ def test_tensorboard_has_the_values_of_every_step_once(tmp_path, rewound_to):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     expected = {}
-    for sitting, (resumed_from, steps) in enumerate([(0, range(1, 8)), (rewound_to, range(rewound_to + 1, 10))]):
+    for launch, (resumed_from, steps) in enumerate([(0, range(1, 8)), (rewound_to, range(rewound_to + 1, 10))]):
         to, warnings = trackers(tmp_path / "run", "tensorboard")
         to.start(CONFIG, resumed_from)
         for step in steps:
-            values = {"loss": step / 7 + sitting, "samples": 8 * step}
+            values = {"loss": step / 7 + launch, "samples": 8 * step}
             to.log(step, {**values, "ids": "00ff"})
             expected[step] = values
-        to.log(steps[-1], {"eval/accuracy": 0.1 * (sitting + 1)})
+        to.log(steps[-1], {"eval/accuracy": 0.1 * (launch + 1)})
         to.finish()
         assert warnings == []
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"), size_guidance={"scalars": 0})
@@ -321,7 +321,7 @@ def test_what_json_does_not_have_is_null(tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "eval/pearson": None, "x": None, "y": 0.5}
 
 
-def test_wandb_is_one_run_over_all_sittings(tmp_path, monkeypatch):
+def test_wandb_is_one_run_over_all_launches(tmp_path, monkeypatch):
     """Offline: one id, kept in run.json, one name, and steps that go on."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     PartialState(cpu=True)

@@ -8,27 +8,27 @@ from accelerate.utils import DistributedType
 from app.checkpoints import resume, sharded, state_dict
 from app.checkpoints.background import BackgroundSave
 from app.checkpoints.staging import Stager
-from app.checkpoints.store import Checkpoints, SaveOutcome
+from app.checkpoints.store import CheckpointStore, SaveOutcome
 from app.config import RunConfig
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
-from app.rundir.logger import Records
+from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.triggers import Triggers
 
 
-class Saving:
+class CheckpointManager:
     """Commit checkpoints of a run when they are due, and load the newest good one."""
 
     def __init__(
         self,
         accelerator: Accelerator,
         buffers: Buffers,
-        checkpoints: Checkpoints,
-        records: Records,
+        store: CheckpointStore,
+        logger: RunLogger,
         watchdog: Watchdog,
         in_background: bool,
     ):
@@ -39,7 +39,7 @@ class Saving:
             watchdog: is told when ranks wait for files, which may take long.
             in_background: write while training goes on, from a copy in the host's memory; DeepSpeed's engine cannot.
         """
-        self.accelerator, self.checkpoints, self.records = accelerator, checkpoints, records
+        self.accelerator, self.store, self.logger = accelerator, store, logger
         self.buffers, self._watchdog = buffers, watchdog
         self._in_background = in_background and accelerator.distributed_type != DistributedType.DEEPSPEED
         self._stager = Stager()
@@ -62,24 +62,24 @@ class Saving:
             UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout.
         """
         self._contents = contents
-        found = self.checkpoints.newest(self.records.progress.warn)
+        found = self.store.newest(self.logger.progress.warn)
         if found is None:
             return None, plan
         state, saved = found
         self._go_on_with_folder(saved)
         layout.check_bound(saved["layout"], layout.layout(self.accelerator))
-        folder = self.records.folder.path
+        folder = self.logger.folder.path
         plan = resume.fitting(saved, plan, settings, folder)
         if note := resume.check_contents(saved["data"], contents, folder, settings.changed == "accept"):
-            self.records.progress.say(note)
+            self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))
         return saved, plan
 
     def _go_on_with_folder(self, saved: dict[str, Any]) -> None:
         """Take from a record what the folder could not tell: the run's settings, and its trackers' names for it."""
-        folder = self.records.folder
-        for note in collectives.from_main(lambda: folder.settle(saved.get("config", {}))):
-            self.records.progress.say(note)
+        folder = self.logger.folder
+        for note in collectives.from_main(lambda: folder.check_saved_settings(saved.get("config", {}))):
+            self.logger.progress.say(note)
         folder.info.setdefault("trackers", saved.get("trackers", {}))
 
     def save_when_due(
@@ -100,9 +100,7 @@ class Saving:
             unevaluated: the run stops inside this step's evaluation.
         """
         saving = self._writing.measured if self._writing else {}
-        improves = due.may_be_best(step) and collectives.from_main(
-            lambda: self.checkpoints.improves(step, measured, saving)
-        )
+        improves = due.may_be_best(step) and collectives.from_main(lambda: self.store.improves(step, measured, saving))
         if due.saves(step) or leaving or improves:
             self.save(step, due.plan, scores, measured, unevaluated)
         if due.may_be_best(step) and measured:
@@ -112,7 +110,7 @@ class Saving:
         """Warn once where --run.best names a score that there is not."""
         if best not in scores and not self._warned:
             self._warned = True
-            self.records.progress.warn(
+            self.logger.progress.warn(
                 f"warning: --run.best {best}: there is no such score, so no checkpoint is kept for it; there are "
                 f"{', '.join(sorted(scores))}"
             )
@@ -129,7 +127,7 @@ class Saving:
 
         If the step has a checkpoint already, it is kept, and takes over what was measured since.
         """
-        with self.records.time_aside():
+        with self.logger.time_aside():
             self.wait()
             self.buffers.settle()
             state_dict.check_finite(self.accelerator.models, step)
@@ -140,12 +138,12 @@ class Saving:
                 self._writing = self._begin(step, fields)
                 return
             with self._watchdog.long_work():
-                outcome = self.checkpoints.save(step, fields, lambda folder: sharded.save(self.accelerator, folder))
+                outcome = self.store.save(step, fields, lambda folder: sharded.save(self.accelerator, folder))
             self._report(step, outcome)
 
     def _about_run(self, step: int, plan: BatchPlan) -> dict[str, Any]:
         """Collect what a record says of the run that a checkpoint is of."""
-        folder = self.records.folder
+        folder = self.logger.folder
         return {
             "seen": plan.seen(step),
             "layout": layout.layout(self.accelerator),
@@ -159,7 +157,7 @@ class Saving:
     def _begin(self, step: int, fields: dict[str, Any]) -> BackgroundSave:
         """Copy the state to the host, and begin to write the copy."""
         write, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
-        save = self.checkpoints.save
+        save = self.store.save
         return BackgroundSave(
             step,
             fields["metrics"],
@@ -205,15 +203,15 @@ class Saving:
         """
         problems = "; ".join(outcome.problems)
         if not problems:
-            self.records.note(step=step)
+            self.logger.note(step=step)
             return
         if outcome.lasting and not quietly:
             raise UserError(problems)
         try:
-            kept = self.checkpoints.steps()
+            kept = self.store.steps()
         except OSError:
             kept = []
-        self.records.progress.warn(
+        self.logger.progress.warn(
             f"warning: no checkpoint was saved at step {step}: {problems}{self._room()}. Training goes "
             f"on; the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
         )
@@ -221,7 +219,7 @@ class Saving:
     def _room(self) -> str:
         """Say what a checkpoint needs and what the disk has, where that is too little."""
         needed = state_dict.size(self.accelerator.models, self.accelerator.optimizers)
-        folder = self.records.folder.path
+        folder = self.logger.folder.path
         try:
             free = shutil.disk_usage(folder).free
         except OSError:

@@ -44,7 +44,7 @@ class _NotSaved(Exception):
         self.outcome = outcome
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints of one run: written by all ranks together, committed by renaming a finished folder."""
 
     def __init__(

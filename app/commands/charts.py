@@ -49,8 +49,8 @@ def panels(runs: Sequence[History]) -> list[Panel]:
 def marks(run: History) -> list[Mark]:
     """List where a run made further steps after a stop, saying where its layout changed."""
     found, before = [], None
-    for sitting in run.sittings:
-        step, layout = sitting["step"], sitting["layout"]
+    for launch in run.launches:
+        step, layout = launch["step"], launch["layout"]
         if 0 < step < run.step and before is not None:
             found.append(Mark(step, "resumed" if layout == before else f"resumed on {layout}"))
         before = layout

@@ -15,7 +15,7 @@ from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 
 ROWS = 64
-# Rows that take longer to read than all in all this are left out; those that two sittings have read are compared.
+# Rows that take longer to read than all in all this are left out; those that two launches have read are compared.
 SECONDS = 20.0
 # A row's own fields: the keys of a dict, or the places of a short tuple or list.
 FIELDS = 32

@@ -120,7 +120,7 @@ class RunFolder:
             notes += self._compare(before, config, settings)
         return notes + self._check_recipe(settings)
 
-    def settle(self, saved: dict) -> list[str]:
+    def check_saved_settings(self, saved: dict) -> list[str]:
         """Compare the settings with those of a checkpoint, where config.yaml could not be read.
 
         Returns:

@@ -76,7 +76,7 @@ class History:
         return f"{score[0]} {score[1]:.4g}" if score else ""
 
     @property
-    def sittings(self) -> list[dict[str, Any]]:
+    def launches(self) -> list[dict[str, Any]]:
         """List the launches of the run: the `step` after which each began, when, and its `layout` in a few words."""
         return list(self.info.get("sittings", []))
 

@@ -17,7 +17,7 @@ from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
 
 
-class Records:
+class RunLogger:
     """Write a run, its steps and scores on the main process; do nothing on the others."""
 
     def __init__(self, speaks: bool, folder: RunFolder, quiet: bool = False):
@@ -43,9 +43,9 @@ class Records:
         before = self.folder.info if done else {}
         ids = before.get("trackers", {})
         began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
-        sittings = [*(sitting for sitting in before.get("sittings", []) if sitting["step"] <= done), began]
+        launches = [*(launch for launch in before.get("sittings", []) if launch["step"] <= done), began]
         try:
-            self.folder.begin(status="running", error=None, step=done, sittings=sittings, **fields)
+            self.folder.begin(status="running", error=None, step=done, sittings=launches, **fields)
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(

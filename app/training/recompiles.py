@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-# Steps of a sitting in which everything is compiled that one shape wants, and then for shapes that change.
+# Steps of a launch in which everything is compiled that one shape wants, and then for shapes that change.
 FIRST = 2
 
 

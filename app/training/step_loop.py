@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from app.checkpoints import state_dict
-from app.checkpoints.manager import Saving
+from app.checkpoints.manager import CheckpointManager
 from app.config import RunConfig
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
@@ -16,7 +16,7 @@ from app.distributed.desync import Drift
 from app.distributed.preemption import Stopping
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
-from app.rundir.logger import Records
+from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
@@ -34,9 +34,9 @@ class Services(NamedTuple):
 
     accelerator: Accelerator
     gradients: Gradients
-    records: Records
+    logger: RunLogger
     buffers: Buffers
-    saving: Saving
+    checkpoint_manager: CheckpointManager
     stopping: Stopping
     watchdog: Watchdog
 
@@ -127,7 +127,7 @@ class StepLoop:
         try:
             yield
         finally:
-            self.services.records.drop_pending()
+            self.services.logger.drop_pending()
             self.gradients, self.scores, self.current = before
 
     def due(self, every: int) -> bool:
@@ -151,7 +151,7 @@ class StepLoop:
         (index, clip), step = self.optimizers.find(optimizer), self._inside("run.step")
         step.updated = True
         if slow := self.compiling.end(step.number):
-            self.services.records.progress.warn(slow)
+            self.services.logger.progress.warn(slow)
         if step.again:
             step.undo()
         elif self._usable(step, optimizer, index, clip):
@@ -174,28 +174,28 @@ class StepLoop:
         if self._audit:
             self._audit.gradients(optimizer)
         if wrong:
-            self.services.records.progress.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
+            self.services.logger.progress.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
         return not wrong
 
     def log(self, values: dict[str, float]) -> None:
         """Take note of plain numbers, to be written after the step's own line."""
-        self.services.records.pending.append(values)
+        self.services.logger.pending.append(values)
         self.scores |= values
         if self.current is not None:
             self.current.scores |= values
 
     def settle(self) -> None:
         """Do what is due after a step, also one whose body the recipe has left by a `break`; once for each step."""
-        step, records = self.current, self.services.records
+        step, logger = self.current, self.services.logger
         if self.left:
-            records.drop_pending()
+            logger.drop_pending()
             if step is not None:
                 step.scores = {}
         if step is not None and step.open:
             step.open = False
             self._close(step)
-        records.write_pending(self.steps_done)
+        logger.write_pending(self.steps_done)
 
     def _close(self, step: CurrentStep) -> None:
         if step.updated:
@@ -203,7 +203,7 @@ class StepLoop:
         if step.updated and not step.again:
             self._after_update(step)
         elif step.updated and not self.left:
-            self.services.records.write_pending(step.number)
+            self.services.logger.write_pending(step.number)
             self.save()  # which gives the checkpoint that is there the scores
         elif step.again and not step.updated:
             step.undo()  # its checkpoint still says that the step was not evaluated
@@ -217,18 +217,18 @@ class StepLoop:
             rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
             losses, about = step.metrics.collect(services.buffers, drift)
-            services.records.step(step.number, losses, {**about, **rates})
+            services.logger.step(step.number, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
-                services.records.progress.warn(trouble)
+                services.logger.progress.warn(trouble)
         else:
             step.metrics.note()
-        services.records.write_pending(step.number)
+        services.logger.write_pending(step.number)
         if self._audit:
             self._audit.step(step.number, step.metrics)
-        services.records.progress.advance()
-        services.saving.look()
+        services.logger.progress.advance()
+        services.checkpoint_manager.look()
         how = self.scores, step.scores, self.leaving, self.left
-        services.saving.save_when_due(step.number, self._triggers, *how)
+        services.checkpoint_manager.save_when_due(step.number, self._triggers, *how)
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, none."""
@@ -237,7 +237,7 @@ class StepLoop:
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
         if self.plan is not None:
-            self.services.saving.save(self.steps_done, self.plan, self.scores, step.scores if step else {})
+            self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, step.scores if step else {})
 
     def may_leave_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; else the step is finished first."""

@@ -70,7 +70,7 @@ def went_on_in_its_evaluation(folder) -> None:
     files = [(folder / run / "model" / "model.safetensors").read_bytes() for run in ("slow", "evaluated")]
     assert files[0] == files[1]
     record = json.loads((folder / "slow" / "run.json").read_text())
-    assert record["status"] == "finished" and [sitting["step"] for sitting in record["sittings"]] == [0, 10]
+    assert record["status"] == "finished" and [launch["step"] for launch in record["sittings"]] == [0, 10]
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])

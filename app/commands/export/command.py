@@ -47,13 +47,13 @@ def main(options: Options) -> int:
     Raises:
         UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
     """
-    from app.checkpoints.store import Checkpoints
+    from app.checkpoints.store import CheckpointStore
     from app.commands.export import upload
     from app.distributed import layout
     from app.rundir import history
 
     run = history.read(options.run)
-    checkpoints = Checkpoints(run.folder / "checkpoints", 0, 1)
+    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1)
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{run.folder} has no checkpoint to export")

@@ -99,13 +99,13 @@ def _settings(run: History) -> str:
 
 
 def _history(run: History) -> str:
-    sittings = "; ".join(f"from step {sitting['step']} on {sitting['layout']}" for sitting in run.sittings)
+    launches = "; ".join(f"from step {launch['step']} on {launch['layout']}" for launch in run.launches)
     versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
     if run.info.get("commit"):
         versions += f"; git commit {run.info['commit']}"
     parts = [
         "## How it was trained",
-        f"{sittings[:1].upper()}{sittings[1:]}." if sittings else "",
+        f"{launches[:1].upper()}{launches[1:]}." if launches else "",
         f"With {versions}." if versions else "",
     ]
     return "\n\n".join(part for part in parts if part)

@@ -177,7 +177,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
     warnings: list[str] = []
     try:
-        good = run.checkpoints.newest(warnings.append)
+        good = run.checkpoint_store.newest(warnings.append)
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]

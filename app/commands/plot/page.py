@@ -94,8 +94,8 @@ def _summary(runs: Sequence[History]) -> str:
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
         layout = "; ".join(
-            f"{sitting['layout']} (from step {sitting['step']})" if sitting["step"] else sitting["layout"]
-            for sitting in run.sittings
+            f"{launch['layout']} (from step {launch['step']})" if launch["step"] else launch["layout"]
+            for launch in run.launches
         )
         rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
     return _table(["run", "status", "steps", "score", "layout"], rows)

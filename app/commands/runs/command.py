@@ -37,8 +37,8 @@ def main(options: Options) -> int:
     runs = history.find(options.folders)
     rows, listed = [], []
     for run in runs:
-        score, sittings = run.score, run.sittings
-        layout = sittings[-1]["layout"] if sittings else ""
+        score, launches = run.score, run.launches
+        layout = launches[-1]["layout"] if launches else ""
         steps = f"{run.step}/{run.info.get('steps', '?')}"
         rows.append([str(run.folder), run.status, steps, run.score_in_words, layout, history.age(run.changed)])
         about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}

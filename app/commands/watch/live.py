@@ -44,8 +44,8 @@ def view(run: History) -> RenderableType:
     """Lay out what is known of a run now."""
     status, steps = run.status, int(run.info.get("steps") or 0)
     head = Text.assemble((str(run.folder), "bold"), "  ", (status, STYLES.get(status, "")))
-    if run.sittings:
-        head.append(f"  {run.sittings[-1]['layout']}")
+    if run.launches:
+        head.append(f"  {run.launches[-1]['layout']}")
     left = seconds_left(run) if status == "running" else None
     about = [f"step {run.step} of {steps or '?'}"]
     about += [f"{duration(left)} left"] if left is not None else []
