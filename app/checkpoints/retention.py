@@ -21,21 +21,21 @@ class Retention:
     keep: int = 2
     best: str = ""
 
-    def improves(self, metrics: dict[str, float], saving: dict[str, float], earlier: Iterable[Path]) -> bool:
-        """Tell whether metrics are better than those of every earlier checkpoint.
+    def value(self, metrics: dict[str, float]) -> float | None:
+        """Return the metric that decides, negated where lower is better; None if it is missing or not finite."""
+        value = metrics.get(self.best.removeprefix("-"))
+        if value is None or not math.isfinite(value):
+            return None
+        return -value if self.best.startswith("-") else value
 
-        Args:
-            saving: the metrics of a checkpoint that is being written.
-            earlier: folders of checkpoints; those that cannot be read now do not count.
-        """
-        value = self._value(metrics)
-        if value is None:
-            return False
-        known = [self._value(saving)]
-        for folder in earlier:
+    def best_of(self, folders: Iterable[Path]) -> float:
+        """Return the best value in checkpoints; those that cannot be read now do not count."""
+        best = -math.inf
+        for folder in folders:
             with contextlib.suppress(OSError):
-                known.append(self._score(folder))
-        return all(value > other for other in known if other is not None)
+                score = self._score(folder)
+                best = best if score is None else max(best, score)
+        return best
 
     def wanted(self, folders: dict[int, Path]) -> set[int]:
         """Choose the steps whose checkpoints are kept, of those that have one, in order.
@@ -62,13 +62,6 @@ class Retention:
             OSError: it cannot be read now.
         """
         try:
-            return self._value(record.read(folder)["metrics"])
+            return self.value(record.read(folder)["metrics"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-
-    def _value(self, metrics: dict[str, float]) -> float | None:
-        """Return the metric that decides, negated where lower is better; None if it is missing or not finite."""
-        value = metrics.get(self.best.removeprefix("-"))
-        if value is None or not math.isfinite(value):
-            return None
-        return -value if self.best.startswith("-") else value

@@ -89,8 +89,10 @@ class CheckpointStore:
         Args:
             saving: the metrics of a checkpoint that is being written.
         """
-        earlier = [self.path(other) for other in self.steps() if other < step]
-        return self.retention.improves(metrics, saving, earlier)
+        value, flying = self.retention.value(metrics), self.retention.value(saving)
+        if value is None or (flying is not None and value <= flying):
+            return False
+        return value > self.retention.best_of(self.path(other) for other in self.steps() if other < step)
 
     def save(
         self,
