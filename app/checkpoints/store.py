@@ -89,8 +89,8 @@ class CheckpointStore:
         Args:
             saving: the metrics of a checkpoint that is being written.
         """
-        value, flying = self.retention.value(metrics), self.retention.value(saving)
-        if value is None or (flying is not None and value <= flying):
+        value, unsaved = self.retention.value(metrics), self.retention.value(saving)
+        if value is None or (unsaved is not None and value <= unsaved):
             return False
         return value > self.retention.best_of(self.path(other) for other in self.steps() if other < step)
 
