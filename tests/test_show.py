@@ -59,7 +59,7 @@ def test_runs_are_listed(folder, capsys, tmp_path):
     assert "deep/failed: RuntimeError: the disk is on fire" in printed
     listed = {row["folder"].rsplit("/", 1)[1]: row for row in json.loads(out.read_text())["runs"]}
     assert listed["stopped"]["score"] == {"eval/loss": 0.125} and listed["failed"]["status"] == "failed"
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         runs.main(runs.Options((folder / "nowhere",)))
 
 
