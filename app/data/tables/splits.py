@@ -1,7 +1,7 @@
 """Which rows of a data set are trained on, and which are for evaluation."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -16,8 +16,12 @@ EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
 HOLDOUT_EPOCH = 2**63
 
 
-def parts_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[tuple[str, int, int]]:
-    """Return what a split such as train[:10%]+dev stands for: names, and the rows from where to before where.
+Rows = tuple[str, int, int]
+"""The name of a split, and its rows from the first number to before the second."""
+
+
+def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Rows]:
+    """Return the rows that a split such as train[:10%]+dev stands for.
 
     Args:
         sizes: rows of each split that the data has.
@@ -38,13 +42,13 @@ def parts_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[tu
     return ranges
 
 
-def own_eval_split(sizes: dict[str, int], trained: list[tuple[str, int, int]]) -> str:
+def own_eval_split(names: Collection[str], trained: list[Rows]) -> str:
     """Return the split to evaluate on that the data themselves have, none of which is trained on; or nothing."""
     used = {name for name, _, _ in trained}
-    return next((name for name in EVAL_SPLITS if name in sizes and name not in used), "")
+    return next((name for name in EVAL_SPLITS if name in names and name not in used), "")
 
 
-def overlap(trained: list[tuple[str, int, int]], scored: list[tuple[str, int, int]]) -> str:
+def overlap(trained: list[Rows], scored: list[Rows]) -> str:
     """Name rows to evaluate on that are trained on, both of one data set; nothing where there are none."""
     for name, start, end in scored:
         for other, first, last in trained:
