@@ -10,10 +10,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.distributed.environment import is_main_process
 from app.errors import UserError
+from app.sampling.hashing import hash_of_bytes, key_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -26,23 +30,9 @@ def cache_folder() -> Path:
     return Path(datasets.config.HF_DATASETS_CACHE) / "samestep"
 
 
-def fingerprint(*parts: object) -> str:
-    """Hash the text of the parts to 32 hexadecimal digits."""
-    import xxhash
-
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        data = str(part).encode("utf-8", "surrogatepass")
-        hasher.update(f"{len(data)}:".encode() + data)
-    return hasher.hexdigest()
-
-
-def with_labels(rows: str, labels: "np.ndarray | None") -> str:  # noqa: F821
-    """Add the hash of labels to that of the rows that have them."""
-    import numpy as np
-    import xxhash
-
-    return f"{rows}-{xxhash.xxh3_64(b'' if labels is None else np.ascontiguousarray(labels)).hexdigest()}"
+def with_labels(rows: str, labels: "np.ndarray | None") -> str:
+    """Add the hash of labels to the hash of the rows that have them."""
+    return f"{rows}-{hash_of_bytes([] if labels is None else [labels], bits=64)}"
 
 
 def cache_of(paths: Sequence[str]) -> Path:
@@ -51,8 +41,8 @@ def cache_of(paths: Sequence[str]) -> Path:
     The caches of datasets would be found by the files' times alone, or, for a folder with a card, by the folder's last
     name. What earlier versions of the same data left goes a day after its last use: until then a run may be reading it.
     """
-    parent = cache_folder() / "tables" / fingerprint(*map(os.path.abspath, paths))
-    folder = parent / fingerprint(*(part for path in paths for part in _listing(path)))
+    parent = cache_folder() / "tables" / key_of(*map(os.path.abspath, paths))
+    folder = parent / key_of(*(part for path in paths for part in _listing(path)))
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     with contextlib.suppress(OSError):  # another process may remove the same

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.data.rows import fetch
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 
@@ -39,7 +40,7 @@ def contents(data: Sequence) -> dict[str, Any]:
     end = time.monotonic() + SECONDS
     with _own_randomness():
         for row in _places(len(data)):
-            read[str(row)], again = (dict(_digests(_row(data, row))) for _ in range(2))
+            read[str(row)], again = (dict(_digests(*fetch(data, [row]))) for _ in range(2))
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:
                 break
@@ -72,11 +73,6 @@ def _places(size: int) -> list[int]:
     """Choose the first row, the last, and others all over the data."""
     chosen = permute(np.arange(min(size, ROWS - 2)), size, 0, 0)
     return sorted({0, size - 1, *chosen.tolist()})
-
-
-def _row(data: Sequence, row: int) -> Any:
-    many = getattr(data, "__getitems__", None)
-    return many([row])[0] if many else data[row]
 
 
 @contextlib.contextmanager

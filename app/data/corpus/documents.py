@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-import xxhash
 
 from app.data.cache import cache_folder, remember
+from app.sampling.hashing import hash_of_bytes
 
 
 class Documents:
@@ -95,15 +95,11 @@ class Documents:
             return self._digest()
 
     def _digest(self) -> str:
-        # One for each kind, so that where chunks end makes no difference.
-        tokens, begins, supervised = (xxhash.xxh3_64() for _ in range(3))
-        for chunk, ids in enumerate(self._ids):
-            tokens.update(ids.astype(np.int32))
-            start = int(self._starts[chunk])
-            begins.update(np.flatnonzero(self.begins(start, start + len(ids))) + start)
-            if self._supervised:
-                supervised.update(np.ascontiguousarray(self._supervised[chunk]))
-        return "".join(hasher.hexdigest() for hasher in (tokens, begins, supervised))
+        # One hash for each kind, so that where chunks end makes no difference.
+        spans = zip(self._starts.tolist(), self._starts[1:].tolist(), strict=False)
+        begins = (np.flatnonzero(self.begins(start, end)) + start for start, end in spans)
+        tokens = (ids.astype(np.int32) for ids in self._ids)
+        return "".join(hash_of_bytes(pieces, bits=64) for pieces in (tokens, begins, self._supervised))
 
     def __reduce__(self):
         return Documents, (self.info,)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from app.data.cache import cache_folder, fingerprint, remember, using_cache
+from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import CorpusData
 from app.data.corpus.documents import Documents, start_of
 from app.data.tables.columns import check_columns, check_texts, name_of
 from app.data.text.labeled_text import ROWS_AT_ONCE, identity
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
@@ -85,7 +86,7 @@ def tokenize(table, config: CorpusData, tokenizer) -> Documents:
             "a --model whose tokenizer has one, or --data.prompt and --data.completion"
         )
     kind = ("messages", template) if config.messages else ("prompt",) if config.prompt else ("text",)
-    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
     file = cache_folder() / f"documents-{key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with using_cache():

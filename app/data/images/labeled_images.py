@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from app.data.cache import cache_folder, fingerprint, made_once, using_cache, with_labels
+from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.tables.columns import check_columns, is_text, name_of, row_name
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
 from app.distributed.environment import is_main_process
 from app.errors import UserError
+from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when the stored pixels change.
 FORMAT = 1
@@ -109,7 +109,7 @@ class ImageColumn:
         some = (paths[start : start + ROWS_AT_ONCE] for start in range(0, len(paths), ROWS_AT_ONCE))
         with ThreadPoolExecutor() as pool:  # a network's disk answers many at a time
             states = pool.map(lambda block: [_state_of(path) for path in block], some)
-            return fingerprint(self.table._fingerprint, *states)
+            return key_of(self.table._fingerprint, *states)
 
     def read(self, row: int):
         """Return an image of PIL, turned as its camera says.
@@ -217,7 +217,7 @@ def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndar
     shape = (len(column), *decode.shape)
     if np.prod(shape, dtype=np.int64) > cache_gb * 1e9:
         return Images(decode, shape, labels)
-    key = fingerprint(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
+    key = key_of(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
     with using_cache():
         folder = made_once(cache_folder() / f"images-{key}", lambda draft: _write(draft, shape, decode))
     images = Images(_Mapped(folder / PIXELS), shape, labels)
@@ -272,17 +272,19 @@ def _write(folder: Path, shape: tuple, decode: _Decode) -> None:
     """Decode all rows into a file of a folder, and put the hash of their pixels next to it."""
     from tqdm import tqdm
 
-    hasher = xxhash.xxh3_128()
     pixels = np.lib.format.open_memmap(folder / PIXELS, "w+", np.uint8, shape)
     with tqdm(total=len(pixels), desc="Decoding", disable=None if is_main_process() else True) as bar:
-        place = 0
-        for rows in _in_threads(decode, len(pixels)):
-            pixels[place : place + len(rows)] = rows
-            hasher.update(rows)
-            place += len(rows)
-            bar.update(len(rows))
+
+        def written() -> Iterator[np.ndarray]:
+            for number, rows in enumerate(_in_threads(decode, len(pixels))):
+                start = number * ROWS_AT_ONCE
+                pixels[start : start + len(rows)] = rows
+                bar.update(len(rows))
+                yield rows
+
+        digest = hash_of_bytes(written())
     pixels.flush()
-    (folder / HASH).write_text(hasher.hexdigest())
+    (folder / HASH).write_text(digest)
 
 
 def _in_threads(decode: _Decode, count: int) -> Iterator[np.ndarray]:

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from app.data.cache import fingerprint, using_cache
+from app.data.cache import using_cache
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 # Part of the cache's key: raise them when the rows change.
 STDLIB_VERSION = 1
@@ -48,7 +49,7 @@ def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, str]]], bes
             rows,
             features=datasets.Features({"text": datasets.Value("string"), beside: datasets.Value("string")}),
             gen_kwargs={"root": str(root)},
-            fingerprint=fingerprint(name, STDLIB_VERSION, sys.version, listing),
+            fingerprint=key_of(name, STDLIB_VERSION, sys.version, listing),
         )
 
 
@@ -61,7 +62,7 @@ def digits():
         return datasets.Dataset.from_generator(
             digits_rows,
             features=datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}),
-            fingerprint=fingerprint("digits", DIGITS_VERSION),
+            fingerprint=key_of("digits", DIGITS_VERSION),
         )
 
 

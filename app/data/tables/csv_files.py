@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.cache import fingerprint, remember
+from app.data.cache import remember
 from app.data.tables.files import extension
 from app.data.tables.reading import open_text, unreadable
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +40,7 @@ def csv_options(files: Sequence[str], columns: Sequence[str], folder: Path, flag
 
     options = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False, "na_values": [""]}
     if extension(files[0]) == ".tsv":
-        kept = folder / f"quoted-{fingerprint(*files)}.json"
+        kept = folder / f"quoted-{key_of(*files)}.json"
         quoted = remember(kept, lambda: all(map(quotes_balance, files)))
         options |= {"sep": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
     names = _column_names(files[0], columns, options, flag)
@@ -154,7 +155,7 @@ def with_numbers(tables: "dict[str, Dataset]") -> "dict[str, Dataset]":
     for split, table in tables.items():
         # Text columns stay memory-mapped. The metadata hold the old types, which datasets would believe.
         part = InMemoryTable(arrow.slice(start, len(table)).replace_schema_metadata(None))
-        key = fingerprint(table._fingerprint, "with_numbers", part.schema)
+        key = key_of(table._fingerprint, "with_numbers", part.schema)
         found[split] = datasets.Dataset(part, split=table.split, fingerprint=key)
         start += len(table)
     return found

@@ -6,9 +6,10 @@ datasets makes one row of {"text": [...], "label": [...]} and of what pandas wri
 import json
 from pathlib import Path
 
-from app.data.cache import drafted, fingerprint
+from app.data.cache import drafted
 from app.data.tables.reading import open_text
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 HEAD = 2**20
 """Characters of the longest first line that is looked at to tell whether a file has a record in each line."""
@@ -26,7 +27,7 @@ def as_records(file: str, folder: Path, named: str) -> str:
     """
     import pandas
 
-    place = folder / f"{fingerprint(file)}.jsonl"
+    place = folder / f"{key_of(file)}.jsonl"
     if place.exists() or (found := _object_of(file)) is None:
         return str(place) if place.exists() else file
     try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.data.cache import cache_of, fingerprint, using_cache
+from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_table
@@ -26,6 +26,7 @@ from app.data.tables.reading import explained, near
 from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_split, rows_of
 from app.data.tables.text_files import COLUMNS, table_of
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
@@ -67,7 +68,7 @@ class Source:
 
         parts = []
         for name, start, end in self.rows(split, self.flag):
-            key = fingerprint(self.tables[name]._fingerprint, start, end)
+            key = key_of(self.tables[name]._fingerprint, start, end)
             parts.append(self.tables[name].select(range(start, end), new_fingerprint=key))
         shown = "" if list(self.tables) == ["train"] else f", split {split}"
         table = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
@@ -231,5 +232,5 @@ def _read(
         tables = {split: builder.as_dataset(split) for split in splits}
     for table in tables.values() if folder else ():
         # The folder's name is a hash of what the files are, which datasets' own key does not know.
-        table._fingerprint = fingerprint(folder.name, table._fingerprint)
+        table._fingerprint = key_of(folder.name, table._fingerprint)
     return tables

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from app.data.cache import fingerprint
 from app.data.tables.columns import name_of
 from app.errors import UserError
+from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
 
 # Splits that are for evaluation, the best first. Hub sets keep the labels of some test splits to themselves.
@@ -64,7 +64,7 @@ def hold_out_end(table, fraction: float):
     cut = len(table) - count_of(len(table), fraction)
 
     def part(rows: range, kind: str):
-        return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, "hold_out_end", kind, cut))
+        return table.select(rows, new_fingerprint=key_of(table._fingerprint, "hold_out_end", kind, cut))
 
     return part(range(cut), "train"), part(range(cut, len(table)), "evaluation")
 
@@ -113,7 +113,7 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
         )
 
     def part(keep: np.ndarray, kind: str):
-        key = fingerprint(table._fingerprint, "hold_out", kind, count, seed, *np.flatnonzero(stay))
+        key = key_of(table._fingerprint, "hold_out", kind, count, seed, *np.flatnonzero(stay))
         return table.select(np.flatnonzero(keep), new_fingerprint=key)
 
     return part(~out, "train"), part(out, "evaluation"), int(np.count_nonzero(stay))

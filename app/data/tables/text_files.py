@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.cache import fingerprint
 from app.data.tables.reading import open_text
+from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,7 +38,7 @@ def table_of(files: Sequence[str], unit: str, folder: Path) -> "Dataset":
         features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
         cache_dir=str(folder),
         gen_kwargs={"files": tuple(files), "unit": unit},
-        fingerprint=fingerprint("txt", VERSION, folder.name, unit, *files),
+        fingerprint=key_of("txt", VERSION, folder.name, unit, *files),
     )
 
 

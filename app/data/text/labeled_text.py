@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from app.data.cache import cache_folder, fingerprint, made_once, using_cache
+from app.data.cache import cache_folder, made_once, using_cache
 from app.data.config import TextData
 from app.data.tables.columns import check_columns, check_texts, name_of
 from app.data.tables.labels import Labels, only_of_their_class, read_labels
@@ -14,6 +14,7 @@ from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer
 from app.data.text.tokens import PadCollate, TokenTable
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 __all__ = [
     "Labels",
@@ -70,7 +71,7 @@ def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: 
     # Type ids are stored where they say something: of pairs for BERT, of all texts for XLNet.
     probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
     has_types = any(probe.get("token_type_ids", []))
-    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
     path = cache_folder() / f"tokens-{key}.arrow"
     with using_cache():
         if not path.exists():
@@ -102,7 +103,7 @@ def trained_once(key: Sequence[object], train: Callable[[], Any]):
     import tokenizers
     from transformers import AutoTokenizer
 
-    folder = cache_folder() / f"tokenizer-{fingerprint(FORMAT, tokenizers.__version__, *key)}"
+    folder = cache_folder() / f"tokenizer-{key_of(FORMAT, tokenizers.__version__, *key)}"
     with using_cache():
         made_once(folder, lambda draft: train().save_pretrained(draft))
     return AutoTokenizer.from_pretrained(folder)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.data.cache import fingerprint
+from app.sampling.hashing import key_of
 
 
 class Case:
@@ -50,7 +50,7 @@ class Cases(Sequence):
         """
         self.cases, self.values, self.names, self.channels = cases, values, list(names), channels
         self.window, self.overlap = window, overlap
-        self.fingerprint = fingerprint(*values, *(case.about["digest"] for case in cases), len(cases))
+        self.fingerprint = key_of(*values, *(case.about["digest"] for case in cases), len(cases))
 
     def __len__(self) -> int:
         return len(self.cases)

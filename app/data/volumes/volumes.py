@@ -13,6 +13,7 @@ from app.data.volumes.cases import Case, Cases, Patches
 from app.data.volumes.grains import NAMES, grains
 from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
 from app.errors import UserError
+from app.sampling.hashing import hash_of_bytes
 
 # Part of the cache's key: raise it when what is stored changes.
 FORMAT = 1
@@ -135,19 +136,14 @@ def _decode(pair: Pair, draft: Path) -> dict[str, Any]:
 
 def measure(image: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
     """Say what must be known of a case before it is read: mean and deviation by channel, the mask's values, a hash."""
-    import xxhash
-
     channels = image.reshape(len(image), -1)
     deviation = channels.std(axis=1, dtype=np.float64)
-    hasher = xxhash.xxh3_128()
-    for array in (image, mask):
-        hasher.update(f"{array.dtype} {array.shape}".encode())
-        hasher.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+    pieces = (piece for array in (image, mask) for piece in (f"{array.dtype} {array.shape}".encode(), array))
     return {
         "mean": channels.mean(axis=1, dtype=np.float64).tolist(),
         "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
         "values": np.unique(mask).tolist(),
-        "digest": hasher.hexdigest(),
+        "digest": hash_of_bytes(pieces),
     }
 
 
