@@ -1,4 +1,4 @@
-"""What is computed from data once and kept on disk, in the cache of Hugging Face datasets."""
+"""Results that are computed from data once, and kept on disk in the cache of Hugging Face datasets."""
 
 import contextlib
 import errno
@@ -24,7 +24,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache that is ours; HF_DATASETS_CACHE moves it."""
+    """Return this project's folder in the cache, which HF_DATASETS_CACHE moves."""
     import datasets
 
     return Path(datasets.config.HF_DATASETS_CACHE) / "samestep"
@@ -36,10 +36,11 @@ def with_labels(rows: str, labels: "np.ndarray | None") -> str:
 
 
 def cache_of(paths: Sequence[str]) -> Path:
-    """Return the cache folder of files, or of a folder, as they are now: its name is a hash of what is there.
+    """Return the cache folder of files, or of a folder, in their present state.
 
-    The caches of datasets would be found by the files' times alone, or, for a folder with a card, by the folder's last
-    name. What earlier versions of the same data left goes a day after its last use: until then a run may be reading it.
+    Its name is a hash of the files' names, sizes and times of change. datasets finds its own caches by the files' times
+    alone, or, for a folder with a card, by the folder's last name. The cache of an earlier state is removed a day after
+    its last use: until then a run may read it.
     """
     parent = cache_folder() / "tables" / key_of(*map(os.path.abspath, paths))
     folder = parent / key_of(*(part for path in paths for part in _listing(path)))
@@ -53,7 +54,7 @@ def cache_of(paths: Sequence[str]) -> Path:
 
 
 def remember(file: Path, compute: Callable[[], Any]) -> Any:
-    """Return what compute() returned when it was first asked, as JSON keeps it; it is kept in the file."""
+    """Return the result of compute() that a file keeps as JSON; compute and keep it if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = compute()
@@ -63,13 +64,13 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
 
 
 def _draft_of(path: Path) -> Path:
-    """Name what no other process writes: those of two containers may have the same number, and the same host name."""
+    """Return a name that no other process uses: two containers may have the same process ids and host name."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}")
 
 
 @contextlib.contextmanager
 def drafted(file: Path) -> Iterator[Path]:
-    """Give the name of a draft of a file, which takes the file's place when the block has ended well."""
+    """Yield the name of a draft of a file, which replaces the file if the block ends without an error."""
     draft = _draft_of(file)
     try:
         yield draft
@@ -79,9 +80,9 @@ def drafted(file: Path) -> Iterator[Path]:
 
 
 def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole.
+    """Return a folder; if it is missing, let make(draft) fill a draft of it, which is renamed when it is complete.
 
-    Drafts of processes that were killed go a day after they were last written to.
+    Drafts of processes that were killed are removed a day after they were last written to.
     """
     if not folder.exists():
         for left in folder.parent.glob(f"{folder.name}.{'[0-9a-f]' * 32}"):
@@ -96,7 +97,7 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
             try:
                 draft.rename(folder)
             except OSError:
-                if not folder.exists():  # else another process was first, with the same
+                if not folder.exists():  # else another process was first, with the same content
                     raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -104,7 +105,7 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
 
 
 def _listing(path: str) -> list[tuple]:
-    """List the files at a path, links followed: name, size and time of change of each."""
+    """List the files at a path, following links: name, size and time of change of each."""
     if not os.path.isdir(path):
         status = os.stat(path)
         return [(os.path.abspath(path), status.st_size, status.st_mtime_ns)]
@@ -122,8 +123,8 @@ def _listing(path: str) -> list[tuple]:
 
 
 @contextlib.contextmanager
-def using_cache():
-    """Show progress bars on the main process's terminal alone, and explain a cache that cannot be written."""
+def using_cache() -> Iterator[None]:
+    """Show progress bars only on the main process's terminal, and explain why a cache cannot be written."""
     import datasets
 
     shown = is_main_process() and sys.stderr.isatty()

@@ -136,7 +136,7 @@ def open_source(
         flag: the one that gives the paths, for errors.
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
-        txt: what a document is in txt files, see `TXT` of app.data.config.
+        txt: what a document is in txt files, see CorpusData in app.data.config.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
@@ -146,7 +146,7 @@ def open_source(
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
     files = find_files(paths, flag) if is_file else []
-    if columns and READERS[extension(files[0])] != "csv" if files else columns:
+    if columns and not (files and READERS[extension(files[0])] == "csv"):
         raise UserError(
             f"--data.columns names the columns of csv and tsv files, but {path} has names of its own: leave the flag "
             "out, or name the csv files themselves instead of their folder"
