@@ -215,8 +215,8 @@ def test_layers_that_see_less_keep_transformers_masks():
     [
         ("varlen", {"device": "cpu"}, "needs a GPU"),
         ("varlen", {"halves": False}, "mixed_precision bf16"),
-        ("varlen", {"exact": True}, "--run.exact takes sdpa"),
-        ("flex", {"exact": True}, "--run.exact takes sdpa"),
+        ("varlen", {"exact": True}, "--run.exact uses sdpa"),
+        ("flex", {"exact": True}, "--run.exact uses sdpa"),
         ("flash", {}, "must be one of auto, model, mask, varlen, flex"),
     ],
 )
