@@ -55,7 +55,7 @@ def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: 
     others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
     parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}", labels.summary()]
     if tables.stayed:
-        parts.append(f"{tables.stayed:,} rows drawn to be held out are trained on, because no others have their class")
+        parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
     if train_rows.truncated or eval_rows.truncated:
         cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
