@@ -185,7 +185,7 @@ def test_a_model_that_keeps_documents_from_its_attention_gets_a_mask(monkeypatch
     model = NemotronForCausalLM(NemotronConfig(vocab_size=300, **shape, **heads))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert choose(model, "auto", "documents", "cuda", True, False) == "mask"
-    with pytest.raises(UserError, match=r"does not hand .* use --attention mask"):
+    with pytest.raises(UserError, match=r"does not pass .* use --attention mask"):
         choose(model, "flex", "documents", "cuda", True, False)
     assert model.config._attn_implementation == "sdpa"
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -206,17 +206,17 @@ def test_layers_that_see_less_keep_transformers_masks():
     model = build()
     model.config.sliding_window = 8
     assert choose(model, "auto", "documents", "cuda", True, False) == "model"
-    with pytest.raises(UserError, match="do not see all"):
+    with pytest.raises(UserError, match="do not see all earlier tokens"):
         choose(model, "mask", "documents", "cuda", True, False)
 
 
 @pytest.mark.parametrize(
     ("asked", "more", "why"),
     [
-        ("varlen", {"device": "cpu"}, "wants a GPU"),
+        ("varlen", {"device": "cpu"}, "needs a GPU"),
         ("varlen", {"halves": False}, "mixed_precision bf16"),
-        ("varlen", {"exact": True}, "--run.exact takes sdpa"),
-        ("flex", {"exact": True}, "--run.exact takes sdpa"),
+        ("varlen", {"exact": True}, "--run.exact uses sdpa"),
+        ("flex", {"exact": True}, "--run.exact uses sdpa"),
         ("flash", {}, "must be one of auto, model, mask, varlen, flex"),
     ],
 )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import datasets
 import pytest
-from pyarrow import parquet
 
 from app.data.cache import remember, using_cache
-from app.data.tables.json_objects import by_column
+from app.data.tables.json_files import as_records
 from tables import load, refused, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("data_cache")
@@ -83,18 +82,19 @@ def test_another_run_writes_the_same_file_meanwhile(tmp_path, monkeypatch):
 def test_another_run_converts_the_same_table_meanwhile(tmp_path, monkeypatch):
     file = tmp_path / "table.json"
     file.write_text(json.dumps({"text": ["one", "two"], "label": [0, 1]}))
-    write, other = parquet.write_table, []
+    write, other = Path.write_text, []
 
-    def interrupted(table, place):
-        monkeypatch.setattr(parquet, "write_table", write)
-        write(table, place)
-        other.append(by_column({"train": [str(file)]}, tmp_path, "--data.path"))
+    def interrupted(place, text):
+        monkeypatch.setattr(Path, "write_text", write)
+        write(place, text)
+        other.append(as_records(str(file), tmp_path, "--data.path"))
 
-    monkeypatch.setattr(parquet, "write_table", interrupted)
-    ((place,),) = by_column({"train": [str(file)]}, tmp_path, "--data.path").values()
-    assert other == [{"train": [place]}]
-    assert parquet.read_table(place).to_pydict() == {"text": ["one", "two"], "label": [0, 1]}
-    assert len(list(tmp_path.glob("*parquet*"))) == 1
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    place = as_records(str(file), tmp_path, "--data.path")
+    assert other == [place]
+    rows = [json.loads(line) for line in Path(place).read_text().splitlines()]
+    assert rows == [{"text": "one", "label": 0}, {"text": "two", "label": 1}]
+    assert len(list(tmp_path.glob("*jsonl*"))) == 1
 
 
 def test_a_cache_that_cannot_be_written_says_so(monkeypatch, tmp_path):

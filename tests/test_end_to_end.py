@@ -227,7 +227,7 @@ def test_the_run_says_what_it_makes_of_the_data(tmp_path, capsys):
     run_on(tmp_path, rows, "--data.max-length", 10)
     assert (
         "91 training rows, 9 held out; 3 classes, whole numbers (--data.problem regression predicts amounts): "
-        "0, 1, 2; 1 drawn to be held out stayed, as training would lack a class without; "
+        "0, 1, 2; 1 drawn to be held out kept for training, as no other row has the class; "
         "67 training and 6 evaluation texts are longer than 10 tokens (--data.max-length) and cut"
     ) in capsys.readouterr().out.splitlines()
 

@@ -27,6 +27,15 @@ def test_csv_keeps_words_and_numbers_apart(tmp_path):
     }
 
 
+def test_csv_columns_have_one_type_in_all_splits_and_slices(tmp_path):
+    for split, values in {"train": ("1", "2", "x"), "validation": ("3", "4")}.items():
+        (tmp_path / f"{split}.csv").write_text("label,code\n" + "".join(f"{v},{len(v)}\n" for v in values))
+    train, evaluation = load(str(tmp_path), split="train[:2]")
+    assert train.to_dict() == {"label": ["1", "2"], "code": [1, 1]}
+    assert evaluation.to_dict() == {"label": ["3", "4"], "code": [1, 1]}
+    assert load(str(tmp_path), split="validation+train[:1]", eval_split="train[1:]")[0]["label"][:] == ["3", "4", "1"]
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 def test_a_file_reads_the_same_inside_a_folder(tmp_path, kind):
     file, comma = tmp_path / f"train.{kind}", "," if kind == "csv" else "\t"

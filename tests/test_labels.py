@@ -107,7 +107,7 @@ def test_label_columns_that_cannot_be_used_say_why():
         labels_of(data, label=("good", "bad"))
     with refused("--data.label x", "row 1", "1.5", "--data.problem regression"):
         labels_of(table(x=[0.0, 1.5], y=[1.0, 0.0]), label=("x", "y"))
-    with refused("--data.label text", "string", "no number"):
+    with refused("--data.label text", "string", "not a number"):
         labels_of(data, label=("good", "text"))
     with refused("--data.label names no column"):
         labels_of(data, label=())

@@ -140,7 +140,7 @@ def test_of_a_conversation_the_answers_are_learnt(data_cache, write):
     with pytest.raises(UserError, match="no chat template"):
         documents_of(write(rows), messages="chat")
     tokenizer.chat_template = "{{ messages | length }}" + TEMPLATE
-    with pytest.raises(UserError, match=r"message 1 of row 0 .* in another way"):
+    with pytest.raises(UserError, match=r"message 1 of row 0 .* differently"):
         documents_of(write(rows), tokenizer, messages="chat")
 
 

@@ -126,7 +126,7 @@ def test_a_volume_is_shown_by_its_middle_slice():
         ("multiple of 4", UNetScratch(), (66, 64)),
         ("--scratch.units -1", UNetScratch(units=-1), (64, 64)),
         ("single voxel", UNetScratch(), (4, 4)),
-        ("two levels", UNetScratch(channels=(4,)), (64, 64)),
+        ("two or more levels", UNetScratch(channels=(4,)), (64, 64)),
         ("--scratch.dropout 1", UNetScratch(dropout=1), (64, 64)),
     ],
 )

@@ -128,6 +128,12 @@ def test_nifti_is_turned_to_one_orientation(write):
     assert any(np.array_equal(mask == 1, stored[::-1] == 255) for mask in both)
 
 
+def test_nifti_of_two_dimensions_is_an_image(write):
+    _, cases, _ = loaded(write(sides=[(18, 20)] * 3, extension="nii.gz"))
+    assert cases[0]["image"].shape == (1, 18, 20)
+    assert np.array_equal(cases[0]["image"] > 0, cases[0]["mask"] == 1)
+
+
 def test_one_volume_is_held_out_by_slices(write):
     folder = write(sides=[(10, 20, 20)], extension="tif")
     patches, cases, _ = loaded(folder / "image" / "0.tif", masks=str(folder / "label" / "0.tif"))
@@ -140,8 +146,8 @@ def test_masks_that_are_none_are_refused(write):
     good = np.asarray(Image.open(folder / "label" / "0.png"))
     for bad, says in {
         "0 coloured": np.stack([good, good // 2, good], axis=-1),
-        "1 of one size": good[:, 1:],
-        "2 alone": None,
+        "1 the same size": good[:, 1:],
+        "2 only the value": None,
     }.items():
         if says is not None:
             Image.fromarray(says).save(folder / "label" / "0.png")

@@ -1,4 +1,4 @@
-"""What is computed from data once and kept on disk, in the cache of Hugging Face datasets."""
+"""Results that are computed from data once, and kept on disk in the cache of Hugging Face datasets."""
 
 import contextlib
 import errno
@@ -9,50 +9,41 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.distributed.environment import is_main_process
 from app.errors import UserError
 from app.rundir.atomic import drafted
+from app.sampling.hashing import hash_of_bytes, key_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SECONDS_KEPT = 24 * 3600
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache that is ours; HF_DATASETS_CACHE moves it."""
+    """Return this project's folder in the cache, which HF_DATASETS_CACHE moves."""
     import datasets
 
     return Path(datasets.config.HF_DATASETS_CACHE) / "samestep"
 
 
-def fingerprint(*parts: object) -> str:
-    """Hash the text of the parts to 32 hexadecimal digits."""
-    import xxhash
-
-    hasher = xxhash.xxh3_128()
-    for part in parts:
-        data = str(part).encode("utf-8", "surrogatepass")
-        hasher.update(f"{len(data)}:".encode() + data)
-    return hasher.hexdigest()
-
-
-def with_labels(rows: str, labels: "np.ndarray | None") -> str:  # noqa: F821
-    """Add the hash of labels to that of the rows that have them."""
-    import numpy as np
-    import xxhash
-
-    return f"{rows}-{xxhash.xxh3_64(b'' if labels is None else np.ascontiguousarray(labels)).hexdigest()}"
+def with_labels(rows: str, labels: "np.ndarray | None") -> str:
+    """Add the hash of labels to the hash of the rows that have them."""
+    return f"{rows}-{hash_of_bytes([] if labels is None else [labels], bits=64)}"
 
 
 def cache_of(paths: Sequence[str]) -> Path:
-    """Return the cache folder of files, or of a folder, as they are now: its name is a hash of what is there.
+    """Return the cache folder of files, or of a folder, in their present state.
 
-    The caches of datasets would be found by the files' times alone, or, for a folder with a card, by the folder's last
-    name. What earlier versions of the same data left goes a day after its last use: until then a run may be reading it.
+    Its name is a hash of the files' names, sizes and times of change. datasets finds its own caches by the files' times
+    alone, or, for a folder with a card, by the folder's last name. The cache of an earlier state is removed a day after
+    its last use: until then a run may read it.
     """
-    parent = cache_folder() / "tables" / fingerprint(*map(os.path.abspath, paths))
-    folder = parent / fingerprint(*(part for path in paths for part in _listing(path)))
+    parent = cache_folder() / "tables" / key_of(*map(os.path.abspath, paths))
+    folder = parent / key_of(*(part for path in paths for part in _listing(path)))
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     with contextlib.suppress(OSError):  # another process may remove the same
@@ -63,7 +54,7 @@ def cache_of(paths: Sequence[str]) -> Path:
 
 
 def remember(file: Path, compute: Callable[[], Any]) -> Any:
-    """Return what compute() returned when it was first asked, as JSON keeps it; it is kept in the file."""
+    """Return the result of compute() that a file keeps as JSON; compute and keep it if there is none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = compute()
@@ -73,9 +64,9 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
 
 
 def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """Return a folder that make(draft) fills where it is missing; it is renamed when it is whole.
+    """Return a folder; if it is missing, let make(draft) fill a draft of it, which is renamed when it is complete.
 
-    Drafts of processes that were killed go a day after they were last written to.
+    Drafts of processes that were killed are removed a day after they were last written to.
     """
     if not folder.exists():
         for left in folder.parent.glob(f"{folder.name}.*.tmp"):
@@ -94,7 +85,7 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
 
 
 def _listing(path: str) -> list[tuple]:
-    """List the files at a path, links followed: name, size and time of change of each."""
+    """List the files at a path, following links: name, size and time of change of each."""
     if not os.path.isdir(path):
         status = os.stat(path)
         return [(os.path.abspath(path), status.st_size, status.st_mtime_ns)]
@@ -112,8 +103,8 @@ def _listing(path: str) -> list[tuple]:
 
 
 @contextlib.contextmanager
-def using_cache():
-    """Show progress bars on the main process's terminal alone, and explain a cache that cannot be written."""
+def using_cache() -> Iterator[None]:
+    """Show progress bars only on the main process's terminal, and explain why a cache cannot be written."""
     import datasets
 
     shown = is_main_process() and sys.stderr.isatty()

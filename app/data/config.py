@@ -1,4 +1,4 @@
-"""Flags of the data, by kind of data; importing them loads none of the libraries that read it."""
+"""Flags of the data, by kind of data. Importing this module loads none of the libraries that read data."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,84 +8,86 @@ from typing import Literal
 class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
-    # What a document is in txt files; a flag where texts are read for their own sake.
+    # What a document is in txt files; only data that are texts to model have a flag for it.
     txt = "file"
 
     path: tuple[str, ...] = ("builtin:stdlib",)
-    """builtin:NAME, a data set id of the Hub, a folder laid out like one, or csv, tsv, json, jsonl or parquet files (a
-    .gz behind the name is fine, and so are patterns such as 'part-*.csv'). Quotes in tsv count as in csv where all of
-    them balance, and are plain characters where they do not."""
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
+    jsonl or parquet files. Files may be packed (.csv.gz), and patterns such as 'part-*.csv' name several. In tsv files,
+    quotes have the meaning that they have in csv if all of them are balanced; else they are plain characters."""
     name: str = ""
-    """Configuration of a data set that has several, such as sst2 of nyu-mll/glue."""
+    """Configuration of a data set that has several, such as sst2 of nyu-mll/glue. Default: the only one."""
     split: str = "train"
-    """Split to train on; a slice such as train[:1000] or train[:10%] is one too."""
+    """Split to train on, or a slice of one, such as train[:1000] or train[:10%]."""
     eval_split: str = ""
-    """Split to evaluate on, or a slice of one. Default: validation or test where there is one that is not trained on,
-    else --data.holdout."""
+    """Split to evaluate on, or a slice of one. Default: the data's validation or test split, if it has one that is not
+    trained on; else the rows that --data.holdout takes out of the training split."""
     eval_path: str = ""
-    """Data to evaluate on that lies elsewhere than --data.path: anything that --data.path takes."""
+    """Data to evaluate on: anything that --data.path takes. Default: --data.path, as --data.eval-split says."""
     columns: tuple[str, ...] = ()
-    """Column names of a csv or tsv file without a header line, from left to right."""
+    """Names of the columns of a csv or tsv file that has no header line, from left to right. Default: the header."""
     holdout: float = 0.1
-    """Fraction of the training split that is held out for evaluation where the data has no split for it."""
+    """Fraction of the training split that is held out for evaluation if the data has no split for it."""
 
 
 @dataclass
 class TextData(TableData):
-    """Texts and their labels: where they come from and which columns hold them."""
+    """Texts and their labels: where they come from, and which columns hold them."""
 
     text: tuple[str, ...] = ("text",)
     """Column of the text, or the two columns of a pair of texts."""
     label: tuple[str, ...] = ("label",)
-    """Column of the label: integers or strings (one class each), lists of them (any number of classes each) or floats
-    (regression; classes where they are few whole numbers). Or several columns of 0 and 1, one for each class."""
+    """Column of the label: integers or strings (one class for each row), lists of them (any number of classes for each
+    row) or floats (regression; or classes, if they are few whole numbers). Or several columns of 0 and 1, one for each
+    class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
-    """What the labels are for, as transformers calls it. auto: what the label's type says."""
+    """What to learn of the labels, in the words of transformers. auto: what the type of the labels says."""
     max_length: int = 128
-    """Longest text in tokens; what is longer is cut there, and counted."""
+    """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
 
 
 @dataclass
 class CorpusData(TableData):
-    """Texts to model: where they come from, what of them is learnt, and how they become blocks of tokens."""
+    """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)
-    """builtin:NAME, a data set id of the Hub, a folder laid out like one, or txt, csv, tsv, json, jsonl or parquet
-    files (a .gz behind the name is fine, and so are patterns such as 'part-*.txt'). Of txt files the end is held
-    out for evaluation, of all others rows here and there."""
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or txt, csv, tsv,
+    json, jsonl or parquet files. Files may be packed (.txt.gz), and patterns such as 'part-*.txt' name several. If
+    nothing else is given to evaluate on, the end of txt files is held out, and of other data rows drawn at random."""
     text: str = "text"
     """Column of the text."""
     prompt: str = ""
-    """Column of what is given; with --data.completion. It is read, and not learnt."""
+    """Column of the prompt, which the model reads but does not learn; needs --data.completion."""
     completion: str = ""
-    """Column of what is to be learnt after the prompt."""
+    """Column of what the model learns to write after the prompt."""
     messages: str = ""
-    """Column of conversations, lists of messages with role and content, written out by the tokenizer's chat template.
-    What the assistant says is learnt."""
+    """Column of conversations: lists of messages with role and content, which the tokenizer's chat template writes out.
+    The model learns the assistant's messages."""
     txt: Literal["file", "blank-lines", "line"] = "file"
-    """What a document is in txt files: all of a file, what stands between blank lines, or a line."""
+    """What a document is in txt files. file: the whole file; blank-lines: the text between two blank lines; line: each
+    line."""
     packing: Literal["documents", "concat"] = "documents"
-    """How documents share a block. documents: attention does not cross from one to the next, and positions restart.
-    concat: one stream, in which each ends with the end-of-text token."""
+    """How documents share a block. documents: attention stays inside a document, and positions restart at each.
+    concat: they form one stream, in which the end-of-text token ends each document."""
     block: int = 256
-    """Tokens of a block, which is one sample: what the model sees at once."""
+    """Tokens of a block. A block is one sample: all that the model sees at a time."""
 
 
 @dataclass
 class ImageData(TableData):
-    """Images: where they come from, and what they are brought to."""
+    """Images: where they come from, and the size that they are brought to."""
 
     path: tuple[str, ...] = ("builtin:digits",)
-    """builtin:digits, a folder of images with a subfolder for each class (or one for each split, with those inside), a
-    data set id of the Hub, a folder laid out like one, or parquet files."""
+    """Images to train on: builtin:digits; a folder with a subfolder of images for each class, or with a folder for each
+    split that has those inside; the id of a data set on the Hub; a folder laid out like one; or parquet files."""
     image: str = "image"
-    """Column of the image: the bytes of a file, or its path."""
+    """Column of the image: the bytes of an image file, or its path."""
     size: int = 0
-    """Height and width that images are brought to. 0: what the pretrained model takes; from scratch, the longer side of
-    the first image, but at least 32 and at most 224."""
+    """Height and width that images are brought to, in pixels. 0: the size that the pretrained model takes; from
+    scratch, the longer side of the first image, but at least 32 and at most 224."""
     cache_gb: float = 16.0
-    """Decoded images are kept on disk, and mapped into memory, up to so many GB; more of them are decoded anew each
-    time."""
+    """Largest size, in GB, up to which decoded images are kept on disk, from where they are mapped into memory. More
+    images than that are decoded each time they are used."""
 
 
 @dataclass
@@ -98,47 +100,48 @@ class ClassData(ImageData):
 
 @dataclass
 class Augment:
-    """Random changes of training images, the same for a sample in an epoch on any layout."""
+    """Random changes of training images. They depend on the sample and the epoch, and not on the layout."""
 
     flip: float = 0.0
-    """Probability of mirroring left and right. Photographs want 0.5, digits nothing."""
+    """Probability of mirroring an image left to right: 0.5 for photographs, 0 for digits."""
     shift: float = 0.1
-    """Largest shift to each side, as a fraction of the size; what comes into view is black."""
+    """Largest shift in each direction, as a fraction of the image's size. The uncovered part is black."""
     zoom: float = 0.1
-    """Largest change of scale: 0.1 is from 0.9 to 1.1."""
+    """Largest change of scale: 0.1 draws scales from 0.9 to 1.1."""
     rotate: float = 10.0
-    """Largest rotation to each side, in degrees."""
+    """Largest rotation in each direction, in degrees."""
     erase: float = 0.0
-    """Probability of blanking a rectangle, with sides of a quarter to a half of the image's."""
+    """Probability of blanking a rectangle whose sides are a quarter to a half of the image's."""
 
 
 @dataclass
 class VolumeData:
-    """Images with masks, in two or three dimensions: where they lie, and the patches that are cut from them."""
+    """Images with masks, in two or three dimensions: where they are, and the patches that are cut from them."""
 
     path: str = "builtin:grains"
-    """builtin:grains; a folder with the folders image and label (or images and masks, imagesTr and labelsTr); or a
-    folder of images, or one image, whose masks --data.masks names. PNG, TIFF (one of several pages is a volume) and
-    NIfTI are read. A mask has its image's name, whatever the extension. Folders train and val inside are two splits."""
+    """Images to train on: builtin:grains; a folder that holds the folders image and label (or images and masks, or
+    imagesTr and labelsTr); or a folder of images or a single image, whose masks --data.masks gives. PNG, TIFF (several
+    pages are a volume) and NIfTI files are read. A mask has the name of its image, with any extension. A folder that
+    holds the folders train and val has two splits."""
     masks: str = ""
-    """Folder of the masks, or one mask, where they do not lie beside the images."""
+    """Folder of the masks, or a single mask. Default: the folder next to the images, see --data.path."""
     eval_path: str = ""
-    """Images to evaluate on: anything that --data.path takes."""
+    """Images to evaluate on: anything that --data.path takes. Default: the folder val, else see --data.holdout."""
     eval_masks: str = ""
-    """Their masks, where they do not lie beside them."""
+    """Masks of the images to evaluate on, as --data.masks."""
     holdout: float = 0.2
-    """Fraction of the images that is held out for evaluation where no others are given."""
+    """Fraction of the images that is held out for evaluation if no others are given."""
     dims: Literal[2, 3] = 2
-    """2: images, and volumes slice by slice (pages of a TIFF, the last axis of a NIfTI file). 3: volumes."""
+    """2: images, and the slices of volumes (pages of a TIFF file, along the last axis of a NIfTI file). 3: volumes."""
     patch: tuple[int, ...] = (64,)
-    """Sides of the patches that the model sees, in voxels: one number for all, or one for each dimension."""
+    """Sides of the patches that the model sees, in voxels: one number for all sides, or one for each dimension."""
     patches_per_image: int = 4
-    """Patches cut from each image in an epoch, each elsewhere: a sample is a patch."""
+    """Patches cut from each image in an epoch, at random places. Each patch is a sample."""
     overlap: float = 0.25
-    """Evaluation slides a window of the patches' size over whole images: the share of its sides by which it overlaps
-    the next one."""
+    """Evaluation slides a window of the patch's size over whole images. This is the fraction of its side by which a
+    window overlaps the next one."""
     augment: tuple[Literal["flip", "rotate", "intensity"], ...] = ("flip", "rotate", "intensity")
-    """What else changes a patch: mirroring, turns by 90 degrees in planes whose sides are equal, brightness and
-    contrast. Nothing after the flag: nothing."""
+    """Random changes of patches. flip: mirror along each axis; rotate: turn by 90 degrees in planes whose sides are
+    equal; intensity: change brightness and contrast. The flag without a value: no changes."""
     names: tuple[str, ...] = ()
     """Names of the classes, in the order of their values in the masks. Default: the values."""

@@ -1,4 +1,4 @@
-"""What a data set contains, in a few kilobytes: digests of some of its rows, whatever its size."""
+"""The contents of a data set in a few kilobytes: digests of some of its rows, whatever its size."""
 
 import contextlib
 import copy
@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.data.rows import fetch
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 
 ROWS = 64
-# Rows that take longer to read than all in all this are left out; those that two launches have read are compared.
+# Reading ends after these seconds; the rows that both launches have read are compared.
 SECONDS = 20.0
-# A row's own fields: the keys of a dict, or the places of a short tuple or list.
+# A tuple or list of at most so many items is a row of fields, as a dict is; a longer one is a single value.
 FIELDS = 32
 
 
 def contents(data: Sequence) -> dict[str, Any]:
-    """Digest some rows of a data set, chosen by its size alone, and what it says of itself.
+    """Digest some rows of a data set, chosen by its size alone, and read its own fingerprint.
 
-    The same data give the same on every machine. Reading neither draws from the process's random generators nor
-    changes `data`.
+    The same data give the same result on every machine. Reading neither draws from the process's random generators
+    nor changes `data`.
 
     Returns:
-        "own": the data set's `fingerprint`, where it has one: a hash of all of it, that no path or time enters. (That
-        of `datasets.Dataset` is not such a one: times of its cache files go into it.)
-        "rows": from the number of a row to the digests of its fields.
+        "own": the data set's `fingerprint`, if it has one: a hash of all of its contents, and of no path or time. (That
+        of `datasets.Dataset` does not count, because it depends on the times of cache files.)
+        "rows": the digests of the fields of each row that was read, by the row's number.
         "random": the fields that differ between two readings.
     """
     data = _apart(data, {})
@@ -39,7 +40,7 @@ def contents(data: Sequence) -> dict[str, Any]:
     end = time.monotonic() + SECONDS
     with _own_randomness():
         for row in _places(len(data)):
-            read[str(row)], again = (dict(_digests(_row(data, row))) for _ in range(2))
+            read[str(row)], again = (dict(_digests(*fetch(data, [row]))) for _ in range(2))
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:
                 break
@@ -48,7 +49,7 @@ def contents(data: Sequence) -> dict[str, Any]:
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say how the contents of two data sets of one size differ; nothing where they do not."""
+    """Say how the contents of two data sets of the same size differ; return nothing if they do not."""
     ignored = {*before["random"], *now["random"]}
     rows = [row for row in before["rows"] if row in now["rows"]]
     found = {row: _fields(before["rows"][row], now["rows"][row]) - ignored for row in rows}
@@ -64,24 +65,19 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def _fields(before: dict[str, str], now: dict[str, str]) -> set[str]:
-    """Name the fields of a row that differ."""
+    """Return the names of a row's fields that differ."""
     return {name for name in {**before, **now} if before.get(name) != now.get(name)}
 
 
 def _places(size: int) -> list[int]:
-    """Choose the first row, the last, and others all over the data."""
+    """Choose the first row, the last, and others from all over the data."""
     chosen = permute(np.arange(min(size, ROWS - 2)), size, 0, 0)
     return sorted({0, size - 1, *chosen.tolist()})
 
 
-def _row(data: Sequence, row: int) -> Any:
-    many = getattr(data, "__getitems__", None)
-    return many([row])[0] if many else data[row]
-
-
 @contextlib.contextmanager
 def _own_randomness() -> Iterator[None]:
-    """Give all of the process's random generators back as they were."""
+    """Restore all of the process's random generators when the block ends."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
@@ -92,9 +88,9 @@ def _own_randomness() -> Iterator[None]:
 
 
 def _apart(value: Any, seen: dict[int, Any]) -> Any:
-    """Copy a data set without its data: generators of its own, open files and counters are not those of the original.
+    """Copy a data set but not its data, so that the original keeps its own generators, open files and counters.
 
-    A file that is opened here must not be found open by the processes that load data, which are forked later.
+    Loading processes are forked later: they must not inherit a file that is opened here.
     """
     if id(value) in seen:
         return seen[id(value)]
@@ -118,13 +114,13 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
         made = copy.copy(value)
         seen[id(value)] = made
         vars(made).update({name: _apart(item, seen) for name, item in vars(value).items()})
-    except Exception:  # what cannot be copied is used as it is
+    except Exception:  # a value that cannot be copied is used as it is
         seen[id(value)] = value
     return seen[id(value)]
 
 
 def _digests(row: Any) -> Iterator[tuple[str, str]]:
-    """Yield the name and the digest of each field of a row; one that is no collection is a field without a name."""
+    """Yield the name and the digest of each field of a row; a row that is no collection is one field without a name."""
     if isinstance(row, Mapping):
         fields = row.items()
     elif isinstance(row, tuple | list) and len(row) <= FIELDS:

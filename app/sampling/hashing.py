@@ -1,12 +1,33 @@
-"""A hash of what a value holds: the same in every process and on every machine."""
+"""Hashes of contents: the same in every process and on every machine."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import xxhash
+
+
+def key_of(*parts: object) -> str:
+    """Hash the text of each part to 32 hexadecimal digits: the key of something that is cached."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        data = str(part).encode("utf-8", "surrogatepass")
+        hasher.update(f"{len(data)}:".encode() + data)
+    return hasher.hexdigest()
+
+
+def hash_of_bytes(pieces: Iterable[np.ndarray | bytes], bits: int = 128) -> str:
+    """Hash the bytes of all pieces, one after the other; where one piece ends and the next begins does not count.
+
+    Args:
+        bits: of the hash, 64 or 128: a hexadecimal digit for every four.
+    """
+    hasher = {64: xxhash.xxh3_64, 128: xxhash.xxh3_128}[bits]()
+    for piece in pieces:
+        hasher.update(piece if isinstance(piece, bytes) else np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+    return hasher.hexdigest()
 
 
 def hash_of(value: Any) -> str:

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from app.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -12,15 +15,15 @@ class Scratch:
     """The shape of a model that is trained from scratch."""
 
     layers: int = 2
-    """Transformer layers."""
+    """Number of transformer layers."""
     width: int = 128
-    """Width of the hidden states."""
+    """Length of the hidden states' vectors."""
     heads: int = 2
-    """Attention heads; they divide the width."""
+    """Number of attention heads; --scratch.width must be a multiple of it."""
     vocab: int = 8192
-    """Tokens of the tokenizer, which is trained on the training texts."""
+    """Tokens in the vocabulary of the tokenizer, which is trained on the training texts."""
     dropout: float = 0.1
-    """Dropout of hidden states and attention."""
+    """Dropout probability of hidden states and attention weights."""
 
 
 @dataclass
@@ -28,26 +31,26 @@ class DecoderScratch(Scratch):
     """The shape of a language model that is trained from scratch."""
 
     shape: Literal["llama", "gpt2"] = "llama"
-    """llama: rotary positions, RMSNorm, gated feed-forward. gpt2: learnt positions, LayerNorm, GELU."""
+    """llama: rotary positions, RMSNorm and gated feed-forward layers. gpt2: learnt positions, LayerNorm and GELU."""
     layers: int = 4
     width: int = 128
     heads: int = 4
     kv_heads: int = 0
-    """Heads of keys and values, of a llama; they divide the heads. 0: as many."""
+    """Number of heads of keys and values of a llama; --scratch.heads must be a multiple of it. 0: --scratch.heads."""
     tokenizer: Literal["bpe", "char", "byte"] = "bpe"
-    """bpe: byte pairs, trained on the training texts, --scratch.vocab tokens. char: each character of the training
-    texts is a token. byte: each byte is one."""
+    """bpe: byte pairs, trained on the training texts, with --scratch.vocab tokens. char: each character of the training
+    texts is a token. byte: each byte is a token."""
     vocab: int = 4096
     tied: bool = True
-    """One matrix embeds tokens and predicts them."""
+    """Use one matrix both to embed tokens and to predict them."""
     bias: bool = True
-    """Biases of a gpt2's layers and norms; a llama has none."""
+    """Give the layers and norms of a gpt2 biases; a llama has none."""
     dropout: float = 0.0
-    """Dropout; of a llama, of attention alone."""
+    """Dropout probability of hidden states and attention weights; of a llama, only of attention weights."""
 
 
-def decoder(size: DecoderScratch, tokenizer, block: int):
-    """Build a language model of this shape for blocks of so many tokens, with weights drawn at random."""
+def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
+    """Build a language model of this shape, with random weights, for blocks of `block` tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     names = {
@@ -60,7 +63,7 @@ def decoder(size: DecoderScratch, tokenizer, block: int):
     if size.shape == "llama":
         shape = LlamaConfig(
             hidden_size=size.width,
-            # Three matrices of 8/3 of the width have the weights of two of four times the width.
+            # Three matrices of 8/3 times the width have as many weights as two of four times the width.
             intermediate_size=64 * math.ceil(size.width / 24),
             num_hidden_layers=size.layers,
             num_attention_heads=size.heads,
@@ -75,7 +78,7 @@ def decoder(size: DecoderScratch, tokenizer, block: int):
         n_layer=size.layers,
         n_head=size.heads,
         n_positions=block,
-        activation_function="gelu",  # on CPU twice as fast as its approximation by tanh
+        activation_function="gelu",  # on CPUs twice as fast as its approximation by tanh
         embd_pdrop=size.dropout,
         attn_pdrop=size.dropout,
         resid_pdrop=size.dropout,
@@ -87,8 +90,8 @@ def decoder(size: DecoderScratch, tokenizer, block: int):
     return model
 
 
-def _leave_out_biases(model) -> None:
-    """Freeze a GPT-2's biases at 0, where they begin, and add none: transformers has it only with biases."""
+def _leave_out_biases(model: "PreTrainedModel") -> None:
+    """Freeze a GPT-2's biases at 0, their first value, and do not add them: transformers has no GPT-2 without."""
     from transformers.pytorch_utils import Conv1D
 
     class Unbiased(Conv1D):
@@ -108,24 +111,25 @@ class VisionScratch:
     """The shape of an image model that is trained from scratch."""
 
     kind: Literal["resnet", "vit"] = "resnet"
-    """resnet: three stages, each of half the resolution of the one before; vit: a transformer over patches."""
+    """resnet: three stages, each with half the resolution of the one before. vit: a transformer over patches."""
     layers: int = 2
-    """Blocks of each stage of a resnet; layers of a vit."""
+    """Number of blocks in each stage of a resnet, or of layers of a vit."""
     width: int = 32
-    """Channels of a resnet's first stage (each other has twice those of the one before); hidden states of a vit."""
+    """Channels of a resnet's first stage, which double in each further stage; or width of a vit's hidden states."""
     norm: Literal["group", "batch"] = "group"
-    """Of a resnet. group: GroupNorm, the same on any layout. batch: BatchNorm, whose statistics are of one process's
-    micro-batches, or with --run.sync-bn of those that all processes compute at a time."""
+    """Norm of a resnet. group: GroupNorm, which gives the same results on any layout. batch: BatchNorm, whose
+    statistics are of one process's micro-batch, or with --run.sync-bn of the micro-batches that all processes compute
+    together."""
     heads: int = 4
-    """Attention heads of a vit; they divide the width."""
+    """Number of attention heads of a vit; --scratch.width must be a multiple of it."""
     patches: int = 8
-    """Patches of a vit along each side; they divide the size of the images."""
+    """Number of a vit's patches along each side; the size of the images must be a multiple of it."""
     dropout: float = 0.0
-    """Dropout of a vit's hidden states and attention."""
+    """Dropout probability of a vit's hidden states and attention weights."""
 
 
 def check_vision(shape: VisionScratch, size: int) -> None:
-    """Refuse numbers that no model of images of this size can have."""
+    """Raise a UserError for numbers that no model for images of this size, in pixels, can have."""
     for name in ("layers", "width", "heads", "patches"):
         if (value := getattr(shape, name)) < 1:
             raise UserError(f"--scratch.{name} {value}: must be at least 1")
@@ -146,7 +150,7 @@ def _check_dropout(dropout: float) -> None:
 
 
 def check_shape(size: Scratch) -> None:
-    """Refuse numbers that no model can have; what the vocabulary must hold is known where it is made."""
+    """Raise a UserError for numbers that no model can have; the vocabulary is checked where it is made."""
     for name in ("layers", "width", "heads"):
         if (value := getattr(size, name)) < 1:
             raise UserError(f"--scratch.{name} {value}: must be at least 1")
@@ -167,21 +171,22 @@ class UNetScratch:
     """The shape of a U-Net that is trained from scratch."""
 
     channels: tuple[int, ...] = (16, 32, 64)
-    """Channels of each level, from the top; each level has half the resolution of the one above."""
+    """Channels of each level, from the top. Each level has half the resolution of the one above it."""
     units: int = 1
-    """Convolutions of each residual unit; 0: one plain convolution a level."""
+    """Number of convolutions in each residual unit. 0: one convolution without a residual for each level."""
     norm: Literal["instance", "group", "batch"] = "instance"
-    """instance, and group (GroupNorm of one group), are the same on any layout. batch: BatchNorm, whose statistics are
-    of one process's micro-batches, or with --run.sync-bn of those that all processes compute at a time."""
+    """instance and group (GroupNorm with one group) give the same results on any layout. batch: BatchNorm, whose
+    statistics are of one process's micro-batch, or with --run.sync-bn of the micro-batches that all processes compute
+    together."""
     dropout: float = 0.0
-    """Dropout behind each convolution."""
+    """Dropout probability after each convolution."""
 
 
 def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
-    """Refuse numbers that no U-Net for patches of these sides can have."""
+    """Raise a UserError for numbers that no U-Net for patches of these sides, in voxels, can have."""
     given = " ".join(map(str, shape.channels))
     if len(shape.channels) < 2 or min(shape.channels) < 1:
-        raise UserError(f"--scratch.channels {given}: give two levels or more, each of at least one channel")
+        raise UserError(f"--scratch.channels {given}: give two or more levels, each with at least one channel")
     if shape.units < 0:
         raise UserError(f"--scratch.units {shape.units}: must be at least 0")
     _check_dropout(shape.dropout)
@@ -194,6 +199,6 @@ def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
         )
     if shape.norm == "instance" and all(side == factor for side in patch):
         raise UserError(
-            f"--data.patch {patch[0]}: the lowest level would have a single voxel, which --scratch.norm instance makes "
-            "0: use larger patches or fewer --scratch.channels"
+            f"--data.patch {patch[0]}: the lowest level would have a single voxel, which --scratch.norm instance "
+            "turns into 0: use larger patches or fewer --scratch.channels"
         )

@@ -1,16 +1,20 @@
-"""Pretrained models: what to do where one cannot be had, and what to know before it is trained."""
+"""Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
 
-# The positions of these start behind the padding token's id.
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# The positions of these kinds of models start after the padding token's id.
 AFTER_PADDING = {
     "roberta",
     "xlm-roberta",
@@ -23,11 +27,14 @@ AFTER_PADDING = {
 AFTER_PADDING |= {"longformer", "luke", "mpnet", "ibert", "esm", "layoutlmv3", "lilt", "markuplm"}
 
 
-def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length"):
-    """Load the tokenizer of the model that --model names, fit for texts of max_length tokens; or say why not.
+def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of the model that --model names, for texts of max_length tokens.
 
     Args:
-        flag: the one that max_length comes from, for errors.
+        flag: the flag that gives max_length, for errors.
+
+    Raises:
+        UserError: it cannot be loaded, or model or tokenizer do not take texts of this length.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -41,12 +48,12 @@ def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length"):
     return check_tokenizer(tokenizer, max_length, flag)
 
 
-def load_model(kind, name: str, **settings):
+def load_model(kind: type, name: str, **settings: Any) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Args:
         kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
-        settings: of `from_pretrained`. Weights are float32, whatever they were saved as: precision is the profile's.
+        settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
     """
     import torch
 
@@ -54,11 +61,14 @@ def load_model(kind, name: str, **settings):
         return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
 
 
-def load_processor(name: str, size: int = 0):
-    """Load the image processor of the model that --model names, the kind that needs no torchvision; or say why not.
+def load_processor(name: str, size: int = 0) -> "BaseImageProcessor":
+    """Load the image processor of the model that --model names, the kind that needs no torchvision.
 
     Args:
-        size: height and width that it brings images to; 0: its own.
+        size: height and width that it brings images to, in pixels; 0: its own size.
+
+    Raises:
+        UserError: it cannot be loaded.
     """
     from transformers import AutoConfig, AutoImageProcessor
 
@@ -76,7 +86,7 @@ def load_processor(name: str, size: int = 0):
     return processor
 
 
-def _timm_processor(config):
+def _timm_processor(config: "PreTrainedConfig") -> "BaseImageProcessor":
     """Make the image processor that a model of timm was trained for; timm's own needs torchvision."""
     from transformers import ViTImageProcessorPil
 
@@ -87,16 +97,16 @@ def _timm_processor(config):
 
 
 def check_timm(name: str, kind: str = "") -> None:
-    """Refuse a model of timm where timm is not installed."""
+    """Raise a UserError if a model needs timm, and timm is not installed."""
     if name.startswith("timm/") or kind == "timm_wrapper":
         check_installed("timm", f"--model {name} is one of timm's, and ")
 
 
-def check_images(model, flags: str, inputs: dict) -> None:
-    """Refuse images that a model does not take.
+def check_images(model: "PreTrainedModel", flags: str, inputs: dict) -> None:
+    """Raise a UserError if a model does not take images like these.
 
     Args:
-        flags: that name the model, or the size of the images.
+        flags: the flags that give the model or the size of the images, for errors.
         inputs: a micro-batch.
     """
     import torch
@@ -112,50 +122,50 @@ def check_images(model, flags: str, inputs: dict) -> None:
 
 
 def check_installed(package: str, why: str = "") -> None:
-    """Refuse to go on without a package that not everyone needs; `why` begins the message."""
+    """Raise a UserError if a package is not installed; `why` begins its message."""
     if not is_installed(package):
         raise UserError(f"{why}{not_installed(package)}")
 
 
 def image_channels(name: str) -> int:
-    """Return the channels of the images that the model that --model names takes."""
+    """Return how many channels the images have that the model named by --model takes."""
     from transformers import AutoConfig
 
     with loading(name):
         return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
 
 
-def check_patches(model, name: str, channels: int, sides: Sequence[int]) -> None:
-    """Refuse patches that the segmentation model that --model names does not take."""
+def check_patches(model: "PreTrainedModel", name: str, channels: int, sides: Sequence[int]) -> None:
+    """Raise a UserError if the segmentation model that --model names does not take patches of this shape."""
     import torch
 
     flags = f"--model {name} with --data.patch {' '.join(map(str, sides))}"
     check_images(model, flags, {"pixel_values": torch.zeros(1, channels, *sides)})
 
 
-def load_segmenter(name: str, labels: Sequence[str]):
+def load_segmenter(name: str, labels: Sequence[str]) -> "PreTrainedModel":
     """Load the semantic segmentation model that --model names, with a head for these classes."""
     from transformers import AutoModelForSemanticSegmentation
 
     head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
     model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
-    # Some have a second head with a loss of its own, which is theirs to compute; DDP wants a gradient for the rest.
+    # Some have a second head, whose loss only they compute. DDP waits for a gradient of each parameter that wants one.
     if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
         auxiliary.requires_grad_(False)
     return model
 
 
-def check_positions(model, name: str) -> None:
-    """Refuse a model that is not told positions, by which transformers tells documents in a block apart."""
+def check_positions(model: "PreTrainedModel", name: str) -> None:
+    """Raise a UserError if a model takes no positions, by which transformers keeps a block's documents apart."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UserError(
-            f"--model {name} takes no position_ids, so documents that share a block would see each other: use "
-            "--data.packing concat, which lets them"
+            f"--model {name} takes no position_ids, so attention would cross the documents in a block: use "
+            "--data.packing concat, which allows that"
         )
 
 
-def longest_input(config) -> int | None:
-    """Return how many tokens a model has positions for; None where it needs no table of them, as with rotary ones."""
+def longest_input(config: "PreTrainedConfig") -> int | None:
+    """Return for how many tokens a model has positions, or None if it has no table of them, as with rotary ones."""
     config = config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     relative = getattr(config, "rope_parameters", None) or not getattr(config, "position_biased_input", True)
@@ -166,7 +176,7 @@ def longest_input(config) -> int | None:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Explain why the model that --model names cannot be loaded, and let the main process alone speak of it."""
+    """Explain why the model that --model names cannot be loaded; only the main process prints transformers' reports."""
     from safetensors import SafetensorError
 
     with _quiet():
@@ -174,21 +184,21 @@ def loading(name: str) -> Iterator[None]:
             yield
         except SafetensorError as error:
             raise UserError(
-                f"--model {name} cannot be loaded: {_damaged(name)} is damaged or cut short ({error}); copy or fetch "
-                "it again"
+                f"--model {name} cannot be loaded: {_damaged(name)} is damaged or cut short ({error}); copy or "
+                "download it again"
             ) from error
         except ImportError as error:
             reason = " ".join(str(error).split())
             raise UserError(f"--model {name} needs what is not installed: {reason}") from error
         except Exception as error:
-            # tokenizers knows no other class of error.
+            # tokenizers raises a plain Exception.
             if not isinstance(error, OSError | ValueError) and type(error) is not Exception:
                 raise
             reason = " ".join(str(error).split())
             raise UserError(
                 f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer or "
-                "image processor included, or a Hub id; without network, fetch it elsewhere (`hf download "
-                f"{name} --local-dir FOLDER`) and give the folder"
+                "image processor included, or a Hub id; without a network, download it elsewhere (`hf "
+                f"download {name} --local-dir FOLDER`) and give the folder"
             ) from error
 
 
@@ -206,7 +216,7 @@ def _damaged(name: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what transformers reports to the main process, and its bars to a terminal."""
+    """Show transformers' reports only on the main process, and its progress bars only on a terminal."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from app.data.rows import fetch
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
@@ -37,8 +38,7 @@ class _Steps(Dataset):
 
 def inputs_of(data, collate, augment, ids: list[int], epochs: list[int], seed: int) -> Any:
     """Fetch rows, change each by its own random generator where there is `augment`, and make model inputs of them."""
-    many = getattr(data, "__getitems__", None)
-    rows = many(ids) if many else [data[i] for i in ids]
+    rows = fetch(data, ids)
     if augment is not None:
         keys = zip(rows, epochs, ids, strict=True)
         rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]

@@ -1,7 +1,7 @@
-"""Blocks of tokens to train on: cut from documents that follow each other, without a token lost or wasted.
+"""Blocks of tokens to train on, cut from documents that follow each other, so that no token is lost or padding.
 
-Each token is predicted exactly once, the first of a document from the beginning-of-text token, any other from those
-before it in its document and block.
+Each token is predicted exactly once: the first of a document from the beginning-of-text token, any other from the
+tokens before it in its document and block.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from torch.nn import functional
 
 from app.data.corpus.documents import Documents
 
-# What cross-entropy leaves out.
+# The target that cross-entropy leaves out.
 IGNORED = -100
 
 
 class Blocks:
-    """Blocks of `size` tokens, each read from disk when asked for.
+    """Blocks of `size` tokens, each read from disk when it is asked for.
 
-    A row is a dict of int64 arrays of `size` numbers: `input_ids`; `targets`, what follows each of them, or -100 where
-    that is not supervised; and, where documents are kept apart, `position_ids`, which restart at each document.
+    A row is a dict of int64 arrays [size]: `input_ids`; `targets`, the token after each of them, or -100 if that is not
+    supervised; and, if documents are kept apart, `position_ids`, which restart at each document.
     """
 
     def __init__(self, documents: Documents, size: int, start: int, apart: bool):
-        """Cut documents into blocks; one without a supervised token is left out.
+        """Cut documents into blocks; blocks without a supervised token are left out.
 
         Args:
-            start: the token in front of a document.
-            apart: documents do not see each other.
+            start: the token before a document.
+            apart: whether attention stays inside a document.
         """
         self.documents, self.size, self.start, self.apart = documents, size, start, apart
         counts = np.full(-(-len(documents) // size), size, np.int64)
@@ -48,11 +48,11 @@ class Blocks:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all blocks."""
+        """Return a hash of all blocks."""
         return f"{self.documents.fingerprint}-{self.size}-{self.start}-{int(self.apart)}"
 
     def _count_supervised(self) -> np.ndarray:
-        """Count the tokens of each block that are to be supervised, many blocks at a time."""
+        """Count the supervised tokens of each block, many blocks at a time."""
         end, stretch = len(self.documents), self.size * max(1, (1 << 22) // self.size)
         counts = []
         for low in range(0, end, stretch):
@@ -81,7 +81,7 @@ class Blocks:
             begins = np.zeros(self.size, bool)
             begins[:count] = self.documents.begins(low, high)
             inputs[begins] = self.start
-            begins[count : count + 1] = True  # what fills up the last block is a document of its own
+            begins[count : count + 1] = True  # the rest of the last block is a document of its own
             places = np.arange(self.size)
             row["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0))
         return row
@@ -91,16 +91,16 @@ class Blocks:
 
 
 def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
-    """Stack blocks to tensors of blocks x size."""
+    """Stack rows of blocks into tensors [blocks, size]."""
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the tokens that are to be supervised, 0 where there are none.
+    """Return the mean cross-entropy over the supervised tokens, or 0 if there are none.
 
     Args:
-        logits: blocks x size x vocabulary.
-        targets: blocks x size.
+        logits: [blocks, size, vocabulary].
+        targets: [blocks, size].
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"

@@ -1,4 +1,6 @@
-"""Texts to model: loaded, tokenized once for all runs, and cut into blocks."""
+"""Texts to model: loading them, tokenizing them once for all runs, and cutting them into blocks."""
+
+from typing import TYPE_CHECKING
 
 from app.data.config import CorpusData
 from app.data.corpus.blocks import Blocks, collate
@@ -9,6 +11,10 @@ from app.data.text.labeled_text import trained_once
 from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["blocks", "collate", "describe", "load", "own_tokenizer"]
 
 
@@ -16,7 +22,7 @@ def load(config: CorpusData) -> Tables:
     """Load the texts to train and to evaluate on.
 
     Raises:
-        UserError: there are none, or the flags do not go together.
+        UserError: there are none, or the flags contradict each other.
     """
     columns_of(config)
     if config.block < 2:
@@ -24,8 +30,8 @@ def load(config: CorpusData) -> Tables:
     return load_tables(config)
 
 
-def own_tokenizer(table, config: CorpusData, kind: str, vocab: int):
-    """Return the tokenizer of a model from scratch: of "byte"s, the texts' "char"acters, or byte pairs ("bpe")."""
+def own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model from scratch, of a kind: "byte", "char" (the texts' characters) or "bpe"."""
     if kind == "byte":
         return byte_tokenizer(config.block)
     if kind == "char":
@@ -35,7 +41,7 @@ def own_tokenizer(table, config: CorpusData, kind: str, vocab: int):
     return trained_once(key, lambda: train_lm_tokenizer(read_texts(table, config), vocab, config.block))
 
 
-def blocks(table, config: CorpusData, tokenizer) -> Blocks:
+def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase") -> Blocks:
     """Tokenize a table's texts, and cut them into blocks.
 
     Raises:
@@ -43,17 +49,17 @@ def blocks(table, config: CorpusData, tokenizer) -> Blocks:
     """
     if tokenizer.eos_token_id is None:
         raise UserError(
-            "--model: its tokenizer has no end-of-text token, and so could not tell documents apart; name one as "
-            "eos_token in its tokenizer_config.json"
+            "--model: its tokenizer has no end-of-text token, which is needed to end documents; name one as eos_token "
+            "in its tokenizer_config.json"
         )
     found = Blocks(tokenize(table, config, tokenizer), config.block, start_of(tokenizer), config.packing == "documents")
     if not len(found):
-        raise UserError("there is nothing to learn: every completion, or answer of the assistant, is empty")
+        raise UserError("there is nothing to learn: every completion, or every message of the assistant, is empty")
     return found
 
 
-def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer) -> str:
-    """Say in a line what the data were taken for."""
+def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Describe the data in one line."""
     others = "held out" if tables.held_out else "to evaluate on"
     parts = [
         f"{_amount(train)} to train on, {_amount(evaluation)} {others}",

@@ -1,25 +1,30 @@
-"""Documents as tokens: read from disk without copies, wherever in their stream."""
+"""Documents as a stream of tokens, any part of which is read from disk without copying."""
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from app.data.cache import cache_folder, remember
+from app.sampling.hashing import hash_of_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerBase
 
 
 class Documents:
     """The tokens of a table's documents, one after the other, in Arrow files that all processes map into memory."""
 
     def __init__(self, info: dict):
-        """Open what `tokenize` wrote; info is what it returned."""
+        """Open the files that `tokenize` wrote; `info` is what it found out about them."""
         import datasets
 
         self.info = info
         tables = [datasets.Dataset.from_file(str(cache_folder() / name)).data for name in info["files"]]
 
-        def chunks(column: str) -> list:
+        def chunks(column: str) -> "list[pa.Array]":
             return [chunk for table in tables if column in table.column_names for chunk in table.column(column).chunks]
 
         lists = chunks("input_ids")
@@ -27,7 +32,7 @@ class Documents:
         self._offsets = [chunk.offsets.to_numpy() for chunk in lists]
         self._supervised = [chunk.values.to_numpy() for chunk in chunks("supervised")]
         self._begins = chunks("begins")
-        # The token at which each chunk starts, and behind them the number of tokens.
+        # The token at which each chunk starts, and at the end the number of tokens.
         self._starts = np.cumsum([0, *(len(ids) for ids in self._ids)])
 
     def __len__(self) -> int:
@@ -50,17 +55,17 @@ class Documents:
         return self.info["documents"]
 
     def tokens(self, low: int, high: int) -> np.ndarray:
-        """Return the tokens from place low to before place high."""
+        """Return the tokens with numbers from `low` to before `high`."""
         return self._gather(self._ids, low, high)
 
     def supervised(self, low: int, high: int) -> np.ndarray:
-        """Tell which tokens from place low to before place high are supervised."""
+        """Tell which tokens from `low` to before `high` are supervised."""
         if self.all_supervised:
             return np.ones(high - low, bool)
         return self._gather(self._supervised, low, high).astype(bool)
 
     def begins(self, low: int, high: int) -> np.ndarray:
-        """Tell at which tokens from place low to before place high a document begins."""
+        """Tell at which tokens from `low` to before `high` a document begins."""
         found = np.zeros(high - low, bool)
         for chunk, start, end in self._parts(low, high):
             offsets = self._offsets[chunk]
@@ -76,7 +81,7 @@ class Documents:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _parts(self, low: int, high: int) -> Iterator[tuple[int, int, int]]:
-        """Cut a stretch of tokens where chunks do; yield the chunk, and from where to before where in it."""
+        """Cut a span of tokens at the borders of chunks; yield each chunk's number, and start and end inside it."""
         chunk = int(np.searchsorted(self._starts, low, side="right")) - 1
         while low < high:
             start, end = int(self._starts[chunk]), int(min(high, self._starts[chunk + 1]))
@@ -87,28 +92,24 @@ class Documents:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all tokens and of what is supervised, the same wherever and whenever they were tokenized."""
+        """Return a hash of all tokens and of which are supervised, the same wherever and whenever tokenized."""
         file = (cache_folder() / self.info["files"][0]).with_suffix(".hash")
         try:
             return remember(file, self._digest)
-        except OSError:  # a cache of somebody else's
+        except OSError:  # the cache belongs to another user
             return self._digest()
 
     def _digest(self) -> str:
-        # One for each kind, so that where chunks end makes no difference.
-        tokens, begins, supervised = (xxhash.xxh3_64() for _ in range(3))
-        for chunk, ids in enumerate(self._ids):
-            tokens.update(ids.astype(np.int32))
-            start = int(self._starts[chunk])
-            begins.update(np.flatnonzero(self.begins(start, start + len(ids))) + start)
-            if self._supervised:
-                supervised.update(np.ascontiguousarray(self._supervised[chunk]))
-        return "".join(hasher.hexdigest() for hasher in (tokens, begins, supervised))
+        # One hash for each kind, so that where chunks end makes no difference.
+        spans = zip(self._starts.tolist(), self._starts[1:].tolist(), strict=False)
+        begins = (np.flatnonzero(self.begins(start, end)) + start for start, end in spans)
+        tokens = (ids.astype(np.int32) for ids in self._ids)
+        return "".join(hash_of_bytes(pieces, bits=64) for pieces in (tokens, begins, self._supervised))
 
     def __reduce__(self):
         return Documents, (self.info,)
 
 
-def start_of(tokenizer) -> int:
-    """Return the token that stands in front of a document: the tokenizer's beginning of text, or else its end."""
+def start_of(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Return the token before a document: the tokenizer's beginning-of-text token, or else its end-of-text token."""
     return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id

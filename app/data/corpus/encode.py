@@ -1,22 +1,28 @@
-"""Rows of a table as the tokens of documents: written out, tokenized once for all runs, and kept on disk."""
+"""Documents made of a table's rows: written out as text, tokenized once for all runs, and kept on disk."""
 
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.data.cache import cache_folder, fingerprint, remember, using_cache
+from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import CorpusData
 from app.data.corpus.documents import Documents, start_of
 from app.data.tables.columns import check_columns, check_texts, name_of
 from app.data.text.labeled_text import ROWS_AT_ONCE, identity
 from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
-# Bytes of text for each process that tokenizes. Below, the tokenizers' own threads are faster than more processes.
+# Bytes of text for each process that tokenizes: with less, the tokenizer's own threads are faster than processes.
 BYTES_PER_PROCESS = 64_000_000
 
 CHARACTERS_AT_ONCE = 500_000
@@ -28,7 +34,7 @@ def columns_of(config: CorpusData) -> list[str]:
     """Return the columns that the flags name.
 
     Raises:
-        UserError: they name more than one kind of text, or half of one.
+        UserError: they name several kinds of texts, or only a half of one.
     """
     if config.messages and (config.prompt or config.completion):
         raise UserError("--data.messages is a whole conversation: leave out --data.prompt and --data.completion")
@@ -39,8 +45,8 @@ def columns_of(config: CorpusData) -> list[str]:
     return [config.prompt, config.completion] if config.prompt else [config.text]
 
 
-def check_table(table, config: CorpusData) -> None:
-    """Raise a UserError when a column is missing, or holds something else than it should."""
+def check_table(table: "Dataset", config: CorpusData) -> None:
+    """Raise a UserError if a column is missing or has the wrong type."""
     columns = columns_of(config)
     flags = ["messages"] if config.messages else ["prompt", "completion"] if config.prompt else ["text"]
     for flag, name in zip(flags, columns, strict=True):
@@ -56,7 +62,7 @@ def check_table(table, config: CorpusData) -> None:
             )
 
 
-def read_texts(table, config: CorpusData) -> Iterator[str]:
+def read_texts(table: "Dataset", config: CorpusData) -> Iterator[str]:
     """Yield the texts of all rows, to train a tokenizer on."""
     check_table(table, config)
     columns = columns_of(config)
@@ -69,23 +75,23 @@ def read_texts(table, config: CorpusData) -> Iterator[str]:
                     yield str(value)
 
 
-def tokenize(table, config: CorpusData, tokenizer) -> Documents:
-    """Tokenize the documents of a `datasets.Dataset`; each ends with the end-of-text token.
+def tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase") -> Documents:
+    """Tokenize the documents of a table; each ends with the end-of-text token.
 
-    The result is cached on disk under the content of the table and of the tokenizer, for other processes and runs.
+    The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
 
     Raises:
-        UserError: a column is missing or holds something else, or the tokenizer cannot do it.
+        UserError: a column is missing or has the wrong type, or the tokenizer lacks a chat template.
     """
     columns = columns_of(config)
     template = getattr(tokenizer, "chat_template", None)
     if config.messages and not template:
         raise UserError(
-            f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; take "
+            f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; use "
             "a --model whose tokenizer has one, or --data.prompt and --data.completion"
         )
     kind = ("messages", template) if config.messages else ("prompt",) if config.prompt else ("text",)
-    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
     file = cache_folder() / f"documents-{key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with using_cache():
@@ -93,11 +99,11 @@ def tokenize(table, config: CorpusData, tokenizer) -> Documents:
             file.unlink(missing_ok=True)
         info = remember(file, lambda: _tokenize(table, config, tokenizer, key))
     if not info["tokens"]:
-        raise UserError(f"{name_of(table)} has no text that could be supervised: all of it is empty")
+        raise UserError(f"{name_of(table)} has no text to learn: all of it is empty")
     return Documents(info)
 
 
-def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
+def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase", key: str) -> dict:
     import datasets
 
     check_table(table, config)
@@ -134,8 +140,10 @@ def _tokenize(table, config: CorpusData, tokenizer, key: str) -> dict:
     }
 
 
-def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, name: str) -> dict:
-    """Turn a batch of rows into the ids of their tokens, which are supervised, and the bytes of text behind those."""
+def _encode(
+    rows: dict, indices: Sequence[int], config: CorpusData, tokenizer: "PreTrainedTokenizerBase", name: str
+) -> dict:
+    """Return for a batch of rows their token ids, which of them are supervised, and the bytes of supervised text."""
     segments = [_segments(rows, i, indices[i], config, tokenizer, name) for i in range(len(indices))]
     texts = [text for row in segments for text, _ in row]
     encoded = _ids(texts, tokenizer)
@@ -149,7 +157,7 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, n
             part = next(encoded)
             ids += part
             mask += [int(supervised)] * len(part)
-        if config.messages and ids and ids[0] == begin:  # packing puts one in front of every document
+        if config.messages and ids and ids[0] == begin:  # Blocks put one before every document
             ids, mask = ids[1:], mask[1:]
         if last and ids:
             ids.append(end)
@@ -162,8 +170,8 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, tokenizer, n
     return found
 
 
-def _ids(texts: list[str], tokenizer) -> Iterator[list[int]]:
-    """Yield the tokens of each text; some texts at a time, as tokenizers keep a hundred bytes and more for a token."""
+def _ids(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
+    """Yield the tokens of each text; some texts at a time, because tokenizers keep over 100 bytes for each token."""
     sizes = np.cumsum([len(text) for text in texts])
     groups = np.split(np.arange(len(texts)), np.flatnonzero(np.diff(sizes // CHARACTERS_AT_ONCE)) + 1)
     for group in groups:
@@ -174,8 +182,10 @@ def _ids(texts: list[str], tokenizer) -> Iterator[list[int]]:
             ]
 
 
-def _segments(rows: dict, index: int, row: int, config: CorpusData, tokenizer, name: str) -> Segments:
-    """Cut a row's text into stretches that are supervised or not."""
+def _segments(
+    rows: dict, index: int, row: int, config: CorpusData, tokenizer: "PreTrainedTokenizerBase", name: str
+) -> Segments:
+    """Cut a row's text into segments that are supervised or not."""
     if config.messages:
         return conversation(rows[config.messages][index], tokenizer, f"row {row} (counted from 0) of {name}")
     if config.prompt:
@@ -183,11 +193,11 @@ def _segments(rows: dict, index: int, row: int, config: CorpusData, tokenizer, n
     return [(str(rows[config.text][index]), True)]
 
 
-def conversation(messages: list[dict], tokenizer, where: str) -> Segments:
-    """Write a conversation out by the tokenizer's chat template, and learn what the assistant says, with its end mark.
+def conversation(messages: list[dict], tokenizer: "PreTrainedTokenizerBase", where: str) -> Segments:
+    """Write a conversation with the chat template; the assistant's messages and their end marks are supervised.
 
     Raises:
-        UserError: the template writes the beginning of a conversation in another way once it goes on.
+        UserError: the template writes the beginning of a conversation differently when more messages follow.
     """
 
     def write(count: int, **options) -> str:
@@ -202,8 +212,8 @@ def conversation(messages: list[dict], tokenizer, where: str) -> Segments:
             before = write(turn)
         if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
             raise UserError(
-                f"--data.messages: the chat template writes message {turn} of {where} in another way when more follow "
-                "it, so what the assistant said cannot be told apart; cut conversations so that each ends there"
+                f"--data.messages: the chat template writes message {turn} of {where} differently when more follow "
+                "it, so the assistant's part of the text cannot be found; cut conversations so that each ends there"
             )
         segments += [(whole[done : len(before)], False), (whole[len(before) : len(after)], True)]
         done = len(after)

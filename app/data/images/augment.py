@@ -1,7 +1,7 @@
-"""Augmentation: drawn for each sample by its own generator, done on whole micro-batches."""
+"""Augmentation, drawn for each sample with its own generator, and applied to whole micro-batches."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,11 +11,14 @@ from torch.nn.functional import affine_grid, grid_sample
 from app.data.config import Augment
 from app.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
+
 
 class Draw:
-    """Draw what happens to an image: where each of its pixels comes from, and the box that is blanked.
+    """Draw the changes of an image: where each of its pixels comes from, and the box that is blanked.
 
-    To be given to `run.batches` as `augment`; ImageCollate does it.
+    Pass it to `run.batches` as `augment`; ImageCollate applies the changes.
     """
 
     def __init__(self, settings: Augment):
@@ -23,7 +26,7 @@ class Draw:
         self.settings = settings
 
     def __call__(self, row: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
-        """Return a row with `view`, 2 x 3 for affine_grid, and `box`: left, top, right, bottom, in fractions."""
+        """Return a row with `view`, [2, 3] for affine_grid, and `box`: left, top, right, bottom, in fractions."""
         wanted = self.settings
         mirrored, angle, scale, right, down, blank, *box = random.random(10)
         height, width = row["pixels"].shape[-2:]
@@ -31,7 +34,7 @@ class Draw:
         scale = 1 / (1 + wanted.zoom * (2 * scale - 1))
         sign = -1.0 if mirrored < wanted.flip else 1.0
         cosine, sine = scale * math.cos(angle), scale * math.sin(angle)
-        # affine_grid measures both sides from -1 to 1, which alone would shear what is not square.
+        # affine_grid measures both sides from -1 to 1, which would shear an image that is not square.
         view = [
             [sign * cosine, -sine * height / width, 2 * wanted.shift * (2 * right - 1)],
             [sign * sine * width / height, cosine, 2 * wanted.shift * (2 * down - 1)],
@@ -50,7 +53,7 @@ def _box(left: float, top: float, width: float, height: float) -> tuple[float, f
 
 
 class ImageCollate:
-    """Make `pixel_values` (float32, normalised) and `labels` (int64) of rows, augmented as was drawn for each."""
+    """Make `pixel_values` (float32, normalised) and `labels` (int64) of rows, with the changes drawn for each."""
 
     def __init__(self, mean: list[float], deviation: list[float], scale: float):
         """Normalise pixels as (pixel x scale - mean) / deviation, channel by channel."""
@@ -59,7 +62,7 @@ class ImageCollate:
         self.offset = torch.tensor(mean).reshape(shape) / torch.tensor(deviation).reshape(shape)
 
     @classmethod
-    def of(cls, processor) -> "ImageCollate":
+    def of(cls, processor: "BaseImageProcessor") -> "ImageCollate":
         """Normalise as an image processor of transformers does."""
         channels = len(processor.image_mean) if processor.do_normalize else 1
         mean = processor.image_mean if processor.do_normalize else [0.0] * channels
@@ -81,7 +84,7 @@ class ImageCollate:
 
 
 def _inside(boxes: list[tuple], height: int, width: int) -> Tensor:
-    """Mark the pixels whose centres are in their image's box."""
+    """Mark the pixels whose centres are in the box of their image."""
     left, top, right, bottom = torch.tensor(boxes)[:, :, None].unbind(1)
     x, y = (torch.arange(width) + 0.5) / width, (torch.arange(height) + 0.5) / height
     across, along = (left <= x) & (x < right), (top <= y) & (y < bottom)
@@ -89,7 +92,7 @@ def _inside(boxes: list[tuple], height: int, width: int) -> Tensor:
 
 
 def check(settings: Augment) -> None:
-    """Refuse numbers that make no sense."""
+    """Raise a UserError for settings out of range."""
     limits = {"flip": 1.0, "shift": 1.0, "zoom": 0.99, "rotate": 180.0, "erase": 1.0}
     for name, most in limits.items():
         if not 0 <= (value := getattr(settings, name)) <= most:

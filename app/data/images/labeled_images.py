@@ -1,36 +1,41 @@
-"""Images with their classes: loaded, brought to one size, and kept decoded for all runs."""
+"""Images with their classes: loading them, bringing them to one size, and keeping them decoded for all runs."""
 
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from app.data.cache import cache_folder, fingerprint, made_once, using_cache, with_labels
+from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.tables.columns import check_columns, is_text, name_of, row_name
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
 from app.distributed.environment import is_main_process
 from app.errors import UserError
+from app.sampling.hashing import hash_of_bytes, key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from PIL.Image import Image
+    from transformers import BaseImageProcessor
 
 # Part of the cache's key: raise it when the stored pixels change.
 FORMAT = 1
 # Files of a folder of the cache.
 PIXELS, HASH = "pixels.npy", "hash"
 ROWS_AT_ONCE = 512
-# From scratch, images are brought to a side between these.
+# Models from scratch take images of a side between these, in pixels.
 SMALLEST, LARGEST = 32, 224
-# Rows that mean and deviation of the pixels are measured on.
+# Rows on which mean and deviation of the pixels are measured.
 MEASURED = 10_000
 
 
 class _Wanted(NamedTuple):
-    """What app.data.tables.labels asks of a config."""
+    """The flags that app.data.tables.labels needs."""
 
     label: tuple[str, ...]
     problem: str = SINGLE
@@ -40,7 +45,7 @@ def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
     """Load the tables to train and to evaluate on, and the classes of their rows."""
     wanted = _Wanted((config.label,))
 
-    def needed(table, out: np.ndarray) -> np.ndarray:
+    def needed(table: "Dataset", out: np.ndarray) -> np.ndarray:
         _check_label(table, config.label)
         return only_of_their_class(table, out, wanted)
 
@@ -50,7 +55,7 @@ def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
     return tables, read_labels(tables.train, tables.evaluation, wanted)
 
 
-def _check_label(table, name: str) -> None:
+def _check_label(table: "Dataset", name: str) -> None:
     import pyarrow.types as types
 
     check_columns(table, [name], "label")
@@ -60,7 +65,7 @@ def _check_label(table, name: str) -> None:
 
 
 def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images") -> str:
-    """Say in a line what the data were taken for."""
+    """Describe the data in one line."""
     others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
     height, width = rows.shape[2:]
     count = f"{len(rows):,} training images of {height} x {width}, {len(eval_rows):,} {others}"
@@ -68,13 +73,13 @@ def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images"
 
 
 class ImageColumn:
-    """The images of a table, as files of some format; read one by one."""
+    """The images of a table, files of some format that are read one by one."""
 
-    def __init__(self, table, name: str, mode: str = "RGB"):
+    def __init__(self, table: "Dataset", name: str, mode: str = "RGB"):
         """Open a column.
 
         Args:
-            mode: of PIL, that images are converted to.
+            mode: the mode of PIL that images are converted to.
         """
         import datasets
         import pyarrow.types as types
@@ -84,7 +89,7 @@ class ImageColumn:
         struct = types.is_struct(kind) and {field.name for field in kind} & {"bytes", "path"}
         if not (struct or is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind)):
             have = ", ".join(table.column_names)
-            raise UserError(f"--data.image {name} of {name_of(table)} holds {kind}, no images; there are: {have}")
+            raise UserError(f"--data.image {name} of {name_of(table)} holds {kind}, no images; its columns are {have}")
         self.table, self.name, self.mode = table, name, mode
         with using_cache():
             self._files = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
@@ -96,7 +101,7 @@ class ImageColumn:
     def identity(self) -> str:
         """Hash what decides the images: the table, and the size and time of the files whose paths it holds.
 
-        A file that this machine's file system does not hold, such as one on the web, is known by its path alone.
+        A file that is not on this machine's file system, such as one on the web, counts by its path alone.
         """
         import pyarrow.compute as pc
 
@@ -109,13 +114,13 @@ class ImageColumn:
         some = (paths[start : start + ROWS_AT_ONCE] for start in range(0, len(paths), ROWS_AT_ONCE))
         with ThreadPoolExecutor() as pool:  # a network's disk answers many at a time
             states = pool.map(lambda block: [_state_of(path) for path in block], some)
-            return fingerprint(self.table._fingerprint, *states)
+            return key_of(self.table._fingerprint, *states)
 
-    def read(self, row: int):
-        """Return an image of PIL, turned as its camera says.
+    def read(self, row: int) -> "Image":
+        """Return an image, turned as its camera says.
 
         Raises:
-            UserError: there is none, or none that can be read; it names the file.
+            UserError: it is missing or cannot be read; the message names the file.
         """
         file = self._files[row][self.name]
         what = f"--data.image {self.name}: {row_name(self.table, row)}"
@@ -124,16 +129,16 @@ class ImageColumn:
         what += f" ({file['path']})" if file["path"] else ""
         try:
             image = self._reader.decode_example(file)
-        except Exception as error:  # readers of the many formats raise what they like
+        except Exception as error:  # the readers of the many formats raise errors of any type
             reason = " ".join(str(error).split())
-            raise UserError(f"{what} cannot be read: {reason}; mend it, or leave it out of the data") from error
-        if image.mode[0] in "IF":  # PIL would cut all above 255 off
+            raise UserError(f"{what} cannot be read: {reason}; repair it, or leave it out of the data") from error
+        if image.mode[0] in "IF":  # PIL would cut values off at 255
             raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
         return image.convert(self.mode)
 
 
 def _state_of(path: str) -> tuple:
-    """Return the path, size and time of change of a file; the path alone where there is no such file."""
+    """Return the path, size and time of change of a file; the path alone if there is no such file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -141,8 +146,8 @@ def _state_of(path: str) -> tuple:
     return os.path.abspath(path), status.st_size, status.st_mtime_ns
 
 
-def own_processor(column: ImageColumn, size: int):
-    """Make the image processor of a model that is trained from scratch; its mean and deviation are still to be set."""
+def own_processor(column: ImageColumn, size: int) -> "BaseImageProcessor":
+    """Make the image processor of a model from scratch; its mean and deviation must still be set."""
     from transformers import ViTImageProcessorPil
 
     if not size:
@@ -151,7 +156,7 @@ def own_processor(column: ImageColumn, size: int):
 
 
 class Images:
-    """Images; a row is a dict of `pixels` (uint8, channels x height x width) and, where there are some, `labels`."""
+    """Images: a row is a dict of `pixels`, uint8 [channels, height, width], and `labels`, if there are any."""
 
     def __init__(
         self,
@@ -159,10 +164,10 @@ class Images:
         shape: tuple[int, ...],
         labels: np.ndarray | None = None,
     ):
-        """Take images from `read`, which is given row numbers.
+        """Take images from `read`, which takes row numbers.
 
         Args:
-            shape: of all of them: rows, channels, height, width.
+            shape: of all images together: [rows, channels, height, width].
             labels: class of each row.
         """
         self.read, self.shape, self.labels = read, tuple(shape), labels
@@ -183,16 +188,16 @@ class Images:
         return found
 
     def some(self, most: int) -> Iterator[np.ndarray]:
-        """Yield the pixels of at most so many images, from all over the data, some at a time."""
+        """Yield the pixels of at most `most` images, spread evenly over the data, some at a time."""
         count = min(len(self), most)
         for start in range(0, count, ROWS_AT_ONCE):
             places = np.arange(start, min(start + ROWS_AT_ONCE, count)) * len(self) // count
             yield np.stack(self.read(places.tolist()))
 
     def statistics(self, scale: float) -> tuple[list[float], list[float]]:
-        """Return mean and standard deviation of each channel's pixels times `scale`, over as many as 10,000 images.
+        """Return mean and standard deviation of each channel's pixels times `scale`, over at most 10,000 images.
 
-        Sums are of integers: exact, and so the same everywhere.
+        Sums are of integers, and so exact and the same everywhere.
         """
         total, sums = 0, np.zeros((2, self.shape[1]), np.int64)
         for pixels in self.some(MEASURED):
@@ -201,23 +206,25 @@ class Images:
             total += wide.size // self.shape[1]
         mean = sums[0] / total
         deviation = np.sqrt(np.maximum(sums[1] / total - mean**2, 0))
-        # Of images that are all alike, nothing is left to scale.
+        # If all images are the same, there is nothing to scale.
         return (mean * scale).tolist(), (np.where(deviation > 0, deviation, 1.0) * scale).tolist()
 
 
-def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndarray | None = None) -> Images:
-    """Bring images to the size that a processor gives them, once for all runs where they fit into the cache.
+def load_images(
+    column: ImageColumn, processor: "BaseImageProcessor", cache_gb: float, labels: np.ndarray | None = None
+) -> Images:
+    """Bring images to the size that a processor gives them, once for all runs if they fit into the cache.
 
     Args:
-        processor: an image processor of transformers, of which the changes of size and place are made here.
-        cache_gb: size of the pixels up to which they are kept on disk.
+        processor: its resizing and cropping are done here, its scaling and normalising by ImageCollate.
+        cache_gb: size of all pixels, in GB, up to which they are kept on disk.
         labels: class of each row.
     """
     decode = _Decode(column, processor)
     shape = (len(column), *decode.shape)
     if np.prod(shape, dtype=np.int64) > cache_gb * 1e9:
         return Images(decode, shape, labels)
-    key = fingerprint(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
+    key = key_of(FORMAT, column.identity(), column.name, column.mode, *decode.identity())
     with using_cache():
         folder = made_once(cache_folder() / f"images-{key}", lambda draft: _write(draft, shape, decode))
     images = Images(_Mapped(folder / PIXELS), shape, labels)
@@ -228,7 +235,7 @@ def load_images(column: ImageColumn, processor, cache_gb: float, labels: np.ndar
 class _Decode:
     """Decode rows of a column and bring them to a processor's size."""
 
-    def __init__(self, column: ImageColumn, processor):
+    def __init__(self, column: ImageColumn, processor: "BaseImageProcessor"):
         self.column, self.processor = column, processor
         self.shape = self._one(0).shape
 
@@ -247,7 +254,7 @@ class _Decode:
         return pixels
 
     def identity(self) -> list[str]:
-        """Return what decides the pixels, beside the files."""
+        """Return what decides the pixels, apart from the files."""
         import PIL
         import transformers
 
@@ -256,7 +263,7 @@ class _Decode:
 
 
 class _Mapped:
-    """Rows of a file that all processes of a machine map into memory; its path is what a loading process is sent."""
+    """Rows of a file that all processes of a machine map into memory; loading processes are sent its path."""
 
     def __init__(self, path: Path):
         self.path, self.pixels = path, np.load(path, mmap_mode="r")
@@ -269,24 +276,26 @@ class _Mapped:
 
 
 def _write(folder: Path, shape: tuple, decode: _Decode) -> None:
-    """Decode all rows into a file of a folder, and put the hash of their pixels next to it."""
+    """Decode all rows into a file in a folder, and write the hash of their pixels next to it."""
     from tqdm import tqdm
 
-    hasher = xxhash.xxh3_128()
     pixels = np.lib.format.open_memmap(folder / PIXELS, "w+", np.uint8, shape)
     with tqdm(total=len(pixels), desc="Decoding", disable=None if is_main_process() else True) as bar:
-        place = 0
-        for rows in _in_threads(decode, len(pixels)):
-            pixels[place : place + len(rows)] = rows
-            hasher.update(rows)
-            place += len(rows)
-            bar.update(len(rows))
+
+        def written() -> Iterator[np.ndarray]:
+            for number, rows in enumerate(_in_threads(decode, len(pixels))):
+                start = number * ROWS_AT_ONCE
+                pixels[start : start + len(rows)] = rows
+                bar.update(len(rows))
+                yield rows
+
+        digest = hash_of_bytes(written())
     pixels.flush()
-    (folder / HASH).write_text(hasher.hexdigest())
+    (folder / HASH).write_text(digest)
 
 
 def _in_threads(decode: _Decode, count: int) -> Iterator[np.ndarray]:
-    """Yield the pixels of all rows, some at a time; decoders of images release the interpreter."""
+    """Yield the pixels of all rows, some at a time. Threads help, because image decoders release the GIL."""
     with ThreadPoolExecutor() as pool:
         for start in range(0, count, ROWS_AT_ONCE):
             rows = range(start, min(start + ROWS_AT_ONCE, count))

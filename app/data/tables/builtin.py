@@ -8,11 +8,16 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.data.cache import fingerprint, using_cache
+from app.data.cache import using_cache
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
-# Part of the cache's key: raise them when the rows change.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Parts of the cache's key: raise them when the rows change.
 STDLIB_VERSION = 1
 DIGITS_VERSION = 1
 STDLIB_PACKAGES = 12
@@ -20,8 +25,8 @@ STDLIB_LINES = 3
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def stdlib():
-    """Load the functions of Python's standard library: `text` is the source, `label` the package it comes from.
+def stdlib() -> "Dataset":
+    """Load the functions of Python's standard library: `text` is the source, `label` the package that has it.
 
     The same Python gives the same rows in the same order on every machine. Parsing takes about 2 s, once: the rows
     stay in the cache of datasets until Python, its library or STDLIB_VERSION changes.
@@ -29,30 +34,30 @@ def stdlib():
     return _from_stdlib("stdlib", stdlib_rows, "label")
 
 
-def stdlib_sources():
-    """Load the sources of Python's standard library, whole: `text`, and `file`, the path below its root."""
+def stdlib_sources() -> "Dataset":
+    """Load whole source files of Python's standard library: `text`, and `file`, the path below the library's root."""
     return _from_stdlib("stdlib-files", source_rows, "file")
 
 
-def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, str]]], beside: str):
-    """Make the table of a generator over the library's folder; beside the text it has one more column."""
+def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, str]]], other: str) -> "Dataset":
+    """Make a table of the rows that a generator yields for the library's folder: `text` and one other column."""
     import datasets
 
     root = Path(sysconfig.get_path("stdlib"))
     files = stdlib_files(root)
     if not files:
-        raise UserError(f"--data.path builtin:{name}: {root} has no packages of Python sources; name other data")
+        raise UserError(f"--data.path builtin:{name}: {root} has no packages of Python sources; give other data")
     listing = [(file, (root / file).stat().st_size) for file in files]
     with using_cache():
         return datasets.Dataset.from_generator(
             rows,
-            features=datasets.Features({"text": datasets.Value("string"), beside: datasets.Value("string")}),
+            features=datasets.Features({"text": datasets.Value("string"), other: datasets.Value("string")}),
             gen_kwargs={"root": str(root)},
-            fingerprint=fingerprint(name, STDLIB_VERSION, sys.version, listing),
+            fingerprint=key_of(name, STDLIB_VERSION, sys.version, listing),
         )
 
 
-def digits():
+def digits() -> "Dataset":
     """Load scikit-learn's 1,797 scanned digits: `image` is 8 x 8 grey, `label` one of ten."""
     import datasets
 
@@ -61,7 +66,7 @@ def digits():
         return datasets.Dataset.from_generator(
             digits_rows,
             features=datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}),
-            fingerprint=fingerprint("digits", DIGITS_VERSION),
+            fingerprint=key_of("digits", DIGITS_VERSION),
         )
 
 
@@ -69,7 +74,7 @@ BUILTINS = {"stdlib": stdlib, "stdlib-files": stdlib_sources, "digits": digits}
 
 
 def digits_rows() -> Iterator[dict]:
-    """Yield the digits in scikit-learn's order, their 17 levels of grey spread over a byte."""
+    """Yield the digits in scikit-learn's order, with their 17 levels of grey scaled to 0 to 255."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -104,7 +109,7 @@ def stdlib_rows(root: str) -> Iterator[dict[str, str]]:
 
 
 def source_rows(root: str) -> Iterator[dict[str, str]]:
-    """Yield the sources in the order of their paths, no text twice; one that is in no known encoding is left out."""
+    """Yield the sources in the order of their paths, no text twice; those in no known encoding are left out."""
     seen = set()
     for file in stdlib_files(Path(root)):
         try:
@@ -120,8 +125,8 @@ def source_rows(root: str) -> Iterator[dict[str, str]]:
 def functions_of(path: Path) -> Iterator[str]:
     """Yield the source of each function and method in a file, dedented, without decorators.
 
-    A function inside a function is part of its parent's text and none of its own: its lines would else stand in the
-    training and in the held-out set. A file that this Python cannot parse (a template, say) has no functions.
+    A function inside another is only part of the other's text: else its lines could be both in the training set and
+    held out. A file that this Python cannot parse (a template, say) has no functions.
     """
     try:
         with tokenize.open(path) as stream:
@@ -129,7 +134,7 @@ def functions_of(path: Path) -> Iterator[str]:
         tree = ast.parse(source)
     except (SyntaxError, UnicodeDecodeError):
         return
-    # Lines as the parser counts them: splitlines() would also split at form feeds, which the library has.
+    # The parser's lines: splitlines() would also split at form feeds, which occur in the library.
     lines = source.split("\n")
     for node in _outermost_functions(tree.body):
         if node.end_lineno - node.lineno + 1 >= STDLIB_LINES:
@@ -148,5 +153,5 @@ def _outermost_functions(statements: list) -> Iterator[ast.FunctionDef | ast.Asy
 
 
 def _dedent(lines: list[str], width: int) -> str:
-    """Cut the indentation of the first line off all lines that have it; strings may reach to the left of it."""
+    """Remove the first line's indentation from all lines that have it; lines of a string may lack it."""
     return "\n".join(line[width:] if not line[:width].strip() else line for line in lines)

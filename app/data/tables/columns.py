@@ -1,28 +1,33 @@
-"""Columns of a table: are they there, what do they hold, which of their values are missing."""
+"""Columns of a table: whether they exist, what they hold, and which of their values are missing."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from app.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
 
-def name_table(table, origin: str):
-    """Give a table the words by which errors name it; what is selected from it keeps them."""
+
+def name_table(table: "Dataset", origin: str) -> "Dataset":
+    """Set the words by which errors name a table; selections of it keep them."""
     table.info.description = origin
     return table
 
 
-def name_of(table) -> str:
+def name_of(table: "Dataset") -> str:
     """Return the words by which errors name a table, such as `--data.eval-path dev.csv`."""
     return table.info.description or f"split {table.split or 'train'}"
 
 
-def check_columns(table, columns: Sequence[str], flag: str) -> None:
-    """Raise a UserError when a table lacks one of the columns that a flag names."""
-    have = f"there are: {', '.join(table.column_names)}"
+def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
+    """Raise a UserError if a table lacks one of the columns that --data.FLAG names."""
+    have = f"its columns are {', '.join(table.column_names)}"
     if not columns:
-        raise UserError(f"--data.{flag} names no column; {have}")
+        raise UserError(f"--data.{flag} names no column of {name_of(table)}; {have}")
     for i, name in enumerate(columns):
         if name in columns[:i]:
             raise UserError(f"--data.{flag} names the column {name} twice")
@@ -30,7 +35,7 @@ def check_columns(table, columns: Sequence[str], flag: str) -> None:
             raise UserError(f"--data.{flag} {name}: no such column in {name_of(table)}; {have} {_header_hint(table)}")
 
 
-def _header_hint(table) -> str:
+def _header_hint(table: "Dataset") -> str:
     (name, *others) = table.column_names
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
         return "(in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
@@ -39,18 +44,18 @@ def _header_hint(table) -> str:
     return "(if these are values, the file has no header line: name its columns with --data.columns)"
 
 
-def check_texts(table, name: str, flag: str = "text") -> None:
-    """Raise a UserError when the column that --data.FLAG names does not hold texts, or when one is missing."""
+def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
+    """Raise a UserError if the column that --data.FLAG names does not hold texts, or if a text is missing."""
     import pyarrow.types as types
 
     kind = table.data.schema.field(name).type
-    # Integers are texts too: a csv file does not tell which it means.
+    # Integers count as texts, because a csv file does not say which of the two it means.
     if not (is_text(kind) or types.is_integer(kind)):
         raise UserError(
             f"--data.{flag} {name} of {name_of(table)} holds {kind}, which is no text; "
-            f"{', '.join(table.column_names)} are there"
+            f"its columns are {', '.join(table.column_names)}"
         )
-    if table.data.column(name).null_count:  # of the whole table, which this may be a selection of
+    if table.data.column(name).null_count:  # in the whole table, of which this may be a selection
         column = table.select_columns([name]).with_format("arrow")[:].column(name)
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -59,18 +64,18 @@ def check_texts(table, name: str, flag: str = "text") -> None:
             )
 
 
-def row_name(table, row: int) -> str:
-    """Name a row as the data counts it, from 0, also when the table is a selection of it."""
+def row_name(table: "Dataset", row: int) -> str:
+    """Name a row by its number in the data, counted from 0, also if the table is a selection of the data."""
     if table._indices is not None:
         row = table._indices.column(0)[row].as_py()
     return f"row {row} (counted from 0) of {name_of(table)}"
 
 
 class LabelColumn:
-    """The values of a label column; where they are lists, `items` has all elements and `counts` says how many a row."""
+    """The values of a label column. If they are lists, `items` has all elements, and `counts` how many each row has."""
 
-    def __init__(self, table, name: str):
-        """Read a column; a missing value is a UserError."""
+    def __init__(self, table: "Dataset", name: str):
+        """Read a column; raise a UserError if a value is missing."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -84,7 +89,7 @@ class LabelColumn:
             self.counts = np.asarray(pc.list_value_length(self.items), np.int64)
             self.items, feature = self.items.flatten(), feature.feature
         self.names = getattr(feature, "names", None)
-        if self.names:  # a ClassLabel: -1 stands for a label that is kept secret
+        if self.names:  # a ClassLabel: -1 stands for a label that is withheld
             codes = np.asarray(self.items.fill_null(-1))
             known = (codes >= 0) & (codes < len(self.names))
             self.items = pa.array(self.names, pa.string()).take(pa.array(np.where(known, codes, 0), mask=~known))
@@ -107,7 +112,7 @@ class LabelColumn:
         """Return the items as float32."""
         if not is_number(self.items.type):
             raise UserError(
-                f"--data.label {self.name} of {name_of(self.table)} holds {self.items.type}, which is no number"
+                f"--data.label {self.name} of {name_of(self.table)} holds {self.items.type}, which is not a number"
             )
         return np.asarray(self.items).astype(np.float32)
 
@@ -120,21 +125,21 @@ class LabelColumn:
         return row_name(self.table, int(np.searchsorted(np.cumsum(self.counts), item, side="right")))
 
 
-def is_text(kind) -> bool:
+def is_text(kind: "pa.DataType") -> bool:
     """Tell whether an Arrow type is one of strings."""
     import pyarrow.types as types
 
     return types.is_string(kind) or types.is_large_string(kind)
 
 
-def is_list(kind) -> bool:
+def is_list(kind: "pa.DataType") -> bool:
     """Tell whether an Arrow type is one of lists."""
     import pyarrow.types as types
 
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
-def is_number(kind) -> bool:
+def is_number(kind: "pa.DataType") -> bool:
     """Tell whether an Arrow type is one of numbers, or of true and false."""
     import pyarrow.types as types
 

@@ -1,33 +1,35 @@
-"""Files of tables: which ones a path names, and who reads them."""
+"""Files of tables: which ones a path names, and which reader of datasets is for them."""
 
 import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.data.tables.reading import near
 from app.errors import UserError
 
-# Extension to the reader of datasets.
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
+
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
-FORMATS = "csv, tsv, json, jsonl, txt and parquet files are read, all but the last with .gz behind the name too"
+"""From the extension of a file to the reader of datasets."""
+
+
+def extension(path: str) -> str:
+    """Return the extension that tells the format, in lower case: `.csv` of a.csv and of a.csv.gz."""
+    return Path(Path(path).name.lower().removesuffix(".gz")).suffix
 
 
 def is_file_name(path: str) -> bool:
-    """Tell whether a path names a file (or a pattern of files), there or not, rather than a folder or a Hub id."""
+    """Tell whether a path names a file or a pattern of files, present or not, rather than a folder or a Hub id."""
     if os.path.isdir(path):  # Spark writes a folder rows.parquet
         return False
     return extension(path) in READERS or glob.has_magic(path) or os.path.isfile(path)
 
 
-def extension(path: str) -> str:
-    """Return the extension that tells the format, in lower case: `.csv` of a.csv and of a.csv.gz."""
-    name = Path(path).name.lower()
-    return Path(name.removesuffix(".gz")).suffix
-
-
 def find_files(paths: Sequence[str], flag: str) -> list[str]:
-    """Expand patterns and check that all files are there and of one format; flag is who names them."""
+    """Expand patterns, and check that all files are present and of one format; `flag` names them in errors."""
     files: list[str] = []
     for path in paths:
         found = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
@@ -40,24 +42,22 @@ def find_files(paths: Sequence[str], flag: str) -> list[str]:
         if not os.path.exists(file):
             raise UserError(f"{flag} {file}: no such file{near(file)}")
         if extension(file) not in READERS:
-            raise UserError(f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; {FORMATS}")
+            raise UserError(
+                f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; csv, tsv, json, jsonl, txt and "
+                "parquet files are read, all but parquet also packed by gzip (.gz)"
+            )
     check_one_format(files, flag)
     return files
 
 
 def check_one_format(files: Sequence[str], named: str) -> None:
-    """Refuse files of several formats; named says what names them."""
+    """Refuse files of several formats; `named` says in the error what names them."""
     if len(kinds := sorted({extension(file) for file in files})) > 1:
         raise UserError(f"{named} names files of several formats ({', '.join(kinds)}): give files of one format")
 
 
-def file_builder(files: dict[str, list[str]], folder: Path, **options):
-    """Return the builder of datasets that reads files of one format, those of each split.
-
-    Args:
-        folder: where to keep what was read.
-        options: of the reader.
-    """
+def file_builder(files: dict[str, list[str]], folder: Path, **options: object) -> "DatasetBuilder":
+    """Return the builder of datasets that reads files of one format, those of each split, into a cache folder."""
     import datasets
 
     reader = READERS[extension(next(iter(files.values()))[0])]

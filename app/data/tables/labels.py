@@ -1,20 +1,31 @@
-"""Labels of a table, as the numbers that a loss wants."""
+"""Labels of a table, as the numbers that a loss takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from app.data.tables.columns import LabelColumn, check_columns, is_list, is_number, is_text, name_of, row_name
 from app.errors import UserError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
-
-# Whole floats with at most so many values are classes.
+# A column of whole floats is taken for classes if it has no more values than these.
 FEW = 20
-# Names that a summary shows.
+# Names in a summary.
 SHOWN = 8
+
+
+class LabelFlags(Protocol):
+    """The flags of --data that say what the labels are, as in app.data.config.TextData."""
+
+    label: tuple[str, ...]
+    problem: str
 
 
 @dataclass
@@ -38,17 +49,19 @@ class Labels:
             columns = self.train_values.reshape(len(self.train_values), -1).T
             ranges = [f"{n} from {v.min():g} to {v.max():g}" for n, v in zip(self.names, columns, strict=True)]
             return f"regression: {_some(ranges)}"
-        kind = "labels, any number of them a row" if self.problem == MULTI else "classes"
+        kind = "labels, any number in a row" if self.problem == MULTI else "classes"
         if self.whole_floats:
             kind += ", whole numbers (--data.problem regression predicts amounts)"
         return f"{len(self.names):,} {kind}: {_some(self.names)}"
 
 
-def read_labels(train, evaluation, config) -> Labels:
-    """Read the label columns of two `datasets.Dataset`s; config has `label` and `problem` (see TextData).
+def read_labels(train: "Dataset", evaluation: "Dataset", config: LabelFlags) -> Labels:
+    """Read the label columns of the tables to train and to evaluate on.
 
-    Classes are those of the training table: in the order of a ClassLabel where there is one, else sorted. A label that
-    is missing, or that only the evaluation table has, is a UserError.
+    The classes are those of the training table: in the order of its ClassLabel if it has one, else sorted.
+
+    Raises:
+        UserError: a label is missing, is of no type for labels, or occurs in the evaluation table alone.
     """
     columns, tables = tuple(config.label), (train, evaluation)
     for table in tables:
@@ -83,8 +96,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
 
 
-def only_of_their_class(table, out: np.ndarray, config) -> np.ndarray:
-    """Mark the first row of every class that only rows in the mask `out` have: a classifier must be trained on it."""
+def only_of_their_class(table: "Dataset", out: np.ndarray, config: LabelFlags) -> np.ndarray:
+    """Mark the first row of every class that no row outside the mask `out` has: a classifier must be trained on it."""
     stay = np.zeros(len(table), bool)
     check_columns(table, config.label, "label")
     if len(config.label) > 1 or problem_of((table,), tuple(config.label), config.problem) == REGRESSION:
@@ -99,8 +112,8 @@ def only_of_their_class(table, out: np.ndarray, config) -> np.ndarray:
     return stay
 
 
-def problem_of(tables: Sequence, columns: Sequence[str], wanted: str) -> str:
-    """Return the problem that the columns' types stand for, or the wanted one when they can be read as that."""
+def problem_of(tables: "Sequence[Dataset]", columns: Sequence[str], wanted: str) -> str:
+    """Return the problem that the columns' types stand for, or the wanted one if the columns can be read as that."""
     train = tables[0]
     kind = train.data.schema.field(columns[0]).type
     if len(columns) > 1:
@@ -115,7 +128,7 @@ def problem_of(tables: Sequence, columns: Sequence[str], wanted: str) -> str:
     else:
         raise UserError(
             f"--data.label {columns[0]} of {name_of(train)} holds {kind}: labels are integers, strings, floats or "
-            f"lists of them; {', '.join(train.column_names)} are there"
+            f"lists of them; its columns are {', '.join(train.column_names)}"
         )
     if wanted == "auto":
         return possible[0]
@@ -126,17 +139,17 @@ def problem_of(tables: Sequence, columns: Sequence[str], wanted: str) -> str:
     return wanted
 
 
-def _few_whole(table, name: str) -> bool:
-    """Tell whether a column of numbers has but few whole ones: pandas writes integers as floats where some miss."""
+def _few_whole(table: "Dataset", name: str) -> bool:
+    """Tell whether a column has only a few whole numbers: pandas writes integers as floats if some are missing."""
     import pyarrow.compute as pc
 
     if not is_number(table.data.schema.field(name).type):
-        return True  # no other number either; what it is instead is said where it is read
+        return True  # it has no other numbers; what it holds instead is reported where it is read
     values = np.asarray(pc.unique(table.select_columns([name]).with_format("arrow")[:].column(name)).drop_null())
     return len(values) <= FEW and bool((np.isfinite(values) & (np.floor(values) == values)).all())
 
 
-def _classes(train: LabelColumn):
+def _classes(train: LabelColumn) -> "pa.Array":
     """Return the classes as an Arrow array, in the order of the model's outputs."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -147,7 +160,9 @@ def _classes(train: LabelColumn):
         uneven = np.asarray(train.items) % 1 != 0
         if uneven.any():
             row, value = train.first(uneven)
-            raise UserError(f"--data.label {train.name}: {row} has {value}, no class; use --data.problem regression")
+            raise UserError(
+                f"--data.label {train.name}: {row} has {value}, which is no class; use --data.problem regression"
+            )
         train.items = train.items.cast(pa.int64())
     distinct = sorted(pc.unique(train.items).to_pylist())
     if not distinct:
@@ -155,7 +170,7 @@ def _classes(train: LabelColumn):
     return pa.array(distinct, train.items.type)
 
 
-def _codes(column: LabelColumn, classes) -> np.ndarray:
+def _codes(column: LabelColumn, classes: "pa.Array") -> np.ndarray:
     """Return the position of each item among the classes, as int64."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -178,10 +193,10 @@ def _codes(column: LabelColumn, classes) -> np.ndarray:
 
 
 def _vector_width(column: LabelColumn) -> int:
-    """Return the length of the rows' vectors of 0 and 1, or 0 when their lists name classes instead.
+    """Return the length of the rows' vectors of 0 and 1, or 0 if their lists name classes instead.
 
-    Rows of one length, two or more, that hold but 0 and 1 are vectors: as lists of classes they would all name the
-    same two. Lists of floats can be nothing else.
+    Lists of one length, two or more, that hold only 0 and 1 are vectors: as lists of classes, all would name the same
+    two classes. Lists of floats can only be vectors.
     """
     kind, width = column.items.type, int(column.counts.max(initial=0))
     if column.names or not is_number(kind):
@@ -189,8 +204,8 @@ def _vector_width(column: LabelColumn) -> int:
     vectors = bool(width) and (column.counts == width).all() and np.isin(column.items, (0, 1)).all()
     if _is_float(kind) and not vectors:
         raise UserError(
-            f"--data.label {column.name}: lists of {kind} must be vectors of 0 and 1, all of one length; name classes "
-            "by integers or strings"
+            f"--data.label {column.name}: lists of {kind} must be vectors of 0 and 1, all of one length; name "
+            "classes by integers or strings"
         )
     return width if vectors and (width > 1 or _is_float(kind)) else 0
 
@@ -199,7 +214,8 @@ def _vectors(column: LabelColumn, width: int) -> np.ndarray:
     if (wrong := column.counts != width).any():
         row = int(np.flatnonzero(wrong)[0])
         raise UserError(
-            f"--data.label {column.name}: {row_name(column.table, row)} has {column.counts[row]} values, others {width}"
+            f"--data.label {column.name}: {row_name(column.table, row)} has {column.counts[row]} values, but "
+            f"the others have {width}"
         )
     return _flags(column).reshape(-1, width)
 
@@ -223,7 +239,7 @@ def _floats(column: LabelColumn) -> np.ndarray:
     return values
 
 
-def _is_float(kind) -> bool:
+def _is_float(kind: "pa.DataType") -> bool:
     import pyarrow.types as types
 
     return types.is_floating(kind)

@@ -1,9 +1,10 @@
-"""Files opened, packed or not; and what is wrong with data that cannot be read."""
+"""Opening text files, and saying what is wrong with data that cannot be read."""
 
 import contextlib
 import difflib
 import gzip
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -11,13 +12,13 @@ from app.errors import UserError
 
 
 def open_text(file: str, newline: str | None = None) -> TextIO:
-    """Open a text file to read, also one that gzip has packed."""
+    """Open a text file for reading, also one that is packed by gzip."""
     opened = gzip.open if file.lower().endswith(".gz") else open
     return opened(file, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def near(path: str, only_close: bool = False) -> str:
-    """Say what there is where the path does not lead, names like it first: a clause to end a message with."""
+    """List what the folder of a path that does not exist has, similar names first: a clause to end a message with."""
     folder = Path(path).absolute().parent
     while not folder.is_dir():
         folder = folder.parent
@@ -33,7 +34,7 @@ def near(path: str, only_close: bool = False) -> str:
 
 
 def unreadable(flag: str, path: str, error: BaseException) -> UserError:
-    """Make the UserError of data that its reader refuses, with the reader's reason."""
+    """Return the UserError for data that their reader refuses, with the reader's reason."""
     reason = " ".join(str(error).split())
     if isinstance(error, UnicodeDecodeError):
         reason += "; it must be UTF-8: convert it, for example with iconv -f latin1 -t utf8"
@@ -41,9 +42,9 @@ def unreadable(flag: str, path: str, error: BaseException) -> UserError:
 
 
 @contextlib.contextmanager
-def explained(flag: str, path: str):
-    """Turn what datasets raises about data that is not there, or not as it should be, into a UserError."""
-    # Its own report of a broken file would come on top of ours.
+def explained(flag: str, path: str) -> Iterator[None]:
+    """Turn the errors of datasets about data that it cannot find or read into a UserError."""
+    # Its own report of a broken file would come in addition to ours.
     readers = logging.getLogger("datasets.packaged_modules")
     level = readers.level
     readers.setLevel(logging.CRITICAL)
@@ -67,9 +68,9 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
     line = " ".join(str(error).split())
     if _unreachable(error):
         return UserError(
-            f"{not_here}; and the Hub cannot be reached. Offline, either set HF_HUB_OFFLINE=1 to use what the cache "
-            f"has, or run, where there is a network, `hf download {path} --repo-type dataset --local-dir FOLDER` and "
-            f"give {flag} FOLDER"
+            f"{not_here}; and the Hub cannot be reached. Offline, set HF_HUB_OFFLINE=1 to use the data in the cache; "
+            f"or run `hf download {path} --repo-type dataset --local-dir FOLDER` where there is a network, and give "
+            f"{flag} FOLDER"
         )
     if isinstance(error, datasets.exceptions.DatasetNotFoundError | HfHubHTTPError):
         return UserError(f"{not_here}; {line}")
@@ -82,9 +83,9 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
 
 
 def _unreachable(error: BaseException | None) -> bool:
-    """Tell whether there is no way to the Hub: datasets reports some of what stops it inside other errors."""
+    """Tell whether the Hub cannot be reached, which datasets reports inside other errors."""
     from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import httpx  # the library that it is built on: httpx2 since 2.4, httpx before
+    from huggingface_hub.utils import httpx  # the library that it uses: httpx2 since 2.4, httpx before
 
     while error is not None:
         if isinstance(error, ConnectionError | httpx.TransportError | OfflineModeIsEnabled):

@@ -1,261 +1,236 @@
-"""Raw tables: from builtin data, files, folders in Hub layout and the Hub itself; with a set to evaluate on."""
+"""Tables to train and to evaluate on: builtin data, files, folders laid out like a Hub data set, or the Hub.
 
+The readers are those of datasets. Our own are the choice of rows, so that nothing is both trained on and evaluated on;
+what datasets reads differently from file to file (csv, json, txt: see these modules); and messages that name the flag,
+the file and the fix.
+"""
+
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.data.cache import cache_of, fingerprint, using_cache
+from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_table
 from app.data.tables.csv_files import csv_options, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, find_files, is_file_name
-from app.data.tables.json_objects import by_column
+from app.data.tables.json_files import as_records
 from app.data.tables.reading import explained, near
-from app.data.tables.splits import hold_out, hold_out_end, overlap, own_eval_split, parts_of
-from app.data.tables.text_files import table_of
+from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_split, rows_of
+from app.data.tables.text_files import COLUMNS, table_of
 from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder
 
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass
 class Tables:
-    """The rows to train on and those to evaluate on, as two `datasets.Dataset`s."""
+    """The rows to train on and the rows to evaluate on."""
 
-    train: "datasets.Dataset"  # noqa: F821
-    evaluation: "datasets.Dataset"  # noqa: F821
+    train: "Dataset"
+    evaluation: "Dataset"
     stayed: int = 0
-    """Rows drawn to be held out that are trained on, being needed there."""
+    """Rows that were drawn to be held out, but are trained on because no other row has their class."""
     held_out: bool = False
     """The rows to evaluate on were taken out of the training split."""
 
 
 @dataclass
 class Source:
-    """Splits of one data set, read when asked for."""
+    """A data set: its splits, as memory-mapped tables."""
 
     flag: str
     path: str
-    sizes: dict[str, int]
-    """Rows of each split."""
-    read: Callable[[str], "datasets.Dataset"]  # noqa: F821
-    is_stream: bool = False
-    """Rows are pieces of texts, in order: what is held out is their end."""
+    tables: dict[str, "Dataset"]
+    places: list[str]
+    """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
+    is_stream: bool
+    """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
 
-    def __getitem__(self, split: str):
-        """Read a split or a slice of one, such as train[:10%], whose name is known to be good."""
-        several = "" if list(self.sizes) == ["train"] else f", split {split}"
-        return name_table(self.read(split.replace(" ", "")), f"{self.flag} {self.path}{several}")
+    def rows(self, split: str, flag: str) -> list[Rows]:
+        """Return the rows that a split stands for; `flag` names it in errors."""
+        return rows_of(split, {name: len(table) for name, table in self.tables.items()}, flag, self.path)
+
+    def __getitem__(self, split: str) -> "Dataset":
+        """Return a split, a slice of one such as train[:10%], or several of them joined by +."""
+        import datasets
+
+        parts = []
+        for name, start, end in self.rows(split, self.flag):
+            key = key_of(self.tables[name]._fingerprint, start, end)
+            parts.append(self.tables[name].select(range(start, end), new_fingerprint=key))
+        shown = "" if list(self.tables) == ["train"] else f", split {split}"
+        table = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+        return name_table(table, f"{self.flag} {self.path}{shown}")
 
 
 def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = None, seed: int = 0) -> Tables:
-    """Load the table to train on and the one to evaluate on.
+    """Load the table to train on and the table to evaluate on.
 
     The rows to evaluate on are those of eval_path or eval_split where given, else of the data's own validation or test
     split, else a fraction `holdout` of the training rows, chosen by the seed and taken out of the training table.
 
     Args:
         needed: see `hold_out`.
+
+    Raises:
+        UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
     with using_cache():
         source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
-        trained = parts_of(config.split, source.sizes, "--data.split", source.path)
+        trained = source.rows(config.split, "--data.split")
         train = source[config.split]
         if config.eval_path:
             other = _open_other(config)
-            split = config.eval_split or own_eval_split(other.sizes, []) or "train"
-            scored = parts_of(split, other.sizes, "--data.eval-split", other.path)
-            _refuse_same(config, trained, split, scored)
+            split = config.eval_split or own_eval_split(other.tables, []) or "train"
+        else:
+            other, split = source, config.eval_split or own_eval_split(source.tables, trained)
+        if split:
+            _refuse_trained(config, source, trained, other, split)
             return Tables(train, other[split])
-        if config.eval_split:
-            scored = parts_of(config.eval_split, source.sizes, "--data.eval-split", source.path)
-            if rows := overlap(trained, scored):
-                raise UserError(
-                    f"--data.eval-split {config.eval_split}: --data.split {config.split} trains on {rows} too; give "
-                    "splits or slices apart, such as train[:90%] and train[90%:], or leave out --data.eval-split to "
-                    "have a part held out"
-                )
-            return Tables(train, source[config.eval_split])
-        if split := own_eval_split(source.sizes, trained):
-            return Tables(train, source[split])
         if source.is_stream:
             return Tables(*hold_out_end(train, config.holdout), held_out=True)
         return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True)
 
 
 def _open_other(config: TableData) -> Source:
-    """Open the data of --data.eval-path: --data.name and --data.columns are for it too, where it can have such."""
+    """Open the data of --data.eval-path; --data.name and --data.columns count for it where it can have them."""
     path = os.path.expanduser(config.eval_path)
     file = is_file_name(path)
-    columns = config.columns if file and extension(path) in (".csv", ".tsv") else ()
+    columns = config.columns if file and READERS.get(extension(path)) == "csv" else ()
     name = "" if file or path.startswith("builtin:") else config.name
     return open_source("--data.eval-path", [path], name, columns, config.txt)
 
 
-def _refuse_same(
-    config: TableData, trained: list[tuple[str, int, int]], split: str, scored: list[tuple[str, int, int]]
-) -> None:
-    """Refuse a --data.eval-path that has rows of what --data.path trains on."""
-    ours, theirs = (_places(paths, config.name) for paths in (config.path, [config.eval_path]))
-    rows = overlap(trained, scored) if ours == theirs else ", ".join(place for place in theirs if place in ours)
+def _refuse_trained(config: TableData, source: Source, trained: list[Rows], other: Source, split: str) -> None:
+    """Refuse to evaluate on rows that are trained on."""
+    scored = other.rows(split, "--data.eval-split")
+    same = other.places == source.places
+    rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
+        flag = f"--data.eval-path {config.eval_path}" if config.eval_path else f"--data.eval-split {split}"
         raise UserError(
-            f"--data.eval-path {config.eval_path} is data of --data.path too: {rows} (split {config.split}) would be "
-            f"both trained on and evaluated (split {split}); give data of their own, or slices apart with --data.split "
-            "and --data.eval-split, such as train[:90%] and train[90%:], or leave out --data.eval-path to have a part "
-            "held out"
+            f"{flag}: {rows} would be both trained on and evaluated on (--data.split {config.split}, --data.eval-split "
+            f"{split}); give other data, or slices that share no row, such as --data.split train[:90%] and "
+            "--data.eval-split train[90%:], or leave the flag out to have a part held out"
         )
-
-
-def _places(paths: Sequence[str], name: str) -> list[str]:
-    """List where data lie, links followed, so that two ways to name the same are known; of a Hub set, its name."""
-    paths = [os.path.expanduser(os.fspath(path)) for path in paths]
-    if len(paths) > 1 or is_file_name(paths[0]):
-        return [os.path.realpath(file) for file in find_files(paths, "--data.path")]
-    return [f"{os.path.realpath(paths[0]) if os.path.isdir(paths[0]) else paths[0]} {name}".strip()]
 
 
 def open_source(
     flag: str, paths: Sequence[str], name: str = "", columns: Sequence[str] = (), txt: str = "file"
 ) -> Source:
-    """Find out what the paths that a flag gives are, and open it; txt says what a document is in txt files."""
+    """Find out what kind of data a flag names, and open it.
+
+    Args:
+        flag: the one that gives the paths, for errors.
+        name: configuration of a data set that has several.
+        columns: names of the columns of csv files without a header line.
+        txt: what a document is in txt files, see CorpusData in app.data.config.
+    """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
         raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
-    files, builtin = len(paths) > 1 or is_file_name(path), path.startswith("builtin:")
-    if name and (files or builtin):
-        raise UserError(f"--data.name {name} names a configuration, and {path} has none: leave out the flag")
+    builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
+    if name and (is_file or builtin):
+        raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
+    files = find_files(paths, flag) if is_file else []
+    if columns and not (files and READERS[extension(files[0])] == "csv"):
+        raise UserError(
+            f"--data.columns names the columns of csv and tsv files, but {path} has names of its own: leave the flag "
+            "out, or name the csv files themselves instead of their folder"
+        )
     if files:
-        return _open_files(flag, paths, columns, txt)
-    if columns:
-        raise UserError(f"--data.columns names columns of csv and tsv files; {path} is none: name the files themselves")
-    if builtin:
-        return _open_builtin(flag, path)
-    if os.path.isdir(path):
-        return _open_folder(flag, path, name, txt)
-    if HUB_ID.fullmatch(path):
-        import datasets
-
-        return _open_builder(flag, path, lambda: datasets.load_dataset_builder(path, name or None))
-    raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
-
-
-def _open_builtin(flag: str, path: str) -> Source:
-    if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
-        raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
-    table = load()
-
-    def read(split: str):
-        ranges = [(start, end) for _, start, end in parts_of(split, {"train": len(table)}, flag, path)]
-        if ranges == [(0, len(table))]:
-            return table
-        rows = np.concatenate([np.arange(*ends) for ends in ranges])
-        return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, *ranges))
-
-    return Source(flag, path, {"train": len(table)}, read)
+        path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        tables = _read_files(flag, path, {"train": files}, cache_of(files), columns, txt)
+    elif builtin:
+        if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
+            raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
+        tables = {"train": load()}
+    elif os.path.isdir(path):
+        tables = _read_folder(flag, path, name, txt)
+    elif HUB_ID.fullmatch(path):
+        tables = _read(flag, path, lambda: _builder(path, name))
+    else:
+        raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
+    if not tables:
+        raise UserError(f"{flag} {path} is empty: it has no rows")
+    whole = os.path.realpath(path) if os.path.isdir(path) else path
+    places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
+    is_stream = next(iter(tables.values())).column_names == COLUMNS
+    return Source(flag, path, tables, places, is_stream)
 
 
-def _open_files(flag: str, paths: Sequence[str], columns: Sequence[str], txt: str) -> Source:
-    files = find_files(paths, flag)
-    shown = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-    splits, folder, reader = {"train": files}, cache_of(files), READERS[extension(files[0])]
-    if reader == "csv":
-        return _open_csv(flag, shown, splits, columns, folder)
-    if columns:
-        raise UserError(f"--data.columns names columns of csv and tsv files; {files[0]} has names of its own")
+def _read_files(
+    flag: str, path: str, files: dict[str, list[str]], folder: Path, columns: Sequence[str], txt: str
+) -> "dict[str, Dataset]":
+    """Read files of one format, those of each split; `folder` is their cache."""
+    every = [file for names in files.values() for file in names]
+    reader = READERS[extension(every[0])]
     if reader == "text":
-        return _open_texts(flag, shown, splits, folder, txt)
+        with explained(flag, path):
+            tables = {split: table_of(names, txt, folder) for split, names in files.items()}
+        return {split: table for split, table in tables.items() if len(table)}
+    if reader == "csv":
+        options = csv_options(every, columns, folder, flag)
+        return with_numbers(_read(flag, path, lambda: file_builder(files, folder, **options), folder))
     if reader == "json":
-        splits = by_column(splits, folder, f"{flag} {shown}")
-    return _open_builder(flag, shown, lambda: file_builder(splits, folder), folder)
+        files = {split: [as_records(file, folder, f"{flag} {path}") for file in files[split]] for split in files}
+    return _read(flag, path, lambda: file_builder(files, folder), folder)
 
 
-def _open_folder(flag: str, path: str, name: str, txt: str) -> Source:
-    """Open a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
-    import datasets
-
+def _read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
+    """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
     folder = cache_of([path])
     with explained(flag, path):
-        builder = datasets.load_dataset_builder(path, name or None, cache_dir=str(folder))
-    if builder.name not in ("csv", "json", "text") or _card_says_how(builder):
-        return _open_builder(flag, path, lambda: builder, folder)
-    # The same file reads the same, inside a folder or by itself.
-    files = {str(split): list(names) for split, names in builder.config.data_files.items()}
-    if builder.name == "text":
-        return _open_texts(flag, path, files, folder, txt)
+        builder = _builder(path, name, folder)
+    files = {str(split): list(names) for split, names in (builder.config.data_files or {}).items()}
     every = [file for names in files.values() for file in names]
-    if builder.name == "csv" and all(extension(file) in READERS for file in every):
+    ours = builder.name in ("csv", "json", "text") and all(extension(file) in READERS for file in every)
+    if not ours or _card_says_how(builder, every[0]):
+        return _read(flag, path, lambda: builder, folder)
+    if builder.name == "csv":
         check_one_format(every, f"{flag} {path}")
-        return _open_csv(flag, path, files, (), folder)
-    if builder.name == "json" and (tables := by_column(files, folder, f"{flag} {path}")) is not files:
-        return _open_builder(flag, path, lambda: file_builder(tables, folder), folder)
-    return _open_builder(flag, path, lambda: builder, folder)
+    return _read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
 
 
-def _card_says_how(builder) -> bool:
+def _card_says_how(builder: "DatasetBuilder", file: str) -> bool:
     """Tell whether a folder's card has options for reading its files, or the types of their columns."""
     found, plain = vars(builder.config), vars(type(builder.config)())
     where = {"name", "version", "data_dir", "data_files", "description"}
-    files = [file for names in builder.config.data_files.values() for file in names]
     if builder.name == "csv":
-        plain["sep"] = "\t" if extension(files[0]) == ".tsv" else ","
+        plain["sep"] = "\t" if extension(file) == ".tsv" else ","
     return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
 
 
-def _open_texts(flag: str, path: str, files: dict[str, list[str]], folder: Path, txt: str) -> Source:
-    with explained(flag, path):
-        tables = {split: table for split, names in files.items() if len(table := table_of(names, txt, folder))}
-    if not tables:
-        raise UserError(f"{flag} {path} is empty: it has no text")
-
-    def read(split: str):
-        import datasets
-
-        parts = parts_of(split, sizes, flag, path)
-        return datasets.concatenate_datasets([tables[name].select(range(start, end)) for name, start, end in parts])
-
-    sizes = {split: len(table) for split, table in tables.items()}
-    return Source(flag, path, sizes, read, is_stream=True)
-
-
-def _open_csv(flag: str, path: str, files: dict[str, list[str]], columns: Sequence[str], folder: Path) -> Source:
-    every = [file for names in files.values() for file in names]
-    source = _open_builder(
-        flag, path, lambda: file_builder(files, folder, **csv_options(every, columns, folder, flag)), folder
-    )
-    return replace(source, read=lambda split: with_numbers(source.read(split)))
-
-
-def _open_builder(flag: str, path: str, build: Callable, folder: Path | None = None) -> Source:
-    """Let a builder of datasets read what it is for; folder is the cache of data that are files of this machine."""
+def _builder(path: str, name: str, folder: Path | None = None) -> "DatasetBuilder":
     import datasets
 
+    return datasets.load_dataset_builder(path, name or None, cache_dir=folder and str(folder))
+
+
+def _read(
+    flag: str, path: str, build: "Callable[[], DatasetBuilder]", folder: Path | None = None
+) -> "dict[str, Dataset]":
+    """Let a builder of datasets read its splits; `folder` is the cache of data that are files of this machine."""
     with explained(flag, path):
-        builder = _prepared(build(), flag, path)
-
-    def read(split: str):
-        with explained(flag, path):
-            table = builder.as_dataset(split=split)
-        if folder is None:
-            return table
-        key = fingerprint(folder.name, table._fingerprint)
-        return datasets.Dataset(table.data, table.info, table.split, table._indices, fingerprint=key)
-
-    sizes = {split: info.num_examples for split, info in builder.info.splits.items() if info.num_examples}
-    return Source(flag, path, sizes, read)
-
-
-def _prepared(builder, flag: str, path: str):
-    try:
-        builder.download_and_prepare()
-    except StopIteration:  # what the json reader makes of a file without rows
-        raise UserError(f"{flag} {path} is empty: it has no rows") from None
-    if not any(info.num_examples for info in (builder.info.splits or {}).values()):
-        raise UserError(f"{flag} {path} is empty: it has no rows")
-    return builder
+        builder = build()
+        with contextlib.suppress(StopIteration):  # what the json reader raises for a file without rows
+            builder.download_and_prepare()
+        splits = [split for split, info in (builder.info.splits or {}).items() if info.num_examples]
+        tables = {split: builder.as_dataset(split) for split in splits}
+    for table in tables.values() if folder else ():
+        # The folder's name is a hash of what the files are, which datasets' own key does not know.
+        table._fingerprint = key_of(folder.name, table._fingerprint)
+    return tables

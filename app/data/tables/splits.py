@@ -1,27 +1,35 @@
 """Which rows of a data set are trained on, and which are for evaluation."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.data.cache import fingerprint
 from app.data.tables.columns import name_of
 from app.errors import UserError
+from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
 
-# Splits that are for evaluation, the best first. Hub sets keep the labels of some test splits to themselves.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
-# The permutation of this epoch chooses the held-out rows; training never comes so far.
+# The permutation of this epoch chooses the held-out rows; training never reaches it.
 HOLDOUT_EPOCH = 2**63
 
 
-def parts_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[tuple[str, int, int]]:
-    """Return what a split such as train[:10%]+dev stands for: names, and the rows from where to before where.
+Rows = tuple[str, int, int]
+"""The name of a split, and its rows from the first number to before the second."""
+
+
+def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Rows]:
+    """Return the rows that a split such as train[:10%]+dev stands for.
 
     Args:
         sizes: rows of each split that the data has.
-        flag: the one that names the split; with the path, for errors.
+        flag: the flag that names the split, for errors, as is `path`.
     """
     import datasets
 
@@ -38,14 +46,14 @@ def parts_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[tu
     return ranges
 
 
-def own_eval_split(sizes: dict[str, int], trained: list[tuple[str, int, int]]) -> str:
-    """Return the split to evaluate on that the data themselves have, none of which is trained on; or nothing."""
+def own_eval_split(names: Collection[str], trained: list[Rows]) -> str:
+    """Return the data's own split to evaluate on, if it has one of which no row is trained on; else nothing."""
     used = {name for name, _, _ in trained}
-    return next((name for name in EVAL_SPLITS if name in sizes and name not in used), "")
+    return next((name for name in EVAL_SPLITS if name in names and name not in used), "")
 
 
-def overlap(trained: list[tuple[str, int, int]], scored: list[tuple[str, int, int]]) -> str:
-    """Name rows to evaluate on that are trained on, both of one data set; nothing where there are none."""
+def overlap(trained: list[Rows], scored: list[Rows]) -> str:
+    """Name rows that are in both lists, which are of one data set; return nothing if there are none."""
     for name, start, end in scored:
         for other, first, last in trained:
             low, high = max(start, first), min(end, last)
@@ -54,47 +62,48 @@ def overlap(trained: list[tuple[str, int, int]], scored: list[tuple[str, int, in
     return ""
 
 
-def hold_out_end(table, fraction: float):
-    """Split off the end of a table, a fraction and at least a row: of texts that go on from row to row."""
+def hold_out_end(table: "Dataset", fraction: float) -> "tuple[Dataset, Dataset]":
+    """Split off the end of a table whose texts go on from row to row: a fraction of its rows, and at least one."""
     _check_rows(table)
     cut = len(table) - count_of(len(table), fraction)
 
     def part(rows: range, kind: str):
-        return table.select(rows, new_fingerprint=fingerprint(table._fingerprint, "hold_out_end", kind, cut))
+        return table.select(rows, new_fingerprint=key_of(table._fingerprint, "hold_out_end", kind, cut))
 
     return part(range(cut), "train"), part(range(cut, len(table)), "evaluation")
 
 
-def _check_rows(table) -> None:
+def _check_rows(table: "Dataset") -> None:
     if len(table) < 2:
         raise UserError(
-            f"{name_of(table)} has {len(table)} rows, which cannot be split into training and evaluation: give more "
-            "data or --data.eval-path"
+            f"{name_of(table)} has {len(table)} rows, too few to hold some out for evaluation: give more data or "
+            "--data.eval-path"
         )
 
 
 def count_of(rows: int, fraction: float) -> int:
-    """Count the rows to hold out, of two or more: at least one, and not all."""
+    """Count the rows to hold out of `rows`, which are two or more: at least one, and not all."""
     if not 0 < fraction < 1:
         raise UserError(f"--data.holdout {fraction} must be between 0 and 1: it is a fraction of the training split")
     return min(max(1, round(rows * fraction)), rows - 1)
 
 
 def drawn(rows: int, fraction: float, seed: int = 0) -> np.ndarray:
-    """Draw the rows to hold out, of two or more, as a mask."""
+    """Draw the rows to hold out of `rows`, which are two or more, as a mask."""
     out = np.zeros(rows, bool)
     out[permute(np.arange(count_of(rows, fraction)), rows, seed, HOLDOUT_EPOCH)] = True
     return out
 
 
-def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None):
-    """Split off a random fraction of a table, at least a row; both parts keep the table's order.
+def hold_out(
+    table: "Dataset", fraction: float, seed: int, needed: Callable[..., np.ndarray] | None = None
+) -> "tuple[Dataset, Dataset, int]":
+    """Split off a random fraction of a table, at least one row; both parts keep the table's order.
 
-    Returns what to train on, what to evaluate on, and how many of the rows drawn for that stay in training.
+    Returns the rows to train on, the rows to evaluate on, and how many rows were drawn but stay in training.
 
     Args:
-        needed: takes the table and a mask of the rows to hold out, and marks those of them that training cannot do
-            without; they stay there.
+        needed: takes the table and a mask of the drawn rows, and marks those that training cannot do without.
     """
     _check_rows(table)
     rows = len(table)
@@ -109,7 +118,7 @@ def hold_out(table, fraction: float, seed: int, needed: Callable[..., np.ndarray
         )
 
     def part(keep: np.ndarray, kind: str):
-        key = fingerprint(table._fingerprint, "hold_out", kind, count, seed, *np.flatnonzero(stay))
+        key = key_of(table._fingerprint, "hold_out", kind, count, seed, *np.flatnonzero(stay))
         return table.select(np.flatnonzero(keep), new_fingerprint=key)
 
     return part(~out, "train"), part(out, "evaluation"), int(np.count_nonzero(stay))

@@ -1,18 +1,27 @@
-"""Text files as tables: documents in pieces, so that no file is ever in memory whole."""
+"""Text files as tables: documents in pieces, so that no file is ever in memory whole.
+
+The text reader of datasets makes one row of a file, which is then in memory whole, or a row of each line or paragraph,
+which no longer knows its document.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.data.cache import fingerprint
 from app.data.tables.reading import open_text
+from app.sampling.hashing import key_of
 
-# Characters of a piece, which ends with a line where it can. Small beside a file, large beside a word.
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+COLUMNS = ["text", "begins", "ends"]
+# Characters of a piece, which ends with a line where it can. Small compared to a file, large compared to a word.
 PIECE = 4096
 # Part of the cache's key: raise it when the rows change.
 VERSION = 1
 
 
-def table_of(files: Sequence[str], unit: str, folder: Path):
+def table_of(files: Sequence[str], unit: str, folder: Path) -> "Dataset":
     """Read text files into a `datasets.Dataset`, kept in a folder whose name says what the files hold.
 
     A row is a piece: `text`, and whether a document `begins` and `ends` with it. The pieces of a document, put
@@ -23,24 +32,24 @@ def table_of(files: Sequence[str], unit: str, folder: Path):
     """
     import datasets
 
-    flags = {"begins": datasets.Value("bool"), "ends": datasets.Value("bool")}
+    kinds = (datasets.Value("string"), datasets.Value("bool"), datasets.Value("bool"))
     return datasets.Dataset.from_generator(
         piece_rows,
-        features=datasets.Features({"text": datasets.Value("string"), **flags}),
+        features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
         cache_dir=str(folder),
         gen_kwargs={"files": tuple(files), "unit": unit},
-        fingerprint=fingerprint("txt", VERSION, folder.name, unit, *files),
+        fingerprint=key_of("txt", VERSION, folder.name, unit, *files),
     )
 
 
 def piece_rows(files: Sequence[str], unit: str) -> Iterator[dict]:
-    """Yield the pieces of all documents in order; a document without a character is none."""
+    """Yield the pieces of all documents in order; an empty document has none."""
     for file in files:
         yield from _pieces(_parts(file, unit))
 
 
 def _parts(file: str, unit: str) -> Iterator[tuple[str, bool]]:
-    """Yield what a file holds in parts of at most PIECE characters, and whether a document ends with each."""
+    """Yield a file's content in parts of at most PIECE characters, each with whether a document ends there."""
     with open_text(file) as stream:
         while line := stream.readline(PIECE):
             if unit == "line":

@@ -1,12 +1,12 @@
-"""Texts with their labels: loaded, and tokenized once for all runs."""
+"""Texts with their labels: loading them, and tokenizing them once for all runs."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from app.data.cache import cache_folder, fingerprint, made_once, using_cache
+from app.data.cache import cache_folder, made_once, using_cache
 from app.data.config import TextData
 from app.data.tables.columns import check_columns, check_texts, name_of
 from app.data.tables.labels import Labels, only_of_their_class, read_labels
@@ -14,6 +14,12 @@ from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer
 from app.data.text.tokens import PadCollate, TokenTable
 from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset, Features
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "Labels",
@@ -45,32 +51,40 @@ def load_labelled(config: TextData) -> tuple[Tables, Labels]:
 
 
 def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: TokenTable, max_length: int) -> str:
-    """Say in a line what the data were taken for."""
+    """Describe the data in one line."""
     others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
     parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}", labels.summary()]
     if tables.stayed:
-        parts.append(f"{tables.stayed:,} drawn to be held out stayed, as training would lack a class without")
+        parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
     if train_rows.truncated or eval_rows.truncated:
         cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
     return "; ".join(parts)
 
 
-def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: np.ndarray | None = None) -> TokenTable:
-    """Tokenize the texts, or pairs of texts, of a `datasets.Dataset`; longer ones are cut to max_length and counted.
+def tokenize(
+    table: "Dataset",
+    columns: Sequence[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+    labels: np.ndarray | None = None,
+) -> TokenTable:
+    """Tokenize the texts, or pairs of texts, of a table; longer ones are cut to max_length tokens, and counted.
 
-    The result is cached on disk under the content of the table and of the tokenizer, for other processes and runs.
+    The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
     """
     check_columns(table, columns, "text")
     if len(columns) > 2:
         raise UserError(f"--data.text {' '.join(columns)}: a model takes one text or a pair, not {len(columns)}")
     marks = tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
     if max_length <= marks:
-        raise UserError(f"--data.max-length {max_length} leaves no room for text: {marks} tokens are marks; raise it")
-    # Type ids are stored where they say something: of pairs for BERT, of all texts for XLNet.
+        raise UserError(
+            f"--data.max-length {max_length} leaves no room for text, because {marks} tokens are marks: raise it"
+        )
+    # Type ids are stored if they are not all 0, as for pairs with BERT, and for all texts with XLNet.
     probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
     has_types = any(probe.get("token_type_ids", []))
-    key = fingerprint(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
     path = cache_folder() / f"tokens-{key}.arrow"
     with using_cache():
         if not path.exists():
@@ -91,24 +105,26 @@ def tokenize(table, columns: Sequence[str], tokenizer, max_length: int, labels: 
     return TokenTable(path, labels)
 
 
-def own_tokenizer(table, columns: Sequence[str], vocab_size: int, max_length: int):
-    """Train a tokenizer on the texts of a table, or find the one that another process or run trained on them."""
+def own_tokenizer(
+    table: "Dataset", columns: Sequence[str], vocab_size: int, max_length: int
+) -> "PreTrainedTokenizerBase":
+    """Train a tokenizer on the texts of a table, or load the one that another process or run trained on them."""
     key = (table._fingerprint, vocab_size, max_length, *columns)
     return trained_once(key, lambda: train_tokenizer(read_texts(table, columns), vocab_size, max_length))
 
 
-def trained_once(key: Sequence[object], train: Callable[[], Any]):
-    """Return the tokenizer that train() makes, or the one that another process or run made; key says of what."""
+def trained_once(key: Sequence[object], train: "Callable[[], PreTrainedTokenizerBase]") -> "PreTrainedTokenizerBase":
+    """Return the tokenizer that train() makes, or the one that another process or run made for the same key."""
     import tokenizers
     from transformers import AutoTokenizer
 
-    folder = cache_folder() / f"tokenizer-{fingerprint(FORMAT, tokenizers.__version__, *key)}"
+    folder = cache_folder() / f"tokenizer-{key_of(FORMAT, tokenizers.__version__, *key)}"
     with using_cache():
         made_once(folder, lambda draft: train().save_pretrained(draft))
     return AutoTokenizer.from_pretrained(folder)
 
 
-def read_texts(table, columns: Sequence[str]) -> Iterator[str]:
+def read_texts(table: "Dataset", columns: Sequence[str]) -> Iterator[str]:
     """Yield the texts of all rows, to train a tokenizer on."""
     check_columns(table, columns, "text")
     for name in columns:
@@ -118,14 +134,14 @@ def read_texts(table, columns: Sequence[str]) -> Iterator[str]:
             yield from map(str, batch.column(name).to_pylist())
 
 
-def identity(tokenizer) -> list[str]:
-    """Return all that decides how a tokenizer cuts a text to ids."""
+def identity(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """Return everything that decides how a tokenizer turns a text into ids."""
     import tokenizers
     import transformers
 
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         content = json.loads(tokenizer.backend_tokenizer.to_str())
-        # These two are set anew by every call.
+        # Every call sets these two again.
         del content["truncation"], content["padding"]
     else:
         content = [sorted(tokenizer.get_vocab().items()), repr(sorted(tokenizer.init_kwargs.items(), key=str))]
@@ -134,14 +150,16 @@ def identity(tokenizer) -> list[str]:
     return [kind, tokenizer.truncation_side, json.dumps(content, sort_keys=True), *versions]
 
 
-def _features(has_types: bool):
+def _features(has_types: bool) -> "Features":
     from datasets import Features, List, Value
 
     types = {"token_type_ids": List(Value("int8"))} if has_types else {}
     return Features({"input_ids": List(Value("int32")), **types, "truncated": Value("bool")})
 
 
-def _encode(texts: dict, columns: Sequence[str], tokenizer, max_length: int, has_types: bool):
+def _encode(
+    texts: dict, columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int, has_types: bool
+) -> "pa.Table":
     """Turn a batch of texts into an Arrow table of their ids."""
     import pyarrow as pa
 
@@ -158,7 +176,7 @@ def _encode(texts: dict, columns: Sequence[str], tokenizer, max_length: int, has
         data["token_type_ids"] = pa.array(encoded["token_type_ids"], pa.list_(pa.int8()))
     if encoded.encodings is not None:
         cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
-    else:  # a tokenizer written in Python does not tell
+    else:  # a tokenizer written in Python does not say which texts it cut
         cut = [len(ids) > max_length for ids in tokenizer(*inputs, truncation=False, verbose=False)["input_ids"]]
     data["truncated"] = pa.array(cut)
     return pa.table(data)

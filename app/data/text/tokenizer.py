@@ -1,8 +1,14 @@
-"""Tokenizers: trained on the training texts, made of bytes or characters, or pretrained ones made fit for the task."""
+"""Tokenizers: trained on the training texts, made of bytes or characters, or pretrained and checked for the task."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from app.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+    from transformers import PreTrainedTokenizerBase
 
 SPECIALS = {
     "pad_token": "[PAD]",
@@ -11,19 +17,19 @@ SPECIALS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-# In front of a document, and behind it.
+# The tokens before a document and after it.
 LM_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
 UNKNOWN = "<|unknown|>"
-# Words with the space before them, numbers by three digits, and runs of punctuation. Underscores belong to words, so
-# that identifiers of source code become few tokens; spaces beyond one, and line ends, carry little and are dropped.
+# Words with the space before them, groups of up to three digits, and runs of punctuation. Underscores belong to words,
+# so that identifiers of source code become few tokens. Further spaces, and line ends, say little and are dropped.
 WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
+def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> "PreTrainedTokenizerBase":
     """Train a tokenizer for a BERT-style classifier: byte-level BPE, which keeps case and knows every character.
 
     The same texts in the same order give the same tokenizer. It marks single texts as `[CLS] text [SEP]` and pairs as
-    `[CLS] first [SEP] second [SEP]` with token types 0 and 1, and is loaded by AutoTokenizer once saved.
+    `[CLS] first [SEP] second [SEP]` with token types 0 and 1. AutoTokenizer loads it once it is saved.
     """
     from tokenizers import Regex, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -43,8 +49,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
     )
 
 
-def train_lm_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
-    """Train a tokenizer for a language model: byte-level BPE that gives every text back, cut to words as GPT-2 cuts.
+def train_lm_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> "PreTrainedTokenizerBase":
+    """Train a tokenizer for a language model: byte-level BPE, with GPT-2's words, which can restore every text.
 
     The same texts in the same order give the same tokenizer.
     """
@@ -54,8 +60,8 @@ def train_lm_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int):
     return _for_lm(_train_bpe(texts, vocab_size, LM_SPECIALS, words), max_length)
 
 
-def byte_tokenizer(max_length: int):
-    """Make the tokenizer that needs no training: token i is the byte i, for every i below 256."""
+def byte_tokenizer(max_length: int) -> "PreTrainedTokenizerBase":
+    """Make the tokenizer that needs no training: token i is byte i, for every i below 256."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -66,10 +72,10 @@ def byte_tokenizer(max_length: int):
     return _for_lm(tokenizer, max_length)
 
 
-def character_tokenizer(texts: Iterable[str], max_length: int):
+def character_tokenizer(texts: Iterable[str], max_length: int) -> "PreTrainedTokenizerBase":
     """Make a tokenizer whose tokens are the characters of these texts, in order of their code points.
 
-    Other characters become one token for what is unknown.
+    Every other character becomes the token for unknown characters.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -84,7 +90,7 @@ def character_tokenizer(texts: Iterable[str], max_length: int):
     return _for_lm(tokenizer, max_length, unk_token=UNKNOWN)
 
 
-def _for_lm(tokenizer, max_length: int, **specials: str):
+def _for_lm(tokenizer: "Tokenizer", max_length: int, **specials: str) -> "PreTrainedTokenizerBase":
     from transformers import PreTrainedTokenizerFast
 
     begin, end = LM_SPECIALS
@@ -101,14 +107,14 @@ def _for_lm(tokenizer, max_length: int, **specials: str):
     )
 
 
-def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], words):
+def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], words: "PreTokenizer") -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < (smallest := len(alphabet) + len(specials)):
         raise UserError(
-            f"--scratch.vocab {vocab_size} is too small: the vocabulary holds 256 bytes and {len(specials)} marks, so "
-            f"{smallest} or more"
+            f"--scratch.vocab {vocab_size} is too small: the vocabulary holds 256 bytes and {len(specials)} marks; "
+            f"give {smallest} or more"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = words
@@ -117,7 +123,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], words
         vocab_size=vocab_size,
         min_frequency=2,
         special_tokens=specials,
-        # Sorted: a set of strings has another order in every process.
+        # Sorted, because the order of a set of strings differs from process to process.
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
@@ -125,18 +131,20 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, specials: list[str], words
     return tokenizer
 
 
-def check_tokenizer(tokenizer, max_length: int, flag: str = "--data.max-length"):
-    """Make a pretrained tokenizer fit to pad batches of texts of max_length tokens, or raise a UserError.
+def check_tokenizer(
+    tokenizer: "PreTrainedTokenizerBase", max_length: int, flag: str = "--data.max-length"
+) -> "PreTrainedTokenizerBase":
+    """Prepare a pretrained tokenizer to pad batches of texts of max_length tokens, or raise a UserError.
 
-    One without a padding token, such as GPT-2's, pads with its end-of-text token: the attention mask hides it. The
-    model's config must then be told the same `pad_token_id`.
+    If it has no padding token, as GPT-2's, it pads with its end-of-text token, which the attention mask hides. The
+    model's config must then have the same `pad_token_id`.
     """
     name = tokenizer.name_or_path or type(tokenizer).__name__
-    # transformers 5 makes one of a config alone; T5's then has a word boundary beside its marks.
+    # transformers 5 makes one from a config alone; T5's then has one token more than its marks.
     if len(set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)) < 2:
         raise UserError(
-            f"--model {name} has no tokenizer, and so could not read a word: put its files (tokenizer.json, or "
-            "vocab.txt and the like) beside the weights, as tokenizer.save_pretrained(FOLDER) does"
+            f"--model {name} has no tokenizer, and so cannot read texts: put its files (tokenizer.json, or vocab.txt "
+            "and the like) next to the weights, as tokenizer.save_pretrained(FOLDER) does"
         )
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -145,7 +153,7 @@ def check_tokenizer(tokenizer, max_length: int, flag: str = "--data.max-length")
                 "tokenizer_config.json, or use another model"
             )
         tokenizer.pad_token = tokenizer.eos_token
-    # A tokenizer that knows no limit says 1e30.
+    # A tokenizer without a limit has 1e30.
     if max_length > tokenizer.model_max_length:
         raise UserError(
             f"{flag} {max_length} is more than the {tokenizer.model_max_length} tokens that --model {name} "

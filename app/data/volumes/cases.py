@@ -1,4 +1,4 @@
-"""Images with masks, in memory or memory-mapped: patches of them to train on, whole ones to score."""
+"""Images with masks, in memory or memory-mapped: patches of them for training, whole ones for evaluation."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.data.cache import fingerprint
+from app.sampling.hashing import key_of
 
 
 class Case:
     """An image [channels, *sides] and its mask [*sides], both as stored."""
 
     def __init__(self, name: str, image: np.ndarray, mask: np.ndarray, about: dict[str, Any]):
-        """Describe a case; `about` has what `volumes.measure` says."""
+        """Describe a case; `about` is the result of `volumes.measure`."""
         self.name, self.image, self.mask, self.about = name, image, mask, about
         shape = (-1,) + (1,) * mask.ndim
         self.mean, self.deviation = (np.float32(about[key]).reshape(shape) for key in ("mean", "deviation"))
@@ -28,8 +28,11 @@ class Case:
 
 
 class Cases(Sequence):
-    """Whole images: {"image": float32 [channels, *sides], each channel of mean 0 and deviation 1; "mask": int64 [1,
-    *sides], classes from 0 on}."""
+    """Whole images.
+
+    A row is a dict of `image`, float32 [channels, *sides], each channel with mean 0 and deviation 1, and `mask`, int64
+    [1, *sides], the classes from 0 on.
+    """
 
     def __init__(
         self,
@@ -43,14 +46,14 @@ class Cases(Sequence):
         """Collect cases.
 
         Args:
-            values: those in the masks, in order: class 0 and so on.
-            channels: that images are given with; those of one channel have it repeated.
-            window: sides of what a model sees at a time.
-            overlap: share of them by which it overlaps the next.
+            values: the masks' values, in the order of the classes.
+            channels: channels of a row's image; those of an image with one channel are copies of it.
+            window: sides of the window that a model sees at a time, in voxels.
+            overlap: fraction of its sides by which a window overlaps the next one.
         """
         self.cases, self.values, self.names, self.channels = cases, values, list(names), channels
         self.window, self.overlap = window, overlap
-        self.fingerprint = fingerprint(*values, *(case.about["digest"] for case in cases), len(cases))
+        self.fingerprint = key_of(*values, *(case.about["digest"] for case in cases), len(cases))
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -59,7 +62,7 @@ class Cases(Sequence):
         return self.read(self.cases[index])
 
     def read(self, case: Case, window: tuple[slice, ...] = ()) -> dict[str, np.ndarray]:
-        """Read a case, or a window of it."""
+        """Read a case, or only a window of it."""
         image = (case.image[(slice(None), *window)].astype(np.float32) - case.mean) / case.deviation
         mask = np.searchsorted(self.values, case.mask[window])
         if len(image) != self.channels:
@@ -68,7 +71,7 @@ class Cases(Sequence):
 
 
 class Patches(Sequence):
-    """Samples that are patches: sample i is patch i % `each` of image i // `each`. `cut` makes it."""
+    """Patches as samples: sample i is patch i % `each` of image i // `each`, and `cut` cuts it out."""
 
     def __init__(self, cases: Cases, each: int, augment: Sequence[str]):
         self.cases, self.patch, self.each, self.augment = cases, cases.window, each, frozenset(augment)
@@ -81,7 +84,7 @@ class Patches(Sequence):
         return self.cases.cases[index // self.each]
 
     def cut(self, case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
-        """Cut a patch out of an image, and change it. Images that are smaller are mirrored at their edges."""
+        """Cut a patch out of an image, and change it. Images smaller than a patch are mirrored at their edges."""
         starts = [
             int(generator.integers(max(side - own, 0) + 1))
             for side, own in zip(case.mask.shape, self.patch, strict=True)
@@ -109,5 +112,5 @@ class Patches(Sequence):
 
 
 def stack(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Make a batch of rows of one size."""
+    """Make a batch of rows, whose images have one size."""
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}

@@ -1,8 +1,8 @@
-"""builtin:grains: synthetic polycrystals, in which the boundaries between the grains are to be found.
+"""builtin:grains: synthetic polycrystals, in which a model finds the boundaries between the grains.
 
-A stand-in for micrographs of metals: Voronoi cells with wavy walls, each of its own grey, the walls darker but faint in
-places, under noise. Only whole numbers, and arithmetic that IEEE 754 rounds alike everywhere, are computed with: a
-volume has the same bits on every machine.
+They stand for micrographs of metals: Voronoi cells with wavy walls, each cell with its own grey, the walls darker but
+faint in places, and noise. A volume has the same bits on every machine, because it is computed with whole numbers and
+with operations whose rounding IEEE 754 fixes.
 """
 
 import functools
@@ -14,7 +14,7 @@ from app.sampling.seeding import seed_of
 # Part of each volume's seed: raise it when they change.
 VERSION = 1
 NAMES = ("grain", "boundary")
-# By dimensions: how many there are, their sides, and the grains of each.
+# For each number of dimensions: how many images there are, their sides in voxels, and the grains of each.
 SIZES = {2: (48, (128, 128), 24), 3: (12, (48, 48, 48), 12)}
 UNIT = 16  # positions are counted in sixteenths of a voxel
 HALF_WALL = 1.5  # voxels
@@ -22,7 +22,7 @@ HALF_WALL = 1.5  # voxels
 
 @functools.cache
 def grains(dims: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """List names, images and masks (1: boundary), both uint8 [*sides]; made in seconds, once in a process."""
+    """List names, images and masks (1: boundary), both uint8 [*sides]; computed in seconds, once in a process."""
     return [(f"grains-{index:02}", *grain(index, dims)) for index in range(SIZES[dims][0])]
 
 
@@ -43,7 +43,7 @@ def grain(index: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cells(places: list[np.ndarray], seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of the cell that each place is in, and its distance, in voxels, to the next one's wall."""
+    """Return for each place the number of its cell, and its distance in voxels to the nearest wall."""
     squares = np.stack([sum((p - c) ** 2 for p, c in zip(places, seed, strict=True)) for seed in seeds])
     first = squares.argmin(axis=0)[None]
     near = np.take_along_axis(squares, first, axis=0)
@@ -55,10 +55,10 @@ def _cells(places: list[np.ndarray], seeds: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _smooth(generator: np.random.Generator, sides: tuple[int, ...], width: int, largest: int) -> np.ndarray:
-    """Draw a field of whole numbers that changes over about `width` voxels, mostly within +-largest."""
+    """Draw a field of whole numbers that varies over about `width` voxels, mostly within +-largest."""
     field = generator.integers(-(2**24), 2**24 + 1, sides)
     for axis, side in enumerate(sides):
-        for _ in range(2):  # the mean over a window, round the edge
+        for _ in range(2):  # the mean over a window that wraps around the edge
             sums = np.cumsum(np.concatenate([field, np.take(field, range(width), axis)], axis), axis)
             field = (np.take(sums, range(width, width + side), axis) - np.take(sums, range(side), axis)) // width
     deviation = int(np.sqrt(int((field**2).sum()) // field.size))

@@ -1,4 +1,10 @@
-"""Image files and the files of their masks: which belong together, and what is in them."""
+"""Image files and the files of their masks: which belong together, and how they are read.
+
+NIfTI files are read by nibabel, which is also what MONAI's LoadImage and Orientation use. Those give the same values,
+but uint16 as int32, and need MONAI, whose import took 21 s where torch and nibabel took 7 s (two cores that did other
+work too). Pictures are read by PIL: LoadImage reads only the first page of a TIFF file, swaps height and width, and
+gives the numbers of a palette instead of its colours.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +19,12 @@ from app.errors import UserError, not_installed
 LAYOUTS = (("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks"), ("imagesTr", "labelsTr"))
 NIFTI = (".nii", ".nii.gz")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
-LOSSY = (".jpg", ".jpeg")  # changes values: for images alone
+LOSSY = (".jpg", ".jpeg")  # compression changes values, so masks cannot be stored so
 MOST_VALUES = 256
 
 
 class Pair(NamedTuple):
-    """An image's file and its mask's."""
+    """The files of an image and of its mask."""
 
     name: str
     image: Path
@@ -26,10 +32,10 @@ class Pair(NamedTuple):
 
 
 def find_splits(flag: str, path: str, masks: str) -> dict[str, list[Pair]]:
-    """Find the pairs that a flag's path names: those of each split where folders train and, say, val lie in it.
+    """Find the pairs at the path that a flag gives: those of each split if it has the folders train and, say, val.
 
     Raises:
-        UserError: there is no such path, nothing that is read in it, or a file without partner.
+        UserError: there is no such path, it has no file that can be read, or an image or mask lacks its partner.
     """
     root = Path(path).expanduser()
     if not path or not root.exists():
@@ -41,7 +47,7 @@ def find_splits(flag: str, path: str, masks: str) -> dict[str, list[Pair]]:
 
 
 def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
-    """Match the images at a path with their masks, by name, in the order of the names."""
+    """Match the images at a path with their masks by name, and return the pairs in the order of the names."""
     images, other = root, Path(masks).expanduser()
     asked = flag.replace("path", "masks")
     if not masks:
@@ -60,20 +66,20 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
         if lonely:
             more = f", nor have {len(lonely) - 1} others" if len(lonely) > 1 else ""
             raise UserError(
-                f"{have[lonely[0]]} has no {what}: {where} has no file of the name {lonely[0]}{more}; an image and its "
-                "mask have one name, whatever their extensions"
+                f"{have[lonely[0]]} has no {what}: {where} has no file of the name {lonely[0]}{more}; give an "
+                "image and its mask the same name, with any extensions"
             )
     return [Pair(name, by_name[name], mask_of[name]) for name in sorted(by_name)]
 
 
 def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
     if folder.is_file():
-        raise UserError(f"{flag} {folder} is a file and its partner a folder: give two files or two folders")
+        raise UserError(f"{flag} {folder} is a file, and its partner is a folder: give two files or two folders")
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name.lower().endswith(extensions) and not file.name.startswith("."):
             if (name := _stem(file)) in found:
-                raise UserError(f"{file} and {found[name].name} have one name: keep one of them")
+                raise UserError(f"{file} and {found[name].name} have the same name: keep one of them")
             found[name] = file
     if not found:
         raise UserError(f"{flag} {folder}: no file there ends in {', '.join(extensions)}{near(str(folder / '*'))}")
@@ -85,7 +91,7 @@ def _stem(file: Path) -> str:
 
 
 def read_image(file: Path) -> tuple[np.ndarray, int]:
-    """Read an image: [channels, *sides] of numbers as the file has them, and which side goes through its slices.
+    """Read an image as [channels, *sides], with the file's values, and say along which axis its slices are.
 
     NIfTI volumes are turned to the closest canonical orientation (RAS+); voxels are not resampled.
     """
@@ -99,7 +105,7 @@ def read_image(file: Path) -> tuple[np.ndarray, int]:
 
 
 def read_mask(file: Path) -> np.ndarray:
-    """Read a mask: [*sides], a whole number for each voxel, in the smallest type that holds them."""
+    """Read a mask as [*sides]: a whole number for each voxel, in the smallest type that holds them."""
     if file.name.lower().endswith(NIFTI):
         mask = _read_nifti(file)
         mask = mask[..., 0] if mask.shape[-1] == 1 else mask
@@ -107,12 +113,14 @@ def read_mask(file: Path) -> np.ndarray:
         channels = _read_picture(file, keep_palette=True)
         mask = channels[..., 0]
         if (channels != mask[..., None]).any():
-            raise UserError(f"{file} is coloured: a mask has one number for each pixel, its class, or a palette")
+            raise UserError(
+                f"{file} is coloured: give a mask with a single number for each pixel, its class, or with a palette"
+            )
     values = np.unique(mask)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         raise UserError(f"{file} has values such as {values[values != np.round(values)][0]}: classes are whole numbers")
     if len(values) > MOST_VALUES:
-        raise UserError(f"{file} has {len(values):,} values: a mask has one for each class, {MOST_VALUES} at most")
+        raise UserError(f"{file} has {len(values):,} values: a mask has one for each class, and at most {MOST_VALUES}")
     return mask.astype(np.min_scalar_type(int(values[0]) if values[0] < 0 else int(values[-1])))
 
 
@@ -126,7 +134,7 @@ def _read_picture(file: Path, keep_palette: bool) -> np.ndarray:
     except OSError as error:
         raise unreadable("image", str(file), error) from None
     if len({page.shape for page in pages}) > 1:
-        raise UserError(f"{file} has pages of several sizes: a volume's are of one")
+        raise UserError(f"{file} has pages of several sizes: the pages of a volume have one size")
     return pages[0] if len(pages) == 1 else np.stack(pages)
 
 
@@ -146,9 +154,12 @@ def _read_nifti(file: Path) -> np.ndarray:
     except ModuleNotFoundError:
         raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
     try:
-        array = np.asanyarray(nibabel.as_closest_canonical(nibabel.load(file)).dataobj)
+        image = nibabel.load(file)
+        if image.ndim == 2:  # nibabel turns volumes alone
+            image = type(image)(np.asanyarray(image.dataobj)[..., None], image.affine)
+        array = np.asanyarray(nibabel.as_closest_canonical(image).dataobj)
     except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:
         raise unreadable("image", str(file), error) from None
-    if array.ndim not in (2, 3, 4):
-        raise UserError(f"{file} has {array.ndim} dimensions: an image has 2 or 3, and channels behind them")
+    if array.ndim not in (3, 4):
+        raise UserError(f"{file} has {array.ndim} dimensions: an image has 2 or 3, and one more for its channels")
     return array.astype(np.float32) if array.dtype == np.float64 else array

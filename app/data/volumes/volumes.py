@@ -1,4 +1,4 @@
-"""Images with masks, found, decoded once into memory-mapped files, and split."""
+"""Images with masks: finding them, decoding them once into memory-mapped files, and splitting them."""
 
 import json
 from pathlib import Path
@@ -13,16 +13,17 @@ from app.data.volumes.cases import Case, Cases, Patches
 from app.data.volumes.grains import NAMES, grains
 from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
 from app.errors import UserError
+from app.sampling.hashing import hash_of_bytes
 
 # Part of the cache's key: raise it when what is stored changes.
 FORMAT = 1
 
 
 def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
-    """Load what to train on and what to evaluate on, and say in a line what it is.
+    """Load the patches to train on and the images to evaluate on, and describe them in one line.
 
     Args:
-        channels: that the model takes; 0: as many as the images have.
+        channels: channels that the model takes; 0: as many as the images have.
     """
     patch = _patch(config)
     with using_cache():
@@ -44,7 +45,7 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
 
 
 def _patch(config: VolumeData) -> tuple[int, ...]:
-    """Give a patch's sides, one for each dimension."""
+    """Return a patch's sides, one for each dimension."""
     given = " ".join(map(str, config.patch))
     if len(config.patch) not in (1, config.dims):
         raise UserError(f"--data.patch {given}: give one number, or {config.dims} (--data.dims {config.dims})")
@@ -58,7 +59,7 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
 
 
 def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, ...]]:
-    """Load the cases to train on and those to evaluate on, and the names of the classes where they have some."""
+    """Load the cases to train on and those to evaluate on, and the names of the classes if they have any."""
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
@@ -83,9 +84,9 @@ def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, 
 
 
 def _held_out(cases: list[Case], config: VolumeData) -> dict[str, list[Case]]:
-    """Draw images to hold out: all slices of a volume, or, where there is but one volume, slices."""
+    """Draw images to hold out: all slices of a volume, or single slices if there is only one volume."""
     if len(cases) < 2:
-        raise UserError(f"--data.path {config.path} is one image: give others to evaluate on with --data.eval-path")
+        raise UserError(f"--data.path {config.path} is one image: give images to evaluate on with --data.eval-path")
     volumes = list(dict.fromkeys(case.about["digest"] for case in cases))
     if len(volumes) == 1:
         volumes = cases
@@ -99,7 +100,7 @@ def _held_out(cases: list[Case], config: VolumeData) -> dict[str, list[Case]]:
 
 
 def _of_dims(cases: list[Case], dims: int) -> list[Case]:
-    """Cut volumes into slices where images are asked for."""
+    """Cut volumes into slices if images of two dimensions are wanted."""
     for case in cases:
         if case.mask.ndim < dims:
             raise UserError(f"{case.name} is an image of two dimensions: use --data.dims 2")
@@ -107,7 +108,7 @@ def _of_dims(cases: list[Case], dims: int) -> list[Case]:
 
 
 def _decoded(pairs: list[Pair]) -> list[Case]:
-    """Decode files, once: what is read is kept as memory-mapped arrays until they change."""
+    """Decode files once: they are kept as memory-mapped arrays until they change."""
 
     def decode(draft: Path) -> None:
         abouts = [_decode(pair, draft / str(number)) for number, pair in enumerate(pairs)]
@@ -125,7 +126,7 @@ def _decode(pair: Pair, draft: Path) -> dict[str, Any]:
     (image, axis), mask = read_image(pair.image), read_mask(pair.mask)
     if image.shape[1:] != mask.shape:
         sizes = [" x ".join(map(str, shape)) for shape in (image.shape[1:], mask.shape)]
-        raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: they must be of one size")
+        raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: give both the same size")
     if not np.isfinite(image).all():
         raise UserError(f"{pair.image} has voxels that are NaN or infinite: replace them")
     np.save(f"{draft}-image.npy", image)
@@ -134,37 +135,33 @@ def _decode(pair: Pair, draft: Path) -> dict[str, Any]:
 
 
 def measure(image: np.ndarray, mask: np.ndarray) -> dict[str, Any]:
-    """Say what must be known of a case before it is read: mean and deviation by channel, the mask's values, a hash."""
-    import xxhash
-
+    """Return what must be known of a case before it is read: mean and deviation by channel, mask values, a hash."""
     channels = image.reshape(len(image), -1)
     deviation = channels.std(axis=1, dtype=np.float64)
-    hasher = xxhash.xxh3_128()
-    for array in (image, mask):
-        hasher.update(f"{array.dtype} {array.shape}".encode())
-        hasher.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1))
+    pieces = (piece for array in (image, mask) for piece in (f"{array.dtype} {array.shape}".encode(), array))
     return {
         "mean": channels.mean(axis=1, dtype=np.float64).tolist(),
         "deviation": np.where(deviation > 0, deviation, 1.0).tolist(),
         "values": np.unique(mask).tolist(),
-        "digest": hasher.hexdigest(),
+        "digest": hash_of_bytes(pieces),
     }
 
 
 def _check(train: list[Case], evaluation: list[Case], values: np.ndarray, config: VolumeData, channels: int) -> None:
-    """Refuse images that no one model can take, and classes that it cannot learn."""
+    """Refuse images that one model cannot take together, and classes that it cannot learn."""
     first = train[0]
     for case in [*train, *evaluation]:
         if len(case.image) != len(first.image):
             raise UserError(
-                f"{case.name} has {len(case.image)} channels, {first.name} {len(first.image)}: give all as many"
+                f"{case.name} has {len(case.image)} channels, but {first.name} has {len(first.image)}: give all "
+                "the same number"
             )
         if new := sorted(set(case.about["values"]) - set(values.tolist())):
             raise UserError(f"the mask of {case.name} has the value {new[0]}, which no mask to train on has")
     if channels and len(first.image) not in (1, channels):
         raise UserError(f"{first.name} has {len(first.image)} channels, and --model takes {channels}")
     if len(values) < 2:
-        raise UserError(f"all masks hold the value {values[0]} alone: there is nothing to tell apart")
+        raise UserError(f"all masks hold only the value {values[0]}: there is nothing to tell apart")
     if config.names and len(config.names) != len(values):
         raise UserError(
             f"--data.names {' '.join(config.names)}: the masks have {len(values)} values: {', '.join(map(str, values))}"

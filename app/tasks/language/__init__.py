@@ -1,1 +1,1 @@
-"""Language models: adapters, and text from a model in training."""
+"""Language models: attention, adapters, and text from a model in training."""

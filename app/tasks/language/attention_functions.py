@@ -1,7 +1,7 @@
 """Attention functions in the form that transformers calls, which keep documents apart without a mask of all pairs.
 
-Their arguments are those of transformers' own: blocks x heads x size x width, keys and values with as many heads or
-fewer. `documents` is what a batch knows of its documents, None where a text is written, which is one document.
+Their arguments are those of transformers' own: [blocks, heads, size, width], where keys and values may have fewer
+heads. `documents` is what a batch knows about its documents, or None when the model writes a text, one document.
 """
 
 import functools
@@ -17,7 +17,7 @@ _kernel: tuple[Callable, bool] | None = None  # what varlen_attention returned; 
 
 
 def register() -> None:
-    """Make the kinds known to transformers, by the names samestep_causal, _varlen, _flex and _padded."""
+    """Register the kinds with transformers, by the names samestep_causal, _varlen, _flex and _padded."""
     global _kernel
     _kernel = varlen_attention()
     _known()
@@ -25,7 +25,7 @@ def register() -> None:
 
 @functools.cache
 def _known() -> None:
-    # To one that has no function for masks transformers gives none (`_preprocess_mask_arguments`).
+    # Without a function for masks, an attention function gets none (`_preprocess_mask_arguments` of transformers).
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -42,7 +42,7 @@ def _known() -> None:
 
 
 def hands_on(model: nn.Module) -> bool:
-    """Tell whether a model hands what is known of documents on to all its attention; tried without its weights."""
+    """Tell whether a model passes `documents` on to all of its attention, by a pass without weights."""
     _known()
     seen: list[bool] = []
 
@@ -84,11 +84,11 @@ def varlen(
     documents: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attend inside documents by flash attention. Arguments are those of transformers' attention functions.
+    """Attend inside documents by flash attention.
 
     Args:
-        query: blocks x heads x size x width, as `key` and `value`, which may have fewer heads.
-        documents: see `starts_of`; None where a text is written, which is one document.
+        query: [blocks, heads, size, width], like `key` and `value`, which may have fewer heads.
+        documents: see `starts_of`; None when the model writes a text, which is one document.
     """
     if documents is None:
         return _one_document(module, query, key, value, dropout, scaling)
@@ -97,7 +97,7 @@ def varlen(
     if not grouped and key.shape[1] != heads:
         key, value = (each.repeat_interleave(heads // key.shape[1], dim=1) for each in (key, value))
     fewer = {"enable_gqa": True} if grouped else {}
-    # Rotary positions make queries and keys fp32 under autocast, which knows sdpa and not this.
+    # Rotary positions make queries and keys fp32 under autocast, which casts for sdpa but not for this function.
     kind = _half(value)
     flat = [each.transpose(1, 2).reshape(count * size, -1, width).to(kind) for each in (query, key, value)]
     found = attend(*flat, documents, documents, size, size, scale=scaling, window_size=(-1, 0), **fewer)
@@ -115,7 +115,7 @@ def flex(
     documents: Any = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attend inside documents by flex_attention; `documents` is a BlockMask, or None where a text is written."""
+    """Attend inside documents by flex_attention; `documents` is a BlockMask, or None when the model writes a text."""
     if documents is None:
         return _one_document(module, query, key, value, dropout, scaling)
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -124,7 +124,7 @@ def flex(
 
 
 def _flex(device: str):
-    """Return flex_attention, compiled on its own where the model around it is not; on a CPU as it is, for tests."""
+    """Return flex_attention, compiled by itself if the model around it is not; on a CPU uncompiled, for tests."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention if device != "cuda" or torch.compiler.is_compiling() else _compiled_flex()
@@ -140,8 +140,7 @@ def _compiled_flex():
 def _one_document(module, query, key, value, dropout, scaling) -> tuple[Tensor, None]:
     if module.training:
         raise RuntimeError(
-            "the model did not hand what is known of documents on to its attention, which would see across them: use "
-            "--attention model"
+            "the model did not pass `documents` on to its attention, which would cross them: use --attention model"
         )
     causal = query.shape[2] > 1 and query.shape[2] == key.shape[2]
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -158,9 +157,9 @@ def _half(value: Tensor) -> torch.dtype:
 
 @functools.cache
 def varlen_attention() -> tuple[Callable, bool] | None:
-    """Return torch's attention over sequences of several lengths, and whether keys may have fewer heads; else None.
+    """Return torch's attention over sequences of any lengths, and whether keys may have fewer heads; else None.
 
-    torch has it from 2.10 on, and with fewer heads from 2.12 or 2.13 on (2.11 has not).
+    torch has it from 2.10 on, and fewer heads from 2.12 or 2.13 on (2.11 lacks them).
     """
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -1,4 +1,6 @@
-"""Text from a model in the middle of its training, whatever wraps it."""
+"""Text from a model during its training, however it is wrapped."""
+
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -10,11 +12,14 @@ from app.sampling.seeding import seed_all
 from app.tasks.pretrained import longest_input
 from app.training.scores import evaluating
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def sample_text(model: nn.Module, tokenizer, prompt: str, length: int, seed: int) -> str:
-    """Have a model go on with a prompt, for at most `length` tokens; return both, to be printed.
 
-    Tokens are drawn from the 50 likeliest, at temperature 0.8, by the seed. Every rank takes part.
+def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: str, length: int, seed: int) -> str:
+    """Have a model continue a prompt by at most `length` tokens; return both, to be printed.
+
+    Tokens are drawn from the 50 likeliest, at temperature 0.8, with the seed. A collective: every rank calls it.
     """
     ids = [start_of(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
     plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
@@ -34,7 +39,7 @@ def sample_text(model: nn.Module, tokenizer, prompt: str, length: int, seed: int
             top_k=50,
             top_p=1.0,
             pad_token_id=tokenizer.pad_token_id,
-            # Layers that are gathered from all ranks need all ranks, also when one has met the end of the text.
+            # FSDP gathers layers from all ranks, so all must go on, also those whose text has ended.
             synced_gpus=not collectives.alone(),
         )
     text = prompt + tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True)

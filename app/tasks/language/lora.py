@@ -1,45 +1,52 @@
-"""Low-rank adapters, by peft: small matrices beside frozen ones (Hu et al. 2021)."""
+"""Low-rank adapters, by peft: small trained matrices next to frozen ones (Hu et al. 2021)."""
 
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.errors import UserError
 from app.tasks.pretrained import check_installed
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
 
 @dataclass
 class Lora:
-    """Train small matrices beside the pretrained ones, which stay as they are."""
+    """Train small matrices next to the pretrained ones, which do not change."""
 
     rank: int = 0
     """Rank of the adapters. 0: train the whole model."""
     alpha: float = 0.0
-    """Adapters count alpha / rank. 0: twice the rank."""
+    """Adapters are scaled by alpha / rank. 0: twice the rank."""
     dropout: float = 0.0
-    """Dropout of what goes into an adapter."""
+    """Dropout probability of an adapter's input."""
     targets: tuple[str, ...] = ()
-    """Layers that get one, by the ends of their names, such as q_proj v_proj. Nothing: all linear ones but the last."""
+    """Layers that get an adapter, by the ends of their names, such as q_proj v_proj. Default: all linear layers but the
+    last."""
 
 
 def check_lora(lora: Lora) -> None:
-    """Refuse adapters that cannot be had, before data is read.
+    """Check the settings of adapters, before data is read.
 
     Raises:
         UserError: peft is not installed, or a setting is out of range.
     """
     if lora.rank < 0 or not 0 <= lora.dropout < 1:
         raise UserError(
-            f"--lora.rank {lora.rank}, --lora.dropout {lora.dropout}: a rank is at least 1, dropout below 1"
+            f"--lora.rank {lora.rank}, --lora.dropout {lora.dropout}: the rank must be 0 (no "
+            "adapters) or more, and dropout at least 0 and below 1"
         )
     if lora.rank:
         check_installed("peft", f"--lora.rank {lora.rank}: ")
 
 
-def add_adapters(model, lora: Lora):
+def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel | PeftModel":
     """Return the model with adapters, the only parameters that are trained; with rank 0, the model itself.
 
     Raises:
-        UserError: as `check_lora`, or the model has no such layers.
+        UserError: see `check_lora`; or the model has no such layers.
     """
     check_lora(lora)
     if not lora.rank:
@@ -54,9 +61,9 @@ def add_adapters(model, lora: Lora):
         target_modules=list(lora.targets) or "all-linear",
     )
     try:
-        with warnings.catch_warnings():  # peft 0.21 asks transformers 5.23 by a name that is about to go
+        with warnings.catch_warnings():  # peft 0.21 uses a name that transformers 5.23 deprecates
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # of GPT-2's layers; peft sets it right
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2
             return peft.get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None

@@ -1,1 +1,1 @@
-"""What segmentation needs beside a model: losses, scores, whole images window by window, and pictures."""
+"""What segmentation needs apart from a model: losses, scores, sliding windows over whole images, and pictures."""

@@ -1,4 +1,4 @@
-"""Losses of segmentation, each the mean over images of a loss of one image: how a batch is cut changes nothing."""
+"""Losses of segmentation. Each is a mean over images, so that it does not depend on how a batch is cut."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,12 @@ def dice_loss(kind: str, channels: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function from logits [images, channels, *sides] and truth [images, 1, *sides] to their mean loss.
 
     Args:
-        kind: ce-dice, over classes of which each voxel has one; bce-dice, of each class against all others.
-        channels: of the logits: a class each, or one alone for the second of two classes.
+        kind: ce-dice, for classes of which each voxel has one; bce-dice, for each class against all others.
+        channels: channels of the logits: one for each class, or a single one for the second of two classes.
     """
     from monai.losses import DiceCELoss, DiceLoss
 
-    # batch=False: Dice is of each image and not of all voxels in the batch, so that micro-batches can be averaged.
+    # batch=False: Dice of each image, not of all voxels in the batch, so that micro-batches can be averaged.
     if kind == "ce-dice":
         combined = DiceCELoss(softmax=True, batch=False)
         return lambda logits, truth: combined(logits.float(), one_hot(truth, channels))
@@ -29,12 +29,12 @@ def dice_loss(kind: str, channels: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def channels_of(kind: str, classes: int) -> int:
-    """Tell how many channels a loss wants for so many classes."""
+    """Return how many channels a loss needs for this number of classes."""
     return 1 if kind == "bce-dice" and classes == 2 else classes
 
 
 def one_hot(truth: Tensor, channels: int) -> Tensor:
-    """Give each class a channel of 0 and 1; by comparing, which on GPUs has the same bits each time."""
+    """Give each class a channel of 0 and 1, by comparing, which is deterministic on GPUs."""
     if channels == 1:
         return truth.float()
     classes = torch.arange(channels, device=truth.device).reshape(1, -1, *(1,) * (truth.ndim - 2))
@@ -42,5 +42,5 @@ def one_hot(truth: Tensor, channels: int) -> Tensor:
 
 
 def classes_of(logits: Tensor) -> Tensor:
-    """Return the predicted classes, [images, 1, *sides]."""
+    """Return the predicted classes [images, 1, *sides] of logits [images, channels, *sides]."""
     return logits.argmax(1, keepdim=True) if logits.shape[1] > 1 else (logits > 0).long()

@@ -9,14 +9,14 @@ GAP = 4  # pixels of white between the three
 
 
 def panel(image: Tensor, truth: Tensor, predicted: Tensor, classes: int) -> np.ndarray:
-    """Draw one image; of a volume its middle slice.
+    """Draw one image, or the middle slice of a volume.
 
     Args:
         image: [channels, *sides].
         truth, predicted: classes, [1, *sides].
 
     Returns:
-        Height x width x 3, uint8.
+        A picture, uint8 [height, width, 3].
     """
     flat = [_flat(tensor.cpu().numpy()) for tensor in (image, truth, predicted)]
     palette = colours(classes)
@@ -26,7 +26,7 @@ def panel(image: Tensor, truth: Tensor, predicted: Tensor, classes: int) -> np.n
 
 
 def colours(classes: int) -> np.ndarray:
-    """Give each class a colour, the first black and, of two, the other white: uint8 [classes, 3]."""
+    """Give each class a colour, uint8 [classes, 3]: the first is black and, if there are two, the other white."""
     if classes == 2:
         return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
     hues = (colorsys.hsv_to_rgb((index - 1) / (classes - 1), 0.75, 1.0) for index in range(1, classes))
@@ -34,7 +34,7 @@ def colours(classes: int) -> np.ndarray:
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """Take the slice in the middle of the shortest side of a volume."""
+    """Take the middle slice of a volume along its shortest side."""
     if array.ndim < 4:
         return array
     axis = 1 + int(np.argmin(array.shape[1:]))
@@ -42,7 +42,7 @@ def _flat(array: np.ndarray) -> np.ndarray:
 
 
 def _shown(image: np.ndarray) -> np.ndarray:
-    """Stretch an image's values over black to white; the first three channels are red, green and blue."""
+    """Stretch an image's values from black to white; three channels or more begin with red, green and blue."""
     image = image[:3] if len(image) >= 3 else np.repeat(image[:1], 3, axis=0)
     low, high = np.percentile(image, (1, 99))
     scaled = np.clip((image - low) / max(high - low, 1e-9), 0, 1)

@@ -1,4 +1,4 @@
-"""Sliding-window inference over images of any size, with as many forward passes on every rank."""
+"""Sliding-window inference over images of any size, with the same number of forward passes on every rank."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,16 +11,17 @@ from app.distributed import collectives
 def sliding_window(
     predict: Callable[[Tensor], Tensor], images: Tensor, window: Sequence[int], at_once: int, overlap: float
 ) -> Tensor:
-    """Predict images window by window, and blend what overlaps, the middle of a window counting most.
+    """Predict images window by window, and blend overlapping windows, whose middle counts most.
 
-    Every rank calls it as often, each with an image of its own size: those with fewer windows make empty passes, which
-    FSDP needs, whose every pass is a collective.
+    A collective: every rank calls it equally often, with images of any size. Ranks with fewer windows make passes over
+    zeros, because with FSDP each pass is a collective.
 
     Args:
-        predict: from windows [windows, channels, *sides] to logits of these sides.
-        images: [images, channels, *sides]; smaller ones than the window are padded with 0.
-        at_once: windows of one forward pass.
-        overlap: share of its sides by which a window overlaps the next one.
+        predict: from windows [windows, channels, *sides] to logits [windows, classes, *sides].
+        images: [images, channels, *sides]; images smaller than the window are padded with 0.
+        window: sides of a window, in voxels.
+        at_once: windows in one forward pass.
+        overlap: fraction of its sides by which a window overlaps the next one.
     """
     from monai.inferers import sliding_window_inference
 
@@ -33,7 +34,7 @@ def sliding_window(
 
 
 def passes(count: int, sides: Sequence[int], window: Sequence[int], at_once: int, overlap: float) -> int:
-    """Count the forward passes that MONAI makes over `count` images of these sides."""
+    """Count the forward passes that MONAI makes over `count` images with these sides, in voxels."""
     windows = count
     for side, own in zip(sides, window, strict=True):
         step = max(1, int(own * (1 - overlap)))

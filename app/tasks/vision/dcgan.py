@@ -1,7 +1,7 @@
 """A small DCGAN (Radford et al. 2016), with GroupNorm, whose results do not depend on the layout.
 
-The file stands alone: it is saved beside the weights, and `AutoModel.from_pretrained(..., trust_remote_code=True)`
-loads it where Samestep is not installed.
+This file imports nothing of Samestep, because it is saved next to the weights: where Samestep is not installed,
+`AutoModel.from_pretrained(..., trust_remote_code=True)` loads it.
 """
 
 import itertools
@@ -18,10 +18,10 @@ class DCGANConfig(PreTrainedConfig):
     """The shape of a generator and its discriminator.
 
     Args:
-        size: of the images: 4 times a power of two.
-        channels: of the images.
-        width: channels of the layers at full resolution; each halving of it has twice as many.
-        latent: length of the noise.
+        size: height and width of the images, in pixels: 4 times a power of two.
+        channels: channels of the images.
+        width: channels of the layers at full resolution, which double with each halving of the resolution.
+        latent: numbers in the noise that an image is made of.
     """
 
     model_type = "samestep-dcgan"
@@ -74,7 +74,7 @@ class Down(nn.Module):
 
 
 class Generator(_Model):
-    """Make images of noise."""
+    """Make images from noise."""
 
     main_input_name = "latents"
 
@@ -86,7 +86,7 @@ class Generator(_Model):
         self.post_init()
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return images [samples, channels, size, size] between -1 and 1, of latents [samples, latent]."""
+        """Return images [samples, channels, size, size] between -1 and 1, for latents [samples, latent]."""
         hidden = self.stem(latents).reshape(len(latents), -1, STEM, STEM)
         for layer in self.layers:
             hidden = layer(hidden)
@@ -94,7 +94,7 @@ class Generator(_Model):
 
 
 class Discriminator(_Model):
-    """Tell real images from made ones."""
+    """Tell real images from generated ones."""
 
     main_input_name = "pixel_values"
 

@@ -8,27 +8,27 @@ from torch import Tensor
 from app.training.metrics import Measure
 
 SIDE = 8
-# Steps between black and white in which features are counted: enough that rounding does not show.
+# Steps between black and white to which features are rounded: enough that the rounding does not show.
 LEVELS = 4080
 
 
 class PixelFrechet(Measure):
     """Compare images with known ones by mean and covariance of their pixels, from 0 to 1, averaged down to 8 x 8.
 
-    The distance of two normal distributions, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), as in the Fréchet inception
-    distance (Heusel et al. 2017), but of pixels, which need no network. 0 where mean and covariance agree; it sees
-    neither more than those, nor detail below an eighth of the image. Sums are of integers, and so do not depend on
-    their order.
+    This is the distance of two normal distributions, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), as in the Fréchet
+    inception distance (Heusel et al. 2017), but of pixels, which need no network. It is 0 if mean and covariance agree,
+    and it does not see details smaller than an eighth of the image. Sums are of integers, and so do not depend on their
+    order.
     """
 
     def __init__(self, known: tuple[Tensor, Tensor]):
-        """Compare with images of which `moments_of` has told mean and covariance."""
+        """Compare with images whose mean and covariance `moments_of` returned."""
         self.known = known
         self.features = len(known[0])
         super().__init__(1 + self.features + self.features**2)
 
     def update(self, images: Tensor) -> None:
-        """Add images, uint8 [samples, channels, height, width], of which the sides are multiples of 8."""
+        """Add images, uint8 [samples, channels, height, width], whose sides are multiples of 8."""
         count, total, products = sums(images)
         self.state[0] += count
         self.state[1:] += torch.cat([total, products.flatten()])
@@ -42,14 +42,14 @@ class PixelFrechet(Measure):
 
 
 def moments_of(images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return mean and covariance of images like those that `PixelFrechet.update` is given, some at a time."""
+    """Return mean and covariance of batches of images like those that `PixelFrechet.update` takes."""
     return moments(*map(sum, zip(*map(sums, images), strict=True)))
 
 
 def sums(images: Tensor) -> tuple[int, Tensor, Tensor]:
-    """Return how many images there are, the sum of their features, and of the products of each two of them.
+    """Return the number of images, the sum of their features, and the sum of the products of each two features.
 
-    Features are whole numbers, and so are the sums, which float64 holds exactly up to 2**53: of 500 million images.
+    Features are whole numbers, and so are the sums, which float64 holds exactly up to 2**53: for 500 million images.
     """
     samples, channels, height, width = images.shape
     blocks = images.reshape(samples, channels, SIDE, height // SIDE, SIDE, width // SIDE).sum((3, 5), dtype=torch.int64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 CELL, MARGIN = 28, 6
-# More classes than these make cells that nobody can read.
+# With more classes than these, nobody could read the cells.
 MOST_CLASSES = 100
 LONGEST_NAME = 16
 
@@ -14,7 +14,7 @@ LONGEST_NAME = 16
 def confusion(counts: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Draw a confusion matrix: a row for each true class, a column for each predicted one, counts in the cells.
 
-    The darkness of a cell is its share of the row.
+    A cell is the darker, the larger its share of the row.
 
     Returns:
         A picture, uint8 [height, width, 3].
@@ -30,7 +30,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> np.ndarray:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     for true in range(classes):
         draw.text((room - MARGIN, room + (true + 0.5) * CELL), names[true], "black", font, "rm")
-        # Names of columns are drawn lying, and then turned.
+        # Names of columns are drawn horizontally, and then turned.
         upright = Image.new("RGB", (room, CELL), "white")
         ImageDraw.Draw(upright).text((MARGIN, CELL / 2), names[true], "black", font, "lm")
         picture.paste(upright.transpose(Image.Transpose.ROTATE_90), (room + true * CELL, 0))
@@ -49,8 +49,9 @@ def sheet(images: np.ndarray, columns: int = 0, gap: int = 1, magnify: int = 1) 
 
     Args:
         images: uint8 [images, height, width, channels], of 1 or 3 channels.
-        columns: how many stand in a row; 0: as many as make a square.
-        magnify: pixels of the picture for each of an image.
+        columns: images in a row; 0: as many as make a square.
+        gap: pixels between images.
+        magnify: sides of the square that each pixel of an image becomes, in pixels.
 
     Returns:
         A picture, uint8 [height, width, 3].
