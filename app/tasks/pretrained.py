@@ -70,7 +70,10 @@ def load_processor(name: str, size: int = 0) -> "BaseImageProcessor":
     Raises:
         UserError: it cannot be loaded.
     """
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoConfig
+
+    # transformers 5.17 refuses the name that it exports where torchvision is missing, whatever the backend.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     check_timm(name)
     with loading(name):
