@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from app.commands import charts, command
+from app.commands import charts
+from app.commands.plot import command
 from app.commands.runs import command as runs
 from app.commands.watch import live
 from app.errors import UserError

@@ -16,7 +16,7 @@ import psutil
 from app.launching import profiles
 from app.launching.launcher import environment, kill_tree, words_of
 
-_WORKER = Path(__file__).with_name("launched.py")
+_WORKER = Path(__file__).with_name("worker.py")
 
 
 def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int = 0) -> Any:

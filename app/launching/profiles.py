@@ -5,11 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import app
 from app.errors import UserError
 from app.launching.flags import read_yaml
 
-# An installed package has the profiles inside; a copy of the repository has them next to it.
-_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[:2]]
+# An installed package has the profiles inside `app`; a copy of the repository has them next to it.
+_PLACES = [folder / "accelerate_configs" for folder in Path(app.__file__).parents[:2]]
 FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 # Of models that are wrapped in nothing, copied, or sharded.

@@ -1,4 +1,4 @@
-"""One of the processes that `app.launching.notebook.launch` starts: launched.py FOLDER."""
+"""One of the processes that `app.launching.notebook.launch` starts: worker.py FOLDER."""
 
 import json
 import pickle

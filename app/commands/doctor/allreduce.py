@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import app
 from app.commands.doctor.findings import TROUBLE, Finding
 from app.commands.tables import size
 
@@ -35,7 +36,7 @@ def _try(backend: str, seconds: float) -> Finding:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    root = str(Path(__file__).parents[1])
+    root = str(Path(app.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-m", "app.commands.doctor.allreduce", backend, str(port)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}

@@ -12,11 +12,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import app
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding, look
 from app.commands.tables import size
 from app.errors import MODULES, is_installed
 
-LOCK = Path(__file__).parents[1] / "requirements.lock"
+LOCK = Path(app.__file__).parents[1] / "requirements.lock"
 PACKAGES = ("torch", "accelerate", "transformers", "datasets")
 _SECONDS = 5.0  # that the Hub may take to answer
 _NO_WAIT = "; HF_HUB_OFFLINE=1 saves the wait"

@@ -34,7 +34,8 @@ def main(options: Options) -> int:
     Raises:
         UserError: a folder holds no run, nothing has been logged, or the files cannot be written.
     """
-    from app.commands import charts, page
+    from app.commands import charts
+    from app.commands.plot import page
     from app.rundir import history
 
     if not options.runs:

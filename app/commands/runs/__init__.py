@@ -1,0 +1,1 @@
+"""python -m app runs: what runs there are."""
