@@ -16,7 +16,7 @@ from app.checkpoints.export import draft_of, save_model
 from app.checkpoints.manager import Saving
 from app.checkpoints.store import Checkpoints
 from app.config import OptimConfig, RunConfig, check, defaults, to_dict
-from app.distributed import collectives, layout
+from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.desync import Drift
@@ -179,7 +179,7 @@ class Run:
         """
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not dry_run.on:  # which is on a CPU; names of weights are the same
-            model = layout.synchronised(model, self.accelerator)
+            model = batch_norm.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
             if not self.accelerator.is_fsdp2:  # which moves a shard at a time
@@ -187,7 +187,7 @@ class Run:
             optim = build_optimizer(model, settings)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
-        for note in layout.depends_on_layout(model, self.accelerator, self.config):
+        for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
             self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)

@@ -13,7 +13,7 @@ JOINS = """
 import datetime, sys
 from unittest.mock import patch
 import torch
-from app import accelerator, process, ranks
+from app.distributed import accelerator
 
 called = []
 kind = torch.device("cuda")

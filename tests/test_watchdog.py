@@ -50,7 +50,7 @@ def test_what_is_left_to_others_is_not_watched(dog, block, ends):
 
 HANG = """
 import sys, time
-from app.watchdog import Watchdog
+from app.distributed.watchdog import Watchdog
 
 def failed(reason):
     {what}

@@ -38,7 +38,7 @@ class Accelerator(accelerate.Accelerator):
             threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
             timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
         """
-        if torch.cuda._is_in_bad_fork():
+        if accelerate_patches.forked_after_cuda():
             raise UserError(
                 "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
                 "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
@@ -85,17 +85,18 @@ class Accelerator(accelerate.Accelerator):
     @property
     def models(self) -> list[nn.Module]:
         """Return the models that were prepared, as they are wrapped."""
-        return self._models
+        return accelerate_patches.prepared(self).models
 
     @property
     def optimizers(self) -> list[accelerate.optimizer.AcceleratedOptimizer]:
         """Return the optimizers that were prepared."""
-        return self._optimizers
+        return accelerate_patches.prepared(self).optimizers
 
     @property
     def others(self) -> list[Any]:
         """Return the schedulers that were prepared and the objects that were registered, in that order."""
-        return [*self._schedulers, *self._custom_objects]
+        found = accelerate_patches.prepared(self)
+        return [*found.schedulers, *found.registered]
 
     @property
     def data_ranks(self) -> int:
@@ -143,7 +144,7 @@ class Accelerator(accelerate.Accelerator):
                 # It would broadcast all buffers in each step, most for nothing; buffers.py has those that change.
                 # torch 2.13 says forward_sync_buffers, and takes the name that 2.11 has.
                 wrapper.broadcast_buffers = False
-                accelerate_patches.settle_buckets(wrapper)
+                accelerate_patches.fix_buckets(wrapper)
         return result
 
     def _in_mixed_precision(self, model: nn.Module):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
+from app.distributed.batch_norm import is_batch_norm
 from app.distributed.desync import fingerprints
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -66,9 +67,7 @@ class Buffers:
                     owner, _, attribute = name.rpartition(".")
                     module, name = model.get_submodule(owner), naming.in_plain_model(index, name)
                     self.places[name] = Place(module, attribute, buffer.shape)
-                    if isinstance(
-                        module, nn.modules.batchnorm._BatchNorm
-                    ):  # of which app/distributed/layout.py has spoken
+                    if is_batch_norm(module):  # the user has been warned of it when the model was prepared
                         self._said.add(name)
         self.changing = [name for name in self.places if name in set(known)]
         self._start = self._now()

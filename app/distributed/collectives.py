@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from app.distributed import environment
+from app.distributed import accelerate_patches, environment
 from app.errors import UserError, mendable
 
 T = TypeVar("T")
@@ -41,12 +41,8 @@ def limit(timeout: float) -> timedelta:
 
 def set_limit(time_limit: timedelta) -> None:
     """Give all process groups of training a time limit; those of a mesh of processes have torch's own until then."""
-    if not dist.is_initialized():
-        return
-    # torch 2.13 has no public names for either.
-    for group in dist.distributed_c10d._world.pg_map:
-        if group is not _background:
-            dist.distributed_c10d._set_pg_timeout(time_limit, group)
+    if dist.is_initialized():
+        accelerate_patches.set_time_limit(time_limit, without=_background)
 
 
 def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST, device: torch.device | None = None) -> None:
@@ -97,8 +93,7 @@ def _generation(found: dist.Store, rank: int, world: int) -> int:
 
 def store() -> dist.Store:
     """Return the rendezvous store: keys and values between ranks, outside every collective."""
-    # torch 2.13 has no public name for it.
-    return dist.distributed_c10d._get_default_store()
+    return accelerate_patches.store()
 
 
 def alone() -> bool:

@@ -6,9 +6,7 @@ from contextlib import suppress
 
 import torch
 from accelerate.utils import DistributedType
-from torch import nn
 
-from app.config import RunConfig
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -62,39 +60,6 @@ def device(accelerator: Accelerator) -> str:
     return (
         torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else accelerator.device.type
     )
-
-
-def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Turn a model's BatchNorm into SyncBatchNorm, which torch has for GPUs alone; parameters stay the same objects."""
-    if accelerator.device.type == "cpu":
-        raise UserError(
-            "--run.sync-bn: torch's SyncBatchNorm works on GPUs alone; on CPU leave out the flag, or take a model with "
-            "GroupNorm or LayerNorm"
-        )
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-
-
-def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> list[str]:
-    """Say why a model's results are not those of another layout, where they are not."""
-    kinds = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
-    found = {isinstance(m, kinds[1]): n for n, m in reversed(list(model.named_modules())) if isinstance(m, kinds[0])}
-    micros, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
-    if not found or micros == 1:
-        return []
-    notes = []
-    if True in found:
-        notes.append(
-            f"warning: {found[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {micros} micro-batches "
-            "that are computed at a time, so losses and scores depend on the number of processes"
-        )
-    if False in found:
-        share = "all" if ranks == 1 else f"the main process's {-(-micros // ranks)} of"
-        notes.append(
-            f"warning: {found[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
-            f"are those of {share} {micros} micro-batches of a step, so scores (not losses) depend on the number of "
-            "processes; with GroupNorm or LayerNorm nothing does"
-        )
-    return notes
 
 
 def changes_bits(saved: dict, here: dict) -> list[str]:

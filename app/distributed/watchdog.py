@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from app.distributed import collectives, environment
+from app.distributed import accelerate_patches, collectives, environment
 
 _runs = 0
 
@@ -134,7 +134,7 @@ class Watchdog:
         """Write down this rank's last collectives, which NCCL would do later than the process lives, and say where."""
         folder = self._collectives
         folder.mkdir(exist_ok=True)
-        (folder / f"rank_{collectives.rank()}").write_bytes(_last_collectives())
+        (folder / f"rank_{collectives.rank()}").write_bytes(accelerate_patches.last_collectives())
         if collectives.rank() == 0:
             # gloo's record can be unpickled; the reader wants that of NCCL.
             how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
@@ -161,15 +161,6 @@ def _end_in(seconds: float) -> None:
     """Have this process show its stacks and end after a time, unless that is put off or called off before."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-
-
-def _last_collectives() -> bytes:
-    """Return what torch's flight recorder knows of this rank's last collectives, a pickle.
-
-    torch 2.11 to 2.13 have no public name for it; that of NCCL knows its communicators too.
-    """
-    told = torch._C._distributed_c10d
-    return getattr(told, "_dump_nccl_trace", told._dump_fr_trace)()
 
 
 def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:

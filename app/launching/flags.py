@@ -53,7 +53,7 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
 
     from app.distributed.environment import is_main_process
 
-    _reflow_help()
+    _fill_help(config_class)
     with _booleans():
         return tyro.cli(
             config_class,
@@ -65,19 +65,24 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
         )
 
 
-def _reflow_help() -> None:
-    """Have tyro fill the lines of a field's docstring: 1.0 keeps breaks in front of what is no letter."""
-    from tyro import _docstrings
+def _fill_help(config_class: type) -> None:
+    """Give tyro the docstring of each field as paragraphs without line breaks, in dataclasses inside this one too.
 
-    found = getattr(_docstrings, "parse_docstring_from_object", None)
-    if found is None or hasattr(found, "reflows"):
-        return
+    tyro reads a field's help from its metadata first. From the docstring itself, tyro 1.0 keeps the line breaks before
+    lines that do not begin with a letter.
+    """
+    import docstring_parser
 
-    def reflowing(thing: object) -> dict[str, str]:
-        return {name: re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text)) for name, text in found(thing).items()}
-
-    reflowing.reflows = True
-    _docstrings.parse_docstring_from_object = reflowing
+    texts: dict[str, str] = {}
+    for kind in reversed(config_class.__mro__[:-1]):
+        params = docstring_parser.parse_from_object(kind).params
+        texts |= {param.arg_name: param.description for param in params if param.description}
+    for field in dataclasses.fields(config_class):
+        if field.name in texts and "help" not in field.metadata:
+            text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(texts[field.name]))
+            field.metadata = {**field.metadata, "help": text}
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            _fill_help(field.type)
 
 
 def _booleans():
