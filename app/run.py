@@ -415,7 +415,7 @@ class Run:
         seed = self.config.seed
         plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, seed)
         turns = range(plan.steps(self.accelerator.data_ranks))
-        self.buffers.settle()
+        self.buffers.find_changes()
         with self.records.time_aside(), aside(self.accelerator.device), evaluating(model):
             together = self.accelerator.is_fsdp2
             leaving = self.stopping.turns(len(turns), together) if self._may_leave() else turns

@@ -140,7 +140,7 @@ class Saving:
         """
         with self.records.time_aside():
             self.wait()
-            self.buffers.settle()
+            self.buffers.find_changes()
             state_dict.check_finite(self.accelerator.models, step)
             data = {"rows": plan.samples, "fingerprint": plan.fingerprint, "contents": self._contents}
             folder = self.records.folder

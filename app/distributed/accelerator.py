@@ -3,6 +3,7 @@
 import functools
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import accelerate
@@ -11,11 +12,12 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     DynamoBackend,
+    InitProcessGroupKwargs,
     ParallelismConfig,
 )
 from torch import nn
 
-from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp
+from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp, rendezvous
 from app.distributed.fsdp_autocast import LateCasts
 from app.errors import UserError
 from app.sampling.batch_plan import Turn
@@ -50,16 +52,9 @@ class Accelerator(accelerate.Accelerator):
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
-        device = None
-        if not on_cpu:
-            environment.record_collectives()
-            device = environment.take_gpu()
-        environment.settle_network()
-        time_limit = collectives.limit(timeout)
-        bound = device if _may_bind() else None
-        collectives.join_anew(on_cpu, time_limit, bound)
+        limit = rendezvous.time_limit(timeout)
+        group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()
-        group = accelerate_patches.process_group(time_limit, bound)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
@@ -69,13 +64,21 @@ class Accelerator(accelerate.Accelerator):
         if meshed:
             os.environ[_MESHED] = "true"
             accelerate_patches.take_mesh(self)
-        collectives.set_limit(time_limit)
+        collectives.set_limit(limit)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or environment.cores_per_process())
-            if plugin is None:  # who shards wants the memory
+            if plugin is None:  # a run that shards needs the memory more than the time
                 allocator.keep_freed_memory()
-            if self.mixed_precision == "fp16":
-                raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Refuse settings of the profile that cannot work.
+
+        Raises:
+            UserError: there is one.
+        """
+        if self.device.type == "cpu" and self.mixed_precision == "fp16":
+            raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
         if self.gradient_accumulation_steps != 1:
             raise UserError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
@@ -172,6 +175,22 @@ class Accelerator(accelerate.Accelerator):
         for tracker in self.trackers:
             tracker.finish()
         collectives.leave(clean=True)
+
+
+def _prepare_to_join(on_cpu: bool, limit: timedelta) -> InitProcessGroupKwargs:
+    """Choose this process's GPU and network, join the process group if ranks were restarted, and describe the group.
+
+    Args:
+        limit: of time, for collectives.
+    """
+    device = None
+    if not on_cpu:
+        environment.record_collectives()
+        device = environment.take_gpu()
+    environment.choose_network()
+    bound = device if _may_bind() else None
+    rendezvous.join_again(on_cpu, limit, bound)
+    return accelerate_patches.process_group(limit, bound)
 
 
 def _on_cpu() -> bool:

@@ -84,7 +84,7 @@ class Buffers:
         self.changing = [name for name in self.places if name in anywhere.union(self.changing)]
         self.agree()
 
-    def settle(self) -> None:
+    def find_changes(self) -> None:
         """Find out what has changed, and agree. Every rank takes part, outside steps that cost nothing."""
         if self.places:
             self.learn(self.found())

@@ -2,16 +2,13 @@
 
 import atexit
 import gc
-import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from app.distributed import accelerate_patches, environment
@@ -19,76 +16,17 @@ from app.errors import UserError, mendable
 
 T = TypeVar("T")
 
-# Longer than the watchdog takes to show all stacks, between machines too, whose clocks it starts one after the other.
-_MARGIN = 120.0
-_LEAST, _NEVER = timedelta(minutes=30), timedelta(days=7)
+_NEVER = timedelta(days=7)
 
 _uses: Counter[str] = Counter()
 _clean: bool | None = None
 _background: dist.ProcessGroup | None = None
 
 
-def limit(timeout: float) -> timedelta:
-    """Return how long a collective may take: longer than a rank may hang (--run.timeout), so that its stack is shown.
-
-    It is never short: before the first step ranks wait for each other's data without being watched.
-
-    Args:
-        timeout: in seconds; 0: a rank may hang for ever.
-    """
-    return max(_LEAST, timedelta(seconds=timeout + _MARGIN)) if timeout else _NEVER
-
-
 def set_limit(time_limit: timedelta) -> None:
     """Give all process groups of training a time limit; those of a mesh of processes have torch's own until then."""
     if dist.is_initialized():
         accelerate_patches.set_time_limit(time_limit, without=_background)
-
-
-def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST, device: torch.device | None = None) -> None:
-    """Join the process group of ranks of which some were started again; the first time, accelerate does it.
-
-    Between machines, a rank that nobody started again may belong to a launcher that was.
-
-    Args:
-        device: this rank's GPU, where the group may know it.
-    """
-    if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    found, rank, world = next(dist.rendezvous("env://"))
-    generation = _generation(found, rank, world)
-    if generation == 0:
-        return
-    backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
-    own = dist.PrefixStore(f"samestep/generation/{generation}", found)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=time_limit, device_id=device)
-
-
-def _generation(found: dist.Store, rank: int, world: int) -> int:
-    """Find out how often the ranks of this run were started, and wait until all have been: the same on every rank.
-
-    torch 2.13's launchers keep one store for all of them, and in it the addresses of ranks that have died; and two
-    machines may count their restarts differently.
-    """
-    for generation in itertools.count():
-        key = f"samestep/started/{generation}"
-        if found.add(f"{key}/{rank}", 1) > 1:  # by one that has died
-            found.compare_set(key, "", "broken")
-            continue
-        if found.add(f"{key}/here", 1) == world:
-            found.compare_set(key, "", "whole")
-        began, said = time.monotonic(), False
-        while not found.check([key]):
-            waited, here = time.monotonic() - began, found.add(f"{key}/here", 0)
-            if waited > dist.default_pg_timeout.total_seconds():
-                raise RuntimeError(f"{here} of {world} processes have come in {waited:.0f} s")
-            if waited > 15 and not said and os.environ.get("LOCAL_RANK") == "0":
-                print(f"waiting for the other processes of this run: {here} of {world} are here", flush=True)
-                said = True
-            time.sleep(0.1)
-        if found.get(key) == b"whole":
-            return generation
-    raise AssertionError("not reached")
 
 
 def store() -> dist.Store:

@@ -14,7 +14,7 @@ def check(on_cpu: bool) -> None:
         raise UserError("a DeepSpeed profile needs GPUs: on CPU use accelerate_configs/fsdp_cpu.yaml")
 
 
-def settle(plugin: DeepSpeedPlugin, clip: float, models: int) -> None:
+def configure(plugin: DeepSpeedPlugin, clip: float, models: int) -> None:
     """Complete DeepSpeed's settings before it takes a model.
 
     Args:

@@ -112,7 +112,7 @@ def record_collectives() -> None:
         os.environ.setdefault(name, value)
 
 
-def settle_network() -> None:
+def choose_network() -> None:
     """Have gloo reach other machines through the interface that leads to the main process.
 
     It would take the one that this machine's name stands for, which is often the loopback.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import app
 from app.commands.doctor.findings import TROUBLE, Finding
-from app.commands.tables import size
+from app.commands.output import size
 
 SECONDS = 90.0
 _NUMBERS = 16 << 20  # 64 MB of float32

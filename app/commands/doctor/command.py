@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.commands.doctor.findings import NOTE, TROUBLE, Finding, look
-from app.commands.tables import table, write_json
+from app.commands.output import table, write_json
 
 if TYPE_CHECKING:
     from app.launching.profiles import Profile

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.commands.doctor.findings import NOTE, TROUBLE, Finding
-from app.commands.tables import size
+from app.commands.output import size
 
 _ROOM = 10 * 10**9
 _WRITTEN = 64 * 10**6

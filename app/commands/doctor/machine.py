@@ -14,7 +14,7 @@ from pathlib import Path
 
 import app
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding, look
-from app.commands.tables import size
+from app.commands.output import size
 from app.errors import MODULES, is_installed
 
 LOCK = Path(app.__file__).parents[1] / "requirements.lock"

@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 
 from app.checkpoints import sharded
-from app.commands.tables import size
+from app.commands.output import size
 from app.errors import UserError
 
 

@@ -98,11 +98,11 @@ def _scores(scores: dict[str, Any]) -> str:
 
 
 def _curves(run: History, folder: Path) -> str:
-    from app.commands import charts
+    from app.commands import curves
     from app.errors import UserError
 
     try:
-        charts.draw([run], folder / "curves.png")
+        curves.draw([run], folder / "curves.png")
     except UserError:  # nothing logged, or no matplotlib
         return ""
     return "![curves of the training](curves.png)"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from app.commands.output import size
 from app.commands.plan import memory
 from app.commands.plan.footprint import Asking, Footprint, Question
-from app.commands.tables import size
 from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile

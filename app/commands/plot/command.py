@@ -34,7 +34,7 @@ def main(options: Options) -> int:
     Raises:
         UserError: a folder holds no run, nothing has been logged, or the files cannot be written.
     """
-    from app.commands import charts
+    from app.commands import curves
     from app.commands.plot import page
     from app.rundir import history
 
@@ -44,7 +44,7 @@ def main(options: Options) -> int:
     stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
     if not stem.name or stem.is_dir():
         stem = stem / "plot"
-    kinds = {"png": ("matplotlib", charts.draw), "html": ("plotly", page.write)}
+    kinds = {"png": ("matplotlib", curves.draw), "html": ("plotly", page.write)}
     missing = {kind: not_installed(package) for kind, (package, _) in kinds.items() if not is_installed(package)}
     if len(missing) == len(kinds):
         raise UserError("plot needs one of two packages: " + "; ".join(missing.values()))

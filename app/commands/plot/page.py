@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.commands.charts import labels, marks, panels, widths
+from app.commands.curves import labels, marks, panels, widths
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
 from app.rundir.history import History

@@ -7,7 +7,7 @@ from app.commands.prove.report import Report, losses_of
 _SMALLEST = 1e-12  # deviations under it are drawn as 0
 
 
-def plot(report: Report, path: Path) -> bool:
+def draw(report: Report, path: Path) -> bool:
     """Draw the loss of each run, and how far each is from the first one at every step; False without matplotlib."""
     try:
         from matplotlib.figure import Figure

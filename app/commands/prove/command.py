@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.commands.prove.report import Report
     from app.launching.profiles import Profile
 
-REPORT, PLOT = "report.json", "report.png"
+REPORT, CHART = "report.json", "report.png"
 # Flags of the run that have a name here.
 INSTEAD = {"--run.dir": "--report", "--run.stop-at": "--steps", "--run.exact": "--exact"}
 
@@ -57,15 +57,15 @@ def main(options: Options, flags: list[str]) -> int:
     """
     profiles = _check(options, flags)
     folder = _make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
-    from app.commands.prove.chart import plot
-    from app.commands.tables import write_json
+    from app.commands.output import write_json
+    from app.commands.prove import chart
 
     report = _train(options, flags, profiles, folder)
     print(f"\n{report.text()}")
     for path in (str(folder / REPORT), options.json):
         write_json(path, report.as_dict())
-    drawn = plot(report, folder / PLOT)
-    print(f"report: {folder / REPORT}{f', {folder / PLOT}' if drawn else ' (a picture needs matplotlib)'}")
+    drawn = chart.draw(report, folder / CHART)
+    print(f"report: {folder / REPORT}{f', {folder / CHART}' if drawn else ' (a picture needs matplotlib)'}")
     return report.status
 
 
@@ -85,11 +85,11 @@ def _train(options: Options, flags: list[str], profiles: list["Profile"], folder
         if number == 1 and row.verdict != "reference":
             break
     if report.suspects():
-        _tell_rounding(options, flags, report)
+        _repeat_exactly(options, flags, report)
     return report
 
 
-def _tell_rounding(options: Options, flags: list[str], report: "Report") -> None:
+def _repeat_exactly(options: Options, flags: list[str], report: "Report") -> None:
     """Train those that may differ by rounding alone in exact mode, where nothing is rounded otherwise."""
     from app.commands.prove.trial import train
 
@@ -100,7 +100,7 @@ def _tell_rounding(options: Options, flags: list[str], report: "Report") -> None
         trial = train(options.recipe, flags, row.trial.profile, options.steps, True, into, options.patience)
         reference = reference or trial
         if row in suspects:
-            report.settle(row, reference, trial)
+            report.tell_rounding(row, reference, trial)
 
 
 def _check(options: Options, flags: list[str]) -> list["Profile"]:

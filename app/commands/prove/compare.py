@@ -1,13 +1,12 @@
 """Whether two runs took the same steps, from what they have written down."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from app.commands.prove.difference import TENSORS, Comparison, Difference
-from app.training.audit import FILE
+from app.commands.prove.difference import ROUNDED, TENSORS, Difference
+from app.commands.prove.trace import Trace
 
 
 class Tolerances(NamedTuple):
@@ -33,26 +32,55 @@ EXACT = Tolerances()
 # Law 3 for the loss. Healthy layouts of recipes/cls.py were apart by 3e-6, 5e-5 and 2e-5 after 100 steps.
 ORDINARY = Tolerances(loss=1e-5, gradient=1e-3, weights=1e-3, quiet=1e-4)
 # A way shorter than this part of the weights' norm is not a measure: float32 rounds them by 2**-24 of it.
-ROUNDED = 2**-24 / ORDINARY.weights
+LEAST_WAY = 2**-24 / ORDINARY.weights
 
 
-class Trace(NamedTuple):
-    """What a run has written down: the names of its buffers, and by step what metrics.jsonl and audit.jsonl say."""
+class Growth(NamedTuple):
+    """How a relative deviation has grown: from the first step that has one to the step with the largest."""
 
-    buffers: set[str]
-    steps: dict[int, dict[str, Any]]
+    begin: int
+    first: float
+    end: int
+    largest: float
+
+    @property
+    def rate(self) -> float:
+        """Return by what factor it has grown in a step."""
+        return (self.largest / self.first) ** (1 / (self.end - self.begin))
+
+    def __str__(self) -> str:
+        way = f"{self.first:.1e} in step {self.begin}, {self.largest:.1e} in step {self.end}"
+        return f"{way}, {self.rate:.2g}-fold a step"
 
 
-def read(folder: Path) -> Trace:
-    """Read what a run with --run.audit and --run.log-every 1 has written, as far as steps are whole."""
-    steps: dict[int, dict[str, Any]] = {}
-    for name in (FILE, "metrics.jsonl"):
-        path = folder / name
-        for line in map(json.loads, path.read_text().splitlines()) if path.exists() else ():
-            if name == FILE or "ids" in line:  # not an evaluation
-                steps.setdefault(line["step"], {}).update(line)
-    whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}
-    return Trace(set(whole.get(0, {}).get("buffers", ())), whole)
+@dataclass
+class Comparison:
+    """How a run compares with the reference.
+
+    Args:
+        steps: how many both have made.
+        first: the difference nearest to the cause, in the first step that has one.
+        tensor: the first difference that names tensors.
+        deviations: of every step in order, by quantity, relative.
+    """
+
+    steps: int
+    first: Difference | None = None
+    tensor: Difference | None = None
+    deviations: dict[str, list[float]] = field(default_factory=dict)
+
+    def growth(self, what: str) -> Growth | None:
+        """Tell how a quantity's deviation has grown; None where it has not."""
+        there = [(step, size) for step, size in enumerate(self.deviations.get(what, []), 1) if 0 < size < math.inf]
+        if not there:
+            return None
+        (begin, first), (end, largest) = there[0], max(there, key=lambda pair: pair[1])
+        return Growth(begin, first, end, largest) if end > begin else None
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Tell whether the runs began alike and what then differs is what rounding can make different."""
+        return self.first is not None and self.first.step > 1 and self.first.what in ROUNDED
 
 
 def compare(reference: Trace, other: Trace, tolerances: Tolerances) -> Comparison:
@@ -167,7 +195,7 @@ def _scale(start: dict[str, dict], now: dict[str, dict], buffers: set[str]) -> f
     size = _norm({name: about for name, about in now.items() if name not in buffers})
     gone = _distances(start, now)
     moved = math.hypot(*(gone[name] for name in gone if name not in buffers))
-    return max(moved, ROUNDED * size) if start is not now else size
+    return max(moved, LEAST_WAY * size) if start is not now else size
 
 
 def _norm(tensors: dict[str, dict]) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 GRADIENT = (
     "the same losses and another gradient: the weighting or the reduction. A gradient averaged on each rank instead of "
@@ -67,51 +67,3 @@ class Difference:
             text += f" (relative {self.deviation:.1e})"
         more = f" and {len(self.places) - 1} more" if len(self.places) > 1 else ""
         return f"{text}, in {self.places[0]}{more}" if self.places else text
-
-
-class Growth(NamedTuple):
-    """How a relative deviation has grown: from the first step that has one to the step with the largest."""
-
-    begin: int
-    first: float
-    end: int
-    largest: float
-
-    @property
-    def rate(self) -> float:
-        """Return by what factor it has grown in a step."""
-        return (self.largest / self.first) ** (1 / (self.end - self.begin))
-
-    def __str__(self) -> str:
-        way = f"{self.first:.1e} in step {self.begin}, {self.largest:.1e} in step {self.end}"
-        return f"{way}, {self.rate:.2g}-fold a step"
-
-
-@dataclass
-class Comparison:
-    """How a run compares with the reference.
-
-    Args:
-        steps: how many both have made.
-        first: the difference nearest to the cause, in the first step that has one.
-        tensor: the first difference that names tensors.
-        deviations: of every step in order, by quantity, relative.
-    """
-
-    steps: int
-    first: Difference | None = None
-    tensor: Difference | None = None
-    deviations: dict[str, list[float]] = field(default_factory=dict)
-
-    def growth(self, what: str) -> Growth | None:
-        """Tell how a quantity's deviation has grown; None where it has not."""
-        there = [(step, size) for step, size in enumerate(self.deviations.get(what, []), 1) if 0 < size < math.inf]
-        if not there:
-            return None
-        (begin, first), (end, largest) = there[0], max(there, key=lambda pair: pair[1])
-        return Growth(begin, first, end, largest) if end > begin else None
-
-    @property
-    def may_be_rounding(self) -> bool:
-        """Tell whether the runs began alike and what then differs is what rounding can make different."""
-        return self.first is not None and self.first.step > 1 and self.first.what in ROUNDED

@@ -4,10 +4,10 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.commands.prove.compare import EXACT, ORDINARY, Tolerances, compare
-from app.commands.prove.difference import Comparison, Difference, Growth
+from app.commands.output import table
+from app.commands.prove.compare import EXACT, ORDINARY, Comparison, Growth, Tolerances, compare
+from app.commands.prove.difference import Difference
 from app.commands.prove.trial import OUTPUT, Trial
-from app.commands.tables import table
 from app.distributed.layout import changes_bits, in_short
 from app.sampling.hashing import hash_of
 
@@ -69,8 +69,8 @@ class Report:
         rows = [] if self.exact else self.rows[1:]
         return [row for row in rows if row.comparison.may_be_rounding and not row.trial.ended]
 
-    def settle(self, row: Row, reference: Trial, other: Trial) -> None:
-        """Take in how a suspect compares in exact mode with the first run in exact mode."""
+    def tell_rounding(self, row: Row, reference: Trial, other: Trial) -> None:
+        """Decide whether a suspect differs by rounding alone, from the reference and the suspect in exact mode."""
         found = compare(reference.trace, other.trace, EXACT)
         ended = reference.ended or other.ended
         if ended:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.commands.prove.compare import Trace, read
+from app.commands.prove.trace import Trace, read
 from app.launching.launcher import Stalled, run, words_of
 from app.launching.profiles import Profile
 from app.rundir.progress import Progress

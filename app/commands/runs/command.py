@@ -13,7 +13,7 @@ from typing import Annotated
 
 import tyro
 
-from app.commands.tables import table, write_json
+from app.commands.output import table, write_json
 
 
 @dataclass

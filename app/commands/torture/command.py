@@ -55,7 +55,7 @@ def main(options: Options, flags: list[str]) -> int:
     Raises:
         UserError: it cannot be asked so, or the recipe fails by itself.
     """
-    from app.commands.tables import table, write_json
+    from app.commands.output import table, write_json
 
     torture = Torture(options.recipe, _flags(options, flags), *_places(options), options.patience)
     print("training the run that is left alone", flush=True)

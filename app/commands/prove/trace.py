@@ -1,0 +1,26 @@
+"""What a run that is compared has written down, step by step."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.training.audit import FILE
+
+
+class Trace(NamedTuple):
+    """What a run has written down: the names of its buffers, and by step what metrics.jsonl and audit.jsonl say."""
+
+    buffers: set[str]
+    steps: dict[int, dict[str, Any]]
+
+
+def read(folder: Path) -> Trace:
+    """Read what a run with --run.audit and --run.log-every 1 has written, as far as steps are whole."""
+    steps: dict[int, dict[str, Any]] = {}
+    for name in (FILE, "metrics.jsonl"):
+        path = folder / name
+        for line in map(json.loads, path.read_text().splitlines()) if path.exists() else ():
+            if name == FILE or "ids" in line:  # not an evaluation
+                steps.setdefault(line["step"], {}).update(line)
+    whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}
+    return Trace(set(whole.get(0, {}).get("buffers", ())), whole)
