@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app.checkpoints import state_dict
 from app.checkpoints.export import draft_of, save_model
 from app.checkpoints.manager import Saving
 from app.checkpoints.store import Checkpoints
@@ -30,18 +29,17 @@ from app.rundir.logger import Records
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
 from app.sampling.seeding import EVALUATION, aside, seed_all
-from app.sampling.triggers import Due
 from app.training import exact_gradients
 from app.training.audit import Audit
-from app.training.gradients import Batch, Gradients
+from app.training.gradients import Gradients
 from app.training.loader import load
 from app.training.metrics import Measure
 from app.training.nonfinite import FirstFault
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
-from app.training.recompiles import Compiling
 from app.training.scores import Scores, evaluating, plain
-from app.training.step_metrics import StepLog, numbered
+from app.training.step import Batch, CurrentStep
+from app.training.step_loop import Services, Start, StepLoop
 
 
 class Run:
@@ -57,18 +55,30 @@ class Run:
         self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
         self.dir = Path(self.config.dir or f"runs/{self.name}")
-        self.steps_done = 0
-        self.scores: dict[str, float] = {}
-        self._measured: dict[str, float] = {}  # scores of this very step
         self._facts: dict[str, Any] = {}  # for run.json
-        self._compiling = Compiling()
-        self.optimizers = Optimizers()
-        self._plan: BatchPlan | None = None
-        self._unevaluated = False  # the step that the run resumes from
-        self._leaving = False  # stopped by a signal
-        self._begun = self._stepped = False  # of a step: its body has been entered; it has updated
-        self._left = False  # in the middle of an evaluation
-        self._undo: Callable[[], None] | None = None  # of a step that was made before, and is there to be evaluated
+        self._dry = dry_run.current()
+        self._loop: StepLoop  # from __enter__ on
+        self._begun = False
+
+    @property
+    def steps_done(self) -> int:
+        """Count the steps so far; in the body of the loop that includes the step that the body is in."""
+        return self._loop.steps_done
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Return the last value of each score that was logged."""
+        return self._loop.scores
+
+    @property
+    def optimizers(self) -> Optimizers:
+        """Return the optimizers that were prepared, with their settings."""
+        return self._loop.optimizers
+
+    @property
+    def dry_run(self) -> bool:
+        """Tell whether the recipe is only rehearsed, for a plan or an export: on a CPU, without a run folder."""
+        return self._dry is not None
 
     def __enter__(self) -> "Run":
         check(self.config)
@@ -87,7 +97,7 @@ class Run:
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), defaults(self._asked))
-        taken.callback(lambda: self.folder.release(discard=self._plan is None))
+        taken.callback(lambda: self.folder.release(discard=not self._begun))
         self.records = Records(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"
         self.watchdog = Watchdog(settings.timeout, self.records.failed, [at, draft_of(self.dir / "model")])
@@ -98,20 +108,22 @@ class Run:
         about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
         self.saving = Saving(*about, settings.save_async)
         self.stopping = Stopping(self.accelerator.device, self.records.failed)
-        if not dry_run.on:
+        if not self.dry_run:
             has = bool(self.checkpoints.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
+        about = self.accelerator, self.gradients, self.records, self.buffers, self.saving, self.stopping, self.watchdog
+        self._loop = StepLoop(settings, Services(*about))
         seed_all(settings.seed)
 
     def __exit__(self, kind, error, traceback) -> bool:
         if isinstance(error, Left):
-            self._left, error = True, None
+            self._loop.left, error = True, None
         cause, advice = error, self.gradients.explained(error)
         error = advice or error
         try:
             if error is None:
-                self._settle()
+                self._loop.settle()
             self.saving.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
@@ -120,7 +132,7 @@ class Run:
             self._close(error)
         if advice is not None:
             raise advice from cause
-        return self._left
+        return self._loop.left
 
     def _close(self, error: BaseException | None) -> None:
         try:
@@ -136,17 +148,18 @@ class Run:
             collectives.leave(clean=error is None)
 
     def _leave_folder(self, error: BaseException | None) -> None:
-        if self._plan is None:
+        loop = self._loop
+        if not self._begun:
             return
         asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-        if compiled := self._compiling.facts(asked):
+        if compiled := loop.compiling.facts(asked):
             self.records.note(**compiled)
-        if error is None and self.steps_done == self._plan.steps and not self._left:
-            self.records.note(status="finished", step=self.steps_done, metrics=self.scores)
+        if error is None and loop.steps_done == loop.plan.steps and not loop.left:
+            self.records.note(status="finished", step=loop.steps_done, metrics=loop.scores)
         elif error is None or isinstance(error, KeyboardInterrupt):
             self.records.note(status="preempted")
-            asked = error is None and 0 < self.config.stop_at <= self.steps_done
-            self.records.stopped(self.steps_done, self.checkpoints.steps(), asked, self._left)
+            asked = error is None and 0 < self.config.stop_at <= loop.steps_done
+            self.records.stopped(loop.steps_done, self.checkpoints.steps(), asked, loop.left)
         else:
             self.records.failed(f"{type(error).__name__}: {error}")
 
@@ -178,7 +191,7 @@ class Run:
                 learning rate is yours.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not dry_run.on:  # which is on a CPU; names of weights are the same
+        if self.config.sync_bn and not self.dry_run:  # which is on a CPU; names of weights are the same
             model = batch_norm.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
@@ -212,39 +225,23 @@ class Run:
             augment: changes one row with a random generator of its own.
             cost: of a sample, where tokens per second and MFU are to be logged.
         """
-        if self._plan is not None:
+        if self._begun:
             raise UserError("run.batches goes through the whole run, and was called before: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
-        if dry_run.on:
-            yield from dry_run.at_loop(self, plan, data, collate, augment)
+        if self._dry is not None:
+            yield from self._dry.at_loop(self, plan, data, collate, augment)
             return
-        plan = self._begin(plan, data, cost)
-        end = min(plan.steps, self.config.stop_at or plan.steps)
-        # One that was left in its evaluation comes once more, for its body to evaluate; its update stays as it is.
-        again = int(self._unevaluated)
-        for step in load(plan, range(self.steps_done - again, end), data, collate, *self._place, augment):
-            self._undo = state_dict.remember_buffers(self.accelerator.models) if step.index < self.steps_done else None
-            self.steps_done = step.index + 1
-            self.watchdog.beat(self.steps_done)
-            self._measured, self._begun, self._stepped = {}, True, False
-            self.optimizers.set_rates(self.steps_done - 1, plan.steps, plan.global_batch)
-            self.gradients.watch(self._due.measures(self.steps_done))
-            self._log = StepLog(self.accelerator, step, self._faults, self.config.nonfinite == "skip")
-            # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
-            seed_all(plan.seed, step.index)
-            self._batch = Batch(self.gradients, step)
-            self._compiling.begin()
-            yield self._batch
-            if not self._stepped:
-                raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
-            self._settle()
-            if self._leaving:
-                break
+        plan, steps = self._begin(plan, data, cost)
+        yield from self._loop.go_through(load(plan, steps, data, collate, *self._place, augment))
 
-    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> BatchPlan:
-        """Resume, open the records, and return the plan of what is left."""
+    def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
+        """Have the body of the loop run once in a dry run, on a step that leaves nothing behind."""
+        return self._loop.trying(step, gradients)
+
+    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
+        """Resume, open the records, and return the plan of what is left, with the indices of its steps."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        self._drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
+        drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
@@ -253,12 +250,11 @@ class Run:
         plan.check_stop(self.config)
         # An earlier version did not write them.
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
+        start = Start(saved["step"], saved["scores"], bool(saved.get("unevaluated"))) if saved else Start()
         if saved:
-            self.steps_done, self.scores = saved["step"], saved["scores"]
-            self._unevaluated = bool(saved.get("unevaluated"))
             moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
-            first = ", whose evaluation comes first" if self._unevaluated else ""
-            self.say(f"resuming {self.dir} after step {self.steps_done} of {plan.steps}{moved}{first}")
+            first = ", whose evaluation comes first" if start.unevaluated else ""
+            self.say(f"resuming {self.dir} after step {start.step} of {plan.steps}{moved}{first}")
             changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
             if changes:
                 self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
@@ -269,17 +265,18 @@ class Run:
 
         def write() -> None:
             origin = recipe_source.origin_of(self._asked)
-            self.records.open(self.steps_done, self.config, self.fields, self._unevaluated, **about, **origin)
+            self.records.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
 
         collectives.from_main(write, long=True)  # trackers may take their time
         peak = peak_flops(here["device"], here["precision"])
-        self.records.start(plan, self.steps_done, cost, peak and peak * self.accelerator.num_processes)
-        self._plan, self._due = plan, Due(self.config, plan)
-        self._faults = FirstFault(plan, *self._place[:3])
-        self._audit = Audit(self.accelerator, self.dir, self.steps_done, self.warn) if self.config.audit else None
+        self.records.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
+        faults = FirstFault(plan, *self._place[:3])
+        audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
+        steps = self._loop.begin(plan, start, faults, drift, audit)
+        self._begun = True
         self.stopping.start()
         self.watchdog.start()
-        return plan
+        return plan, steps
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
@@ -293,7 +290,7 @@ class Run:
 
         The last step of the run is always due.
         """
-        return self._due.at(self.steps_done, every)
+        return self._loop.due(every)
 
     def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
         """Add a micro-batch's gradient to that of the global batch. Call once a turn.
@@ -303,37 +300,15 @@ class Run:
             name: under which the loss of the global batch is logged.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
-        shares = [self._log.add(part, value, micro) for part, value in parts.items()]
-        self.gradients.backward(sum(parts.values()) if isinstance(loss, dict) else loss, shares[0])
+        self._loop.backward(parts, sum(loss.values()) if isinstance(loss, dict) else loss, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""
-        index, clip = self.optimizers.find(optimizer)
-        self._stepped, wrong = True, ""
-        if slow := self._compiling.end(self.steps_done):
-            self.warn(slow)
-        if self._undo is not None:
-            self._undo()
-            self.gradients.clear(optimizer)
-            return
-        looks = clip or self._due.measures(self.steps_done) or self.config.nonfinite == "skip"
-        if looks or not self.gradients.finite(optimizer):
-            wrong = self._log.add_norm(self.gradients.clip(optimizer, clip), index)
-        if self._audit:
-            self._audit.gradients(optimizer)
-        if wrong:
-            self.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
-            self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
-        else:
-            optimizer.step()
-        self.gradients.clear(optimizer)
+        self._loop.update(optimizer)
 
     def log(self, values: dict[str, float]) -> None:
-        """Log scores with this step, beside its loss. Every rank calls it, with the same numbers."""
-        values = plain(values)
-        self.records.pending.append(values)
-        self.scores |= values
-        self._measured |= values
+        """Log scores with this step, next to its loss. Every rank calls it, with the same numbers."""
+        self._loop.log(plain(values))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: into the folder's images/, and to the trackers that take some.
@@ -343,54 +318,9 @@ class Run:
         """
         self.records.pending_images |= images.check(pictures)
 
-    def _settle(self) -> None:
-        """Log and save what is due after a step, also one whose body the recipe has left by a `break`."""
-        if self._left:
-            self.records.drop_pending()
-            self._measured = {}
-        if self._begun and self._stepped:
-            self._begun = False
-            self._leaving = self._left or self.stopping.due(self.steps_done)
-            if self._undo is None:
-                self._after_step()
-            elif not self._left:
-                self.records.write_pending(self.steps_done)
-                self.save()  # which gives its checkpoint the scores
-        elif self._begun and self._undo is not None:
-            self._begun = False
-            self._undo()  # its checkpoint is there, and still says that the step was not evaluated
-        elif self._begun:
-            self._begun = False
-            self.steps_done -= 1
-            if self._left and self.steps_done:
-                self.save()
-        self.records.write_pending(self.steps_done)
-
-    def _after_step(self) -> None:
-        self.buffers.agree()
-        measures = self._due.measures(self.steps_done)
-        if measures:
-            rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            drift = self._drift if self._due.checks(self.steps_done) else None
-            losses, about = self._log.collect(self.buffers, drift)
-            self.records.step(self.steps_done, losses, {**about, **rates})
-            for trouble in self.gradients.troubles():
-                self.warn(trouble)
-        else:
-            self._log.note()
-        self.records.write_pending(self.steps_done)
-        if self._audit:
-            self._audit.step(self.steps_done, self._log)
-        self.records.progress.advance()
-        self.saving.look()
-        left = self._left
-        self.saving.save_when_due(self.steps_done, self._due, self.scores, self._measured, self._leaving, left)
-
     def save(self) -> None:
         """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
-        if self._begun and not self._stepped:
-            raise UserError(f"run.save in step {self.steps_done} before run.step(optimizer): call it behind the update")
-        self.saving.save(self.steps_done, self._plan, self.scores, self._measured)
+        self._loop.save()
 
     def evaluation(
         self,
@@ -430,8 +360,7 @@ class Run:
 
         DeepSpeed's steps cannot be made again. Between a step's turns and its update, buffers are of neither step.
         """
-        between = self._begun and not self._stepped and self._batch.begun
-        return not between and self.accelerator.distributed_type != DistributedType.DEEPSPEED
+        return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
         """Collect scores over all ranks: app.training.metrics, and torchmetrics by the names to log them by."""
@@ -447,10 +376,10 @@ class Run:
         Returns:
             The last value of every score.
         """
-        if dry_run.on:
-            raise dry_run.Finished(self, model, parts, use)
-        self._settle()
-        if self.steps_done == self._plan.steps:
+        if self._dry is not None:
+            self._dry.at_finish(self, model, parts, use)
+        self._loop.settle()
+        if self.steps_done == self._loop.plan.steps:
             collectives.from_main(self.folder.check)
             with self.watchdog.long_work():
                 save_model(self.accelerator, model, self.dir / "model", *parts)

@@ -8,7 +8,7 @@ from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
 from app.training.gradients import Gradients
-from app.training.step_metrics import StepLog
+from app.training.step_metrics import StepMetrics
 from tiny import DATA, Config, saved
 
 SPOILT = [*DATA[:13], torch.full((4,), torch.inf), *DATA[14:]]
@@ -42,15 +42,15 @@ def train(folder, clip=0.0, **settings):
 def blind(monkeypatch):
     """Have a CPU that is not looked at, as a GPU is not."""
     monkeypatch.setattr(Gradients, "finite", lambda self, optimizer: True, raising=False)
-    add = StepLog.add_norm
+    add = StepMetrics.add_norm
 
     def add_norm(self, norm, index):
         if self.step.index in (0, 7):
             return add(self, norm, index)
         self.norms[index] = norm
-        return ""
+        return True
 
-    monkeypatch.setattr(StepLog, "add_norm", add_norm)
+    monkeypatch.setattr(StepMetrics, "add_norm", add_norm)
 
 
 @pytest.mark.parametrize("exact", [False, True])

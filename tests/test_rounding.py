@@ -103,7 +103,7 @@ def test_rounding_goes_to_the_nearest_and_halves_to_even():
 
 INTERPRETED = """
 import torch
-from app import kernels, rounding
+from app.training import grid_rounding as rounding, triton_kernels as kernels
 assert rounding.agrees(kernels, torch.device("cpu")), "the kernels have other bits than torch"
 right = kernels.add
 def wrong(values, sums, points, fresh):
@@ -125,7 +125,7 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from app import kernels
+from app.training import triton_kernels as kernels
 shape = {"points": "*fp32", "count": "i32", "block": "constexpr"}
 add = {"values": "*fp32", "sums": "*fp64", **shape, "fresh": "constexpr"}
 nearest = {"values": "*fp32", "found": "*fp32", **shape}

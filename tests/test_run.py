@@ -453,3 +453,25 @@ def test_a_run_from_before_a_setting_existed_goes_on_where_it_has_the_default(tm
     assert "sync_bn" not in str(refusal.value)
     train(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_what_belongs_into_the_loop_is_refused_outside_it(tmp_path):
+    """By name, and with what to do; after the loop the last step still counts."""
+    with Run(
+        Config(run=RunConfig(dir=str(tmp_path / "run"), steps=2, global_batch=4, micro_batch=2, quiet=True))
+    ) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for call in (lambda: run.due(1), run.save):
+            with pytest.raises(UserError, match=r"run\.(due|save) before run.batches: call it in the body"):
+                call()
+        with pytest.raises(UserError, match=r"run.step outside a step: call it in the body"):
+            run.step(optimizer)
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.step(optimizer)
+        assert run.due(2) and run.steps_done == 2
+        run.save()
+        with pytest.raises(UserError, match=r"run.backward outside a step"):
+            run.backward(torch.zeros((), requires_grad=True), micro)
+        run.finish(model)

@@ -66,7 +66,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
-from app.stager import Stager
+from app.checkpoints.staging import Stager
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 whole = torch.arange(12.0).view(4, 3)
 sharded = distribute_tensor(whole, DeviceMesh("cpu", [0]), [Shard(0)])

@@ -237,7 +237,7 @@ def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, data_cac
     shutil.copytree(prepared, tmp_path / "warm" / "someone___spam" / "default" / "0.0.0" / prepared.name)
     code = """
 from app.data.config import TableData
-from app.data.sources import load_tables
+from app.data.tables.sources import load_tables
 from app.errors import UserError
 tables = load_tables(TableData(path=("someone/spam",)))
 print(len(tables.train) + len(tables.evaluation))

@@ -126,8 +126,8 @@ def test_texts_that_cannot_be_used_say_why(tokenizer):
 
 SECOND_PROCESS = """
 import sys
-import app.data.builtin, app.data.text
-from app.data.text import load_tables, read_texts, tokenize, train_tokenizer
+import app.data.tables.builtin, app.data.text.labeled_text
+from app.data.text.labeled_text import load_tables, read_texts, tokenize, train_tokenizer
 import datasets
 from transformers import AutoTokenizer
 def again(*arguments, **keywords):

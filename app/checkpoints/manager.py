@@ -22,7 +22,7 @@ from app.distributed.watchdog import Watchdog
 from app.errors import UserError
 from app.rundir.logger import Records
 from app.sampling.batch_plan import BatchPlan
-from app.sampling.triggers import Due
+from app.sampling.triggers import Triggers
 
 
 class Flight(NamedTuple):
@@ -98,7 +98,7 @@ class Saving:
     def save_when_due(
         self,
         step: int,
-        due: Due,
+        due: Triggers,
         scores: dict[str, float],
         measured: dict[str, float],
         leaving: bool,

@@ -11,12 +11,9 @@ from typing import Any
 
 from app.errors import UserError
 
-# Asked by app/run.py: true while a recipe is rehearsed.
-on = False
-_to_end = False
 _closed = False  # to writing
 _CHANGES = {"open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
-_loop: "Loop | None" = None
+_current: "DryRun | None" = None
 
 
 class Reached(BaseException):
@@ -61,12 +58,33 @@ class Loop:
         return self.reached
 
 
-def at_loop(run: Any, plan: Any, *data: Any) -> Iterator[Any]:
-    """Go through the loop's body as asked, and leave the recipe; or have it go on as if there were no steps."""
-    if _loop is not None:
-        yield from _loop.begin(run, plan, *data)
-    if not _to_end:
-        raise Reached(run, plan)
+class DryRun:
+    """What a Run does in place of training while its recipe is rehearsed."""
+
+    def __init__(self, loop: Loop | None = None, to_end: bool = False):
+        """Leave the recipe where its loop would begin, or after the loop.
+
+        Args:
+            loop: goes through the loop's body first.
+            to_end: the recipe goes on as if there were no steps, until it would write its finished model.
+        """
+        self.loop, self.to_end = loop, to_end
+
+    def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
+        """Take the place of run.batches."""
+        if self.loop is not None:
+            yield from self.loop.begin(run, plan, *data)
+        if not self.to_end:
+            raise Reached(run, plan)
+
+    def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
+        """Take the place of run.finish."""
+        raise Finished(run, model, parts, use)
+
+
+def current() -> DryRun | None:
+    """Return the dry run that a recipe is run in; None where it trains. A Run asks once, when it is made."""
+    return _current
 
 
 @contextmanager
@@ -121,16 +139,12 @@ def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[
     Raises:
         UserError: there is no such file, the run would refuse to begin, or no loop begins.
     """
-    global _loop
-    _loop = loop
     try:
-        reached = _play(recipe, flags, Reached)
+        reached = _play(recipe, flags, Reached, DryRun(loop))
     except Exception as error:
         if loop is None or loop.reached is None:
             raise
         reached = loop.left_by(error)
-    finally:
-        _loop = None
     if reached is None:
         raise UserError(f"{recipe} ended and never asked for run.batches: its loop is what a plan is about")
     return reached.run, reached.plan
@@ -145,21 +159,16 @@ def rehearse_to_end(recipe: Path, flags: list[str], beside: str = "") -> Finishe
     Raises:
         UserError: there is no such file, the run would refuse to begin, or run.finish is not called.
     """
-    global _to_end
-    _to_end = True
-    try:
-        finished = _play(recipe, flags, Finished, beside)
-    finally:
-        _to_end = False
+    finished = _play(recipe, flags, Finished, DryRun(to_end=True), beside)
     if finished is None:
         raise UserError(f"{recipe} ended and never called run.finish(model, ...): it has no model to export")
     return finished
 
 
-def _play(recipe: Path, flags: list[str], awaited: type[BaseException], beside: str = "") -> Any:
+def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, beside: str = "") -> Any:
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
-    with _as_a_program(recipe, flags):
+    with _as_a_program(recipe, flags, dry):
         sys.path[1:1] = [beside] if beside else []
         try:
             runpy.run_path(str(recipe), run_name="__main__")
@@ -169,17 +178,17 @@ def _play(recipe: Path, flags: list[str], awaited: type[BaseException], beside: 
 
 
 @contextmanager
-def _as_a_program(recipe: Path, flags: list[str]) -> Iterator[None]:
+def _as_a_program(recipe: Path, flags: list[str], dry: DryRun) -> Iterator[None]:
     """Have the recipe find what it would find when started by itself, on a machine without a GPU."""
-    global on
+    global _current
     before = sys.argv, sys.path, dict(os.environ)
     os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
     sys.argv, sys.path = [str(recipe), *flags], [str(recipe.resolve().parent), *sys.path]
-    on = True
+    _current = dry
     try:
         yield
     finally:
-        on = False
+        _current = None
         sys.argv, sys.path, environment = before
         os.environ.clear()
         os.environ.update(environment)

@@ -7,7 +7,7 @@ from app.sampling.batch_plan import BatchPlan
 
 
 @dataclass(frozen=True)
-class Due:
+class Triggers:
     """What is due after a step of a run; steps are counted from 1."""
 
     settings: RunConfig

@@ -15,7 +15,7 @@ from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.rundir.trackers import MetricsFile
 from app.sampling.hashing import hash_of
-from app.training.step_metrics import StepLog
+from app.training.step_metrics import StepMetrics
 
 FILE = "audit.jsonl"
 SKETCH = 16  # numbers in the sketch of a tensor
@@ -51,7 +51,7 @@ class Audit:
             if parameter.grad is not None and parameter in names:
                 self._gradients[names[parameter]] = self._describe(parameter.grad)
 
-    def step(self, done: int, log: StepLog) -> None:
+    def step(self, done: int, log: StepMetrics) -> None:
         """Write the line of step `done`."""
         inputs = {turn.index: hash_of(turn.inputs) for turn in log.step.turns if not turn.idle}
         losses: dict[str, dict[int, float]] = {}

@@ -17,6 +17,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.batch_norm import is_batch_norm
 from app.distributed.naming import local_shard
 from app.errors import UserError
+from app.sampling.batch_plan import Step
 from app.training import deterministic_settings, grid_rounding, nondeterministic_ops, reproducible_sums
 from app.training.gradient_grid import GRID, Grid, Shards, Sums
 from app.training.gradients import Gradients
@@ -103,8 +104,9 @@ class ExactGradients(Gradients):
         """Say what to use in place of an operation that torch has refused."""
         return nondeterministic_ops.explained(error)
 
-    def watch(self, closely: bool) -> None:
-        """Count, in the step that begins, gradients that the grid loses, and how far their sums reach."""
+    def begin(self, step: Step, closely: bool) -> None:
+        """Begin a step; in one that is measured, count what the grid loses, and how far sums reach."""
+        super().begin(step, closely)
         self.grid.watch(closely)
 
     def troubles(self) -> list[str]:

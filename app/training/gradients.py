@@ -12,7 +12,6 @@ from app.distributed import accelerate_patches, deepspeed
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
-from app.sampling.seeding import seed_all
 
 
 class Gradients:
@@ -23,6 +22,7 @@ class Gradients:
         self._unchecked: set[nn.Module] = set()
         self._sharded: list[Any] = []  # modules that FSDP2 gathers
         self._passed = False  # the backward pass of this turn has run
+        self._step: Step | None = None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer, whose gradients will be clipped to norm `clip` (0: not)."""
@@ -73,12 +73,23 @@ class Gradients:
                 for parameter in held:
                     parameter.requires_grad_(True)
 
-    def backward(self, loss: Tensor, share: float) -> None:
-        """Add the gradient of a micro-batch's mean loss, whose weight is `share` of the global batch's.
+    def begin(self, step: Step, closely: bool) -> None:
+        """Begin a step.
+
+        Args:
+            closely: the step is measured, so the run can say what is wrong with its gradients.
+        """
+        self._step = step
+
+    def backward(self, loss: Tensor, micro: Turn) -> None:
+        """Add the gradient of a micro-batch's mean loss, by its share of the global batch's weight (law 3).
 
         Raises:
-            UserError: it is the second backward pass of a turn, which DDP would leave out of the synchronisation.
+            UserError: no sample of the step has weight; or it is the second backward pass of a turn, which DDP would
+                leave out of the synchronisation.
         """
+        if not self._step.weight:
+            raise UserError(f"all samples of step {self._step.index + 1} have weight 0: leave such samples out")
         if self._passed:
             raise UserError(
                 "a second run.backward in one turn of batch.micros, and gradients synchronise in the first: hand over "
@@ -86,7 +97,7 @@ class Gradients:
                 "over batch.micros for each"
             )
         self._passed = True
-        self._pass_back(loss, share)
+        self._pass_back(loss, micro.weight / self._step.weight)
 
     def _pass_back(self, loss: Tensor, share: float) -> None:
         # DDP and FSDP take the mean over data ranks; the global batch needs the sum.
@@ -109,9 +120,6 @@ class Gradients:
     def explained(self, error: BaseException | None) -> UserError | None:
         """Return what the user can do about an error, where this kind of gradients is what caused it."""
         return None
-
-    def watch(self, closely: bool) -> None:
-        """Learn whether the step that begins is one that is measured."""
 
     def troubles(self) -> list[str]:
         """Say what the user should know of the gradients so far; asked for in steps that are measured."""
@@ -159,29 +167,3 @@ def _check_used(models: Sequence[nn.Module]) -> None:
                     "(requires_grad_(False)), or set run.accelerator.ddp_handler.find_unused_parameters = True before "
                     "run.prepare"
                 )
-
-
-class Batch:
-    """The global batch of one step: this data rank's part of it."""
-
-    def __init__(self, gradients: Gradients, step: Step):
-        self._gradients, self._step, self._loops = gradients, step, 0
-        self.begun = False
-        """Whether a forward pass has been made, which may have changed buffers."""
-
-    def micros(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> Iterator[Turn]:
-        """Go through this rank's micro-batches, each with its own randomness; gradients synchronise on the last.
-
-        A second loop over the same batch has randomness of its own. What is drawn after one is the same on all ranks.
-
-        Args:
-            models: those that get gradients.
-            frozen: those that gradients only flow through, such as the discriminator where the generator learns.
-        """
-        for position, turn in enumerate(self._step.turns):
-            seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
-            last, self.begun = position == len(self._step.turns) - 1, True
-            with self._gradients.frozen(frozen), self._gradients.turn(models, last):
-                yield turn
-        seed_all(self._gradients.seed, self._step.index, -1, self._loops)
-        self._loops += 1

@@ -16,7 +16,7 @@ from app.sampling.batch_plan import Step, Turn
 from app.training.nonfinite import FirstFault
 
 
-class StepLog:
+class StepMetrics:
     """Losses and gradient norms of one step, left on the device until they are asked for."""
 
     def __init__(self, accelerator: Accelerator, step: Step, faults: FirstFault, skips: bool = False):
@@ -30,30 +30,29 @@ class StepLog:
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.norms: dict[int, Tensor] = {}
 
-    def add(self, name: str, loss: Tensor, micro: Turn) -> float:
-        """Remember a micro-batch's mean loss; returns its share of the global batch."""
-        if not self.step.weight:
-            raise UserError(f"all samples of step {self.step.index + 1} have weight 0: leave such samples out")
+    def add(self, name: str, loss: Tensor, micro: Turn) -> None:
+        """Remember a micro-batch's mean loss."""
         self.losses.append((name, micro, loss.detach()))
-        return micro.weight / self.step.weight
 
-    def add_norm(self, norm: Tensor, index: int) -> str:
-        """Remember the norm of optimizer `index`'s gradient; stop the run before the update where it is not finite.
+    def add_norm(self, norm: Tensor, index: int) -> bool:
+        """Remember the norm of optimizer `index`'s gradient, unless it is known not to be finite.
 
-        A GPU is not waited for: there it is checked in steps that are logged or saved, which know of the first that was
-        not finite since, and what is saved besides; a run that skips waits in each step.
+        A GPU is not waited for, except by a run that skips such steps: a later step that is logged or saved looks at
+        all norms since the last one.
 
         Returns:
-            What is wrong, where the update is to be skipped; the same on every rank.
+            Whether it is finite, as far as is known; the same on every rank.
         """
         self.norms[index] = norm
         waits = norm.device.type == "cpu" or self.skips
         if not waits or self.accelerator.scaler is not None or math.isfinite(norm.item()):
-            return ""
+            return True
         del self.norms[index]
-        if not self.skips:
-            raise UserError(self._advice(self._earlier() or self._not_finite("gradient", norm.item())))
-        return self._not_finite("gradient", norm.item())
+        return False
+
+    def explain(self, norm: Tensor) -> str:
+        """Say what was not finite first: in an earlier step, or in this one's gradient. Every rank takes part."""
+        return self._earlier() or self._not_finite("gradient", norm.item())
 
     def note(self) -> None:
         """Have losses and norms looked at, in a step that is not measured; does not wait for them."""
@@ -91,7 +90,7 @@ class StepLog:
         norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
         parts, (earlier, high, low, fresh), prints = parts[: own - 4], parts[own - 4 : own], parts[own:]
         if earlier:
-            raise UserError(self._advice(self._earlier()))
+            raise UserError(advice(self._earlier()))
         if fresh:
             buffers.learn(changed)
         if drift is not None and fresh:  # what was compared is from before all ranks agreed
@@ -102,7 +101,7 @@ class StepLog:
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled and not self.skips:
-                raise UserError(self._advice(self._not_finite(name, value)))
+                raise UserError(advice(self._not_finite(name, value)))
         about = {f"grad_norm{numbered(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
             **about,
@@ -125,11 +124,13 @@ class StepLog:
         ]
         return f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)})"
 
-    def _advice(self, what: str) -> str:
-        return (
-            f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip the same command goes "
-            "on from the last checkpoint and leaves such steps out; a lower --optim.lr wants another --run.dir"
-        )
+
+def advice(what: str) -> str:
+    """Say what the user can do about something that was not finite."""
+    return (
+        f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip the same command goes "
+        "on from the last checkpoint and leaves such steps out; a lower --optim.lr wants another --run.dir"
+    )
 
 
 def numbered(index: int) -> str:

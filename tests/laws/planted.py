@@ -57,8 +57,10 @@ def main(config: Config) -> dict[str, float]:
                 if fault == "loss":
                     loss = loss * (1 + 0.01 * rank)
                 if fault == "average":
-                    run._log.add("loss", loss, micro)
-                    run.gradients.backward(loss, (not micro.idle) / working / ranks)
+                    run._loop.current.metrics.add("loss", loss, micro)
+                    run.gradients.backward(
+                        loss, micro._replace(weight=(not micro.idle) / working / ranks * batch._step.weight)
+                    )
                 else:
                     run.backward(loss, micro)
             if fault == "rate":

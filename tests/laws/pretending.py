@@ -24,7 +24,7 @@ import app.tasks.language.attention as attention
 from app import parse
 from app.distributed.accelerator import Accelerator
 from app.distributed.preemption import Stopping
-from app.sampling.triggers import Due
+from app.sampling.triggers import Triggers
 
 SILENT = 3
 META = torch.device("meta")
@@ -88,7 +88,7 @@ def pretending(copies: Copies):
         patch.object(app.run, "Accelerator", Pretending),
         patch.object(AcceleratorState, "_check_initialized", lambda *known: None),  # the profile says CPU
         patch.object(app.run.Run, "batches", batches),
-        patch.object(Due, "measures", lambda due, step: False),
+        patch.object(Triggers, "measures", lambda due, step: False),
         patch.object(Stopping, "_hold_back", lambda stopping: 2),
         patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels know devices by their names
         patch.object(torch, "tensor", tensor),

@@ -18,11 +18,13 @@ from torch import Tensor
 from app.commands.plan.live_storage import Storages
 from app.commands.plan.meta_tensors import emptied
 from app.commands.plan.simulated_device import Kernels
+from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
-from app.training.gradients import Batch, Gradients
+from app.training.gradients import Gradients
 from app.training.loader import inputs_of, map_tensors
-from app.training.step_metrics import StepLog
+from app.training.step import Batch, CurrentStep
+from app.training.step_metrics import StepMetrics
 
 LOOKED_AT = 100  # steps that the largest micro-batch is looked for in
 _ROWS = 16  # that are really read; more are as large as these
@@ -121,7 +123,7 @@ def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: d
     kernels = Kernels(question.device, question.precision, storages)
     models = run.accelerator.models
     optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-    with emptied(models, optimizers), kernels.installed(), kernels.casting(models), _standing_in(run):
+    with emptied(models, optimizers), kernels.installed(), kernels.casting(models), _on_meta(run.accelerator):
         held = [t for model in models for t in (*model.parameters(), *model.buffers())]
         trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         storages.add(held)
@@ -132,9 +134,11 @@ def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: d
             storages.most.clear()
             turns = [Turn(i, micro.ids, micro.epochs, float(micro.rows), inputs=inputs) for i in range(2)]
             step = Step(0, turns, 2, 2.0 * micro.rows)
-            run._log, run._batch = StepLog(run.accelerator, step, None), _Phased(run.gradients, step, storages)
-            with writing_nothing():
-                yield run._batch
+            gradients = Gradients(run.accelerator, run.config.seed)
+            batch = _Phased(gradients, step, storages)
+            current = CurrentStep(1, StepMetrics(run.accelerator, step, None), batch)
+            with run.trying(current, gradients), writing_nothing():
+                yield batch
     found: list[int] = []
     map_tensors(lambda t: found.append(t.nbytes), inputs)
     most = storages.most
@@ -157,31 +161,15 @@ class _Phased(Batch):
         self._storages.phase = UPDATE
 
 
-class _Never:
-    """Nothing is due."""
-
-    def at(self, step: int, every: int) -> bool:
-        return False
-
-    def measures(self, step: int) -> bool:
-        return False
-
-
 @contextmanager
-def _standing_in(run: Any) -> Iterator[None]:
-    """Have a Run that has not begun take part in a step that measures, logs and saves nothing."""
-    before, state = dict(vars(run)), run.accelerator.state
-    device = state.device
-    state.device = torch.device("meta")
-    run.gradients = Gradients(run.accelerator, run.config.seed)
-    run._due, run._audit, run.steps_done = _Never(), None, 1
+def _on_meta(accelerator: Accelerator) -> Iterator[None]:
+    """Have an accelerator name the device of tensors without contents as its own."""
+    state = accelerator.state
+    device, state.device = state.device, torch.device("meta")
     try:
         yield
     finally:
         state.device = device
-        for name in set(vars(run)) - set(before):
-            delattr(run, name)
-        vars(run).update(before)
 
 
 def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from app.data.corpus import blocks
 from app.errors import UserError
-from app.launching import dry_run
 from app.tasks.language import attention_functions
 
 KINDS = ("auto", "model", "mask", "varlen", "flex")
@@ -60,7 +59,7 @@ class Attention:
         """
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         halves = run.accelerator.mixed_precision in ("bf16", "fp16")
-        if dry_run.on:  # on a CPU, whatever device the run is for
+        if run.dry_run:  # on a CPU, whatever device the run is for
             kind = planned(model, asked)
         else:
             kind = choose(model, asked, packing, run.accelerator.device.type, halves, run.config.exact)
