@@ -36,7 +36,7 @@ ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\nauto
 
 @dataclass
 class Options:
-    """For which shell."""
+    """The shell to complete in."""
 
     shell: Literal["bash", "zsh", "fish"] = "bash"
     """The shell that reads the script."""

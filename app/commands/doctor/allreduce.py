@@ -1,4 +1,4 @@
-"""Two processes that sum a tensor over both, as ranks do: whether they reach each other, and how fast.
+"""Two processes that sum a tensor over both, as ranks do: whether they reach each other, and how fast they are.
 
 python -m app.commands.doctor.allreduce BACKEND PORT RANK
 """
@@ -23,7 +23,7 @@ _ROUNDS = 5
 
 
 def two_ranks(seconds: float = SECONDS) -> Iterator[Finding]:
-    """Have two processes all-reduce over gloo, and over NCCL where there are two GPUs."""
+    """Have two processes all-reduce over gloo, and over NCCL if there are two GPUs."""
     import torch
 
     yield _try("gloo", seconds)
@@ -82,7 +82,7 @@ def _rank(backend: str, port: str, rank: str) -> None:
     if rank == "0":
         print(json.dumps(tensor.nbytes / min(times)), flush=True)
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads can abort the interpreter's end
+    os._exit(0)  # gloo's threads can abort the interpreter while it ends
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m app doctor
     python -m app doctor --profile accelerate_configs/fsdp.yaml --dir /data/runs
 
-Ends with status 0 where nothing is in the way, 1 where there is trouble, and 2 where it cannot be asked so. A note is
-no trouble. Takes some seconds, most of them for the two ranks.
+The exit status is 0 if nothing is in the way, 1 if there is trouble, and 2 if an option is wrong. A note is not
+trouble. It takes some seconds, most of them for the two ranks.
 """
 
 import importlib.util
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options:
-    """What to examine beside the machine itself."""
+    """What to examine in addition to the machine itself."""
 
     profile: str = ""
-    """A profile that shall fit this machine; FILE:4 for 4 processes whatever the file says."""
+    """A profile to compare with this machine: a file, or a name such as ddp_cpu. FILE:4 means 4 processes, whatever the
+    file says."""
     dir: str = "runs"
-    """Folder for runs, whose disk is tried."""
+    """Folder for runs; its disk is tried."""
     json: str = ""
     """Also write the findings to this file."""
 

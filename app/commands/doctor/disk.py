@@ -1,4 +1,4 @@
-"""Whether a folder can hold runs: room, speed, and locks that keep two runs apart."""
+"""Whether a folder can hold runs: free space, speed, and locks that keep two runs apart."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ except OSError:
 
 
 def folder(path: Path) -> Iterator[Finding]:
-    """Write in a folder for runs, or where it would be made, and clean up."""
+    """Try to write into a folder for runs, or into the folder where it would be made; clean up afterwards."""
     there = next(parent for parent in [path.absolute(), *path.absolute().parents] if parent.is_dir())
     name = f"disk of {path}"
     try:
@@ -59,7 +59,7 @@ def _speed(file: Path, free: int) -> Finding:
 
 
 def _locks(file: Path) -> Finding:
-    """Lock a file here and try it from another process, which must be refused."""
+    """Lock a file, then try to lock it from another process, which must be refused."""
     fix = "take a disk with locks (NFS: mount it without nolock), or see to it that no two runs share a folder"
     with file.open("w") as held:
         try:

@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, ports, limits, the way to the Hub. Each check gives findings."""
+"""What this machine has: versions, devices, ports, limits, access to the Hub. Each check yields findings."""
 
 import importlib.metadata
 import os
@@ -19,14 +19,14 @@ from app.errors import MODULES, is_installed
 
 LOCK = Path(app.__file__).parents[1] / "requirements.lock"
 PACKAGES = ("torch", "accelerate", "transformers", "datasets")
-_SECONDS = 5.0  # that the Hub may take to answer
+_SECONDS = 5.0  # until the Hub must have answered
 _NO_WAIT = "; HF_HUB_OFFLINE=1 saves the wait"
-_FILES = 4096  # open at once by loading processes and trackers, with room
-_SHARED = 1 << 30  # what loading processes and NCCL pass on in memory
+_FILES = 4096  # open at once in loading processes and trackers, with a margin
+_SHARED = 1 << 30  # bytes that loading processes and NCCL need
 
 
 def versions() -> Iterator[Finding]:
-    """Compare what is installed with what the tests run on."""
+    """Compare the installed versions with those that the tests run on."""
     yield Finding("python", platform.python_version())
     locked = {}
     if LOCK.is_file():
@@ -47,7 +47,7 @@ def versions() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """List what computes."""
+    """List the GPUs and the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -72,7 +72,7 @@ def devices() -> Iterator[Finding]:
 
 
 def driver() -> str:
-    """Return the version of NVIDIA's driver; nothing where it cannot be asked."""
+    """Return the version of NVIDIA's driver; empty if nvidia-smi does not answer."""
     try:
         words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
@@ -91,7 +91,7 @@ def processor() -> str:
 
 
 def backends() -> Iterator[Finding]:
-    """Tell which libraries ranks can talk through."""
+    """Tell which libraries ranks can communicate through."""
     import torch
     import torch.distributed as dist
 
@@ -109,7 +109,7 @@ def backends() -> Iterator[Finding]:
 
 
 def port() -> Iterator[Finding]:
-    """Open a port, as ranks do to find each other, and see whether the launcher's own is free."""
+    """Open a port, as ranks do to find each other, and see whether the launcher's default port is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -150,7 +150,7 @@ def _quota() -> float:
 
 
 def limits() -> Iterator[Finding]:
-    """Look at open files and at shared memory."""
+    """Examine the limits on open files and on shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < _FILES
     fix = f"ulimit -n {_FILES} before a launch" if few else ""
@@ -167,13 +167,13 @@ def limits() -> Iterator[Finding]:
 
 
 def hub() -> Iterator[Finding]:
-    """See whether the Hub answers; without it, everything works on folders."""
+    """See whether the Hub answers. Without it, everything still works on local folders."""
     fix = "fetch elsewhere (hf download NAME --local-dir FOLDER) and give the folder to --model or --data.path"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield Finding("hub", "offline by HF_HUB_OFFLINE", NOTE, fix)
         return
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    # Beside the request's own limit: a name may take long to be looked up.
+    # In addition to the request's own limit: looking up a name may take long.
     for finding in look("hub", lambda: _ask(address), 2 * _SECONDS):
         reached = finding.verdict == OK
         found = finding.found if reached else f"{address} cannot be reached: {finding.found}"

@@ -4,9 +4,10 @@
     python -m app export runs/cls --step 40 --to models/early
     python -m app export runs/cls --push me/my-classifier --dry-run
 
-Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must be where the run
-found them; nothing is trained, and the run folder is only read. With the weights, in safetensors, go the tokenizer or
-the processor, the recipe with its settings, and a model card with scores, curves and the command that repeats the run.
+Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must still be where
+the run found them. Nothing is trained, and the run folder is only read. Next to the weights, in safetensors, it writes
+the tokenizer or the processor, the recipe with its settings, and a model card: scores, curves, and the command that
+repeats the run.
 """
 
 import tempfile
@@ -23,29 +24,29 @@ from app.errors import UserError
 
 @dataclass
 class Options:
-    """What to export, and where to."""
+    """What to export, and where to write it."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
     step: int = 0
-    """Of the checkpoint; 0: the newest."""
+    """Step of the checkpoint to export; 0: the newest one."""
     to: str = ""
-    """Folder to write. Default: export/step-N in the run's folder; with --push alone, none is kept."""
+    """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"
-    """Largest file of weights."""
+    """Largest size of one file of weights; a larger model is split into several files."""
     push: str = ""
-    """Also upload it to this repository of the Hub: USER/NAME. `hf auth login` says who you are."""
+    """Also upload the model to this repository of the Hub: USER/NAME. Log in first, with `hf auth login`."""
     private: bool = False
-    """Make the repository private where it is made."""
+    """Make the repository private, if it does not exist yet."""
     dry_run: bool = False
-    """Only say what would be done."""
+    """Only say what would be written and uploaded."""
 
 
 def main(options: Options) -> int:
     """Export, and return the exit status.
 
     Raises:
-        UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
+        UserError: there is no such run, checkpoint or recipe; its data are gone; or the Hub refuses.
     """
     from app.checkpoints.store import Checkpoints
     from app.commands.export import upload

@@ -1,4 +1,4 @@
-"""The card of a model: what it is, what it was trained on and how well it does, written from its run."""
+"""The card of a model: what it is, what it was trained on and how good it is, as its run has recorded it."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from app.rundir.history import History
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
 
-# The task of the Hub by the suffix of a model class.
+# By the end of a model class's name: its task on the Hub.
 _TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForCausalLM": "text-generation",
@@ -58,7 +58,7 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
     from huggingface_hub import EvalResult, ModelCardData
 
     task = next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None)
-    # A recipe of somebody's own may mean anything by these names.
+    # A user's own recipe may mean anything by these names.
     base, data = run.config.get("model"), run.config.get("data")
     paths = data.get("path") if isinstance(data, dict) else None
     paths = [paths] if isinstance(paths, str) else paths or []

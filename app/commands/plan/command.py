@@ -4,8 +4,8 @@
     python -m app plan recipes/cls.py --run.global-batch 256 --profile accelerate_configs/fsdp.yaml ddp_cpu.yaml:4
 
 The recipe comes first, and its own flags may follow. Its main() really runs, on this machine's CPU, up to where its
-loop would begin: data are loaded and the model is built. The run folder is only read. Ends with status 0 where every
-profile can work and the folder's run can go on, 1 where not, and 2 where the run itself would refuse to begin.
+loop would begin: data are loaded and the model is built. The run folder is only read. The exit status is 0 if every
+profile can work and the run in the folder can be resumed, 1 if not, and 2 if the run itself would refuse to begin.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.run import Run
     from app.sampling.batch_plan import BatchPlan
 
-_LOOKED_AT = 100  # steps whose padding is counted
+_LOOKED_AT = 100  # steps in which padding is counted
 
 
 @dataclass
@@ -33,10 +33,10 @@ class Options:
     recipe: Annotated[Path, tyro.conf.Positional]
     """The recipe's file."""
     profile: tuple[str, ...] = ()
-    """Profiles to plan for; FILE:4 starts 4 processes whatever the file says. Default: those of accelerate_configs that
-    this machine can run: cpu, ddp_cpu and fsdp_cpu, or gpu, ddp and fsdp with as many processes as there are GPUs."""
+    """Profiles to plan for; FILE:4 means 4 processes, whatever the file says. Default: profiles that this machine can
+    run. Those are cpu, ddp_cpu and fsdp_cpu; with GPUs, gpu, ddp and fsdp with one process for each GPU."""
     memory: float = 0.0
-    """Memory of one device, in GB (10**9 bytes), that a micro-batch shall fit into. 0: what this machine has."""
+    """Memory of one device in GB (10**9 bytes), to find the largest micro-batch for. 0: what this machine has."""
     json: str = ""
     """Also write all numbers to this file, in bytes."""
 
@@ -45,7 +45,7 @@ def main(options: Options, flags: list[str]) -> int:
     """Plan, and return the exit status.
 
     Args:
-        flags: the recipe's.
+        flags: of the recipe.
 
     Raises:
         UserError: the run itself would refuse to begin.
@@ -79,7 +79,7 @@ def main(options: Options, flags: list[str]) -> int:
 
 
 def _usual() -> list[str]:
-    """Choose profiles for this machine."""
+    """Name profiles that this machine can run."""
     from app.distributed.environment import gpus_here
     from app.launching.profiles import FOLDER
 
@@ -124,13 +124,13 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 
     tensors, _ = state_dict.model_tensors(run.accelerator.models)
     one = memory.checkpoint(tensors.values(), weights)
-    # Those that are kept, and the one that is being written.
+    # Those that are kept, and one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
     return {"checkpoint": one, "checkpoints": most, "disk": one * most}
 
 
 def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
-    """Plan for one profile; what cannot work is its trouble."""
+    """Describe the run under one profile; if that cannot work, `trouble` says why."""
     from app.commands.plan import memory
 
     found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
@@ -150,7 +150,11 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
 
 
 def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
-    """Return the turns that each data rank takes in a step, or refuse as the run would under this profile."""
+    """Return the turns that each data rank takes in a step.
+
+    Raises:
+        UserError: the run itself would refuse this profile.
+    """
     from app.distributed import fsdp
     from app.training import exact_gradients
 
@@ -169,7 +173,7 @@ def _plain_optimizers(run: "Run") -> list:
 
 
 def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
-    """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
+    """Describe what resuming the run folder would restore and what would change; return it with the plan from there."""
     from app.checkpoints.manager import fitting
     from app.distributed import layout
 

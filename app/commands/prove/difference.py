@@ -1,4 +1,4 @@
-"""How two runs compare, in words: where they first differ, in what, and what that usually comes from."""
+"""A difference between two runs, in words: where it is, and what it usually comes from."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ GRADIENT = (
     "weighed by its micro-batch's share; a backward pass outside run.backward; gradients changed by hand before "
     "run.step; a model that batch.micros was not given"
 )
-# What is compared, in the order in which a step makes it: the first that differs is nearest to the cause.
+# What is compared, in the order in which a step computes it. The first that differs is nearest to the cause.
 MEANS = {
     "samples": "other samples make the step: load_data gives other rows, lengths or weights here. Look in it for the "
     "rank, the number of processes, an unsorted listing of files, or random numbers without a seed",
@@ -30,8 +30,8 @@ MEANS = {
     "a codebook, a queue): the steps agree, and scores will not. GroupNorm and LayerNorm keep none, and SyncBatchNorm "
     "on GPUs keeps those of all",
 }
-TENSORS = ("gradients", "weights", "buffers")  # of these, places are names of tensors
-ROUNDED = ("loss", "loss weights", "gradient norm", "gradients", "weights")  # what rounding can make different
+TENSORS = ("gradients", "weights", "buffers")  # a difference in these names tensors as its places
+ROUNDED = ("loss", "loss weights", "gradient norm", "gradients", "weights")  # these can differ by rounding
 START = (
     "the runs begin with other weights: build_model draws from a generator of its own or reads the rank, or something "
     "draws from the global ones on this layout only, before the model is built"
@@ -40,11 +40,11 @@ START = (
 
 @dataclass
 class Difference:
-    """One thing in which a step of a run differs from the reference's.
+    """One quantity in which a step differs from the same step of the reference.
 
     Args:
-        places: the micro-batches or tensors that it is in, of tensors the one that differs most first.
-        deviation: relative; None where there is nothing to measure.
+        places: the micro-batches or tensors that differ; the tensor that differs most is the first.
+        deviation: relative; None if there is nothing to measure.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def means(self) -> str:
-        """Say what such a difference usually comes from, where it is the first one."""
+        """Say what usually causes such a difference, if it is the first one."""
         return MEANS[self.what] if self.step or self.what == "buffers" else START
 
     def __str__(self) -> str:

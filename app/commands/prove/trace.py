@@ -8,14 +8,14 @@ from app.training.audit import FILE
 
 
 class Trace(NamedTuple):
-    """What a run has written down: the names of its buffers, and by step what metrics.jsonl and audit.jsonl say."""
+    """What a run has written down: the names of its buffers; by step, its lines of metrics.jsonl and audit.jsonl."""
 
     buffers: set[str]
     steps: dict[int, dict[str, Any]]
 
 
 def read(folder: Path) -> Trace:
-    """Read what a run with --run.audit and --run.log-every 1 has written, as far as steps are whole."""
+    """Read the steps that a run with --run.audit and --run.log-every 1 has written to both files."""
     steps: dict[int, dict[str, Any]] = {}
     for name in (FILE, "metrics.jsonl"):
         path = folder / name

@@ -1,1 +1,1 @@
-"""python -m app runs: what runs there are."""
+"""python -m app runs: the list of runs."""
