@@ -1,4 +1,4 @@
-"""Agreement between ranks: what one does for all, and how its failure becomes everybody's."""
+"""Work that one rank does for all, values from all ranks, and errors that must end all of them."""
 
 import atexit
 import gc
@@ -24,18 +24,18 @@ _background: dist.ProcessGroup | None = None
 
 
 def set_limit(time_limit: timedelta) -> None:
-    """Give all process groups of training a time limit; those of a mesh of processes have torch's own until then."""
+    """Set the time limit of all process groups of training; those of a mesh have torch's default until then."""
     if dist.is_initialized():
         accelerate_patches.set_time_limit(time_limit, without=_background)
 
 
 def store() -> dist.Store:
-    """Return the rendezvous store: keys and values between ranks, outside every collective."""
+    """Return the rendezvous store: keys and values that ranks share outside of collectives."""
     return accelerate_patches.store()
 
 
 def alone() -> bool:
-    """Tell whether this process trains by itself."""
+    """Tell whether this process trains alone."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
@@ -45,7 +45,7 @@ def rank() -> int:
 
 
 def local_processes() -> list[str]:
-    """Name this machine's training processes, for `process.is_alive`. Every rank takes part, outside collectives."""
+    """Name this machine's training processes, for `environment.is_alive`. Every rank takes part, by the store."""
     own = environment.this_process()
     if alone():
         return [own]
@@ -55,9 +55,10 @@ def local_processes() -> list[str]:
 
 
 def background() -> dist.ProcessGroup | None:
-    """Return the process group of threads beside training, on CPU; every rank asks for it, first, at the same point.
+    """Return a process group on CPU for threads next to training. The first call is at the same point on every rank.
 
-    It has no time limit: ranks wait in it for the slowest one's files. The watchdog looks after whoever waits for them.
+    It has no time limit, as ranks wait in it for the slowest one's files. The watchdog watches training that waits for
+    those threads.
     """
     global _background
     if not alone() and _background is None:
@@ -66,9 +67,9 @@ def background() -> dist.ProcessGroup | None:
 
 
 def leave(clean: bool) -> None:
-    """Note how a run ended; the process group is given up when the program ends, and only where all went well.
+    """Note how a run ended. The process group is destroyed when the program ends, and only if all went well.
 
-    A rank that fails must not: the others may be in a collective that never ends.
+    A rank that failed must not destroy it: the others may be in a collective, which would never end.
     """
     global _clean
     if _clean is None:
@@ -80,17 +81,17 @@ def leave(clean: bool) -> None:
 
 def _end() -> None:
     if _clean and dist.is_initialized():
-        # Models in reference cycles hold on to process groups, whose threads should not outlive the interpreter.
+        # Models in reference cycles keep process groups alive, whose threads must not outlive the interpreter.
         gc.collect()
         dist.destroy_process_group()
 
 
 def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, long: bool = False) -> T:
-    """Run `call` on the main process and return its result on every rank. Its error is raised on every rank.
+    """Run `call` on the main process and return its result, or raise its error, on every rank.
 
     Args:
-        group: in whose collective the others wait.
-        long: they wait on the store first, for as long as it takes: a collective has a time limit. Not for threads.
+        group: the process group in which the other ranks wait.
+        long: the other ranks wait on the store first, without a time limit, which a collective has. Not for threads.
     """
     if alone():
         return call()
@@ -116,9 +117,9 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, lon
 
 
 def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
-    """Run `call` on the first process of each machine; return results by rank, on every rank.
+    """Run `call` on the first process of each machine; return the results by rank, on every rank.
 
-    The others wait for it as long as it takes. An error of one is raised on every rank.
+    The other processes wait without a time limit. An error on one machine is raised on every rank.
     """
     if alone():
         return {0: call()}
@@ -137,7 +138,7 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
 
 
 def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Tell every rank what went wrong on any: one line for each failing rank, none where all is well."""
+    """Return on every rank what went wrong on any: one line for each rank that failed."""
     problems = gather(None if problem is None else _in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
 
@@ -153,9 +154,9 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 @contextmanager
 def local_main_first() -> Iterator[None]:
-    """Let the first process of each machine run the block while the others wait, then the others.
+    """Run the block on the first process of each machine, then on its other processes.
 
-    They wait on the store, for as long as it takes; where the first one fails, they fail at once.
+    They wait on the store, without a time limit. If the first one fails, they fail at once.
     """
     key = _next("first")
     if alone():
@@ -179,7 +180,7 @@ def local_main_first() -> Iterator[None]:
 
 
 def _meet(what: str) -> None:
-    """Wait until every rank has come, on the store: a collective has a time limit."""
+    """Wait on the store until every rank is here; a collective would have a time limit."""
     key = _next(what)
     if store().add(f"{key}/here", 1) == dist.get_world_size():
         store().set(key, "all")
@@ -187,13 +188,13 @@ def _meet(what: str) -> None:
 
 
 def _next(what: str) -> str:
-    """Name a key of the store that was not used before: the same on every rank, as all do the same in their order."""
+    """Return a new key of the store. It is the same on every rank, as all ranks make these calls in the same order."""
     _uses[what] += 1
     return f"samestep/{what}/{_uses[what]}"
 
 
 def heard_on_main(error: BaseException) -> bool:
-    """Tell a rank that fails whether the main process fails with the same words, and so has told the user."""
+    """Tell a rank that fails whether the main process fails with the same message, and so tells the user."""
     if alone():
         return True
     if dist.get_rank() == 0:
@@ -212,7 +213,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _portable(error: Exception) -> Exception:
-    """Make an error that every rank can unpickle."""
+    """Turn an error into one that every rank can unpickle."""
     if told := mendable(error):
         return UserError(str(told))
     return RuntimeError(f"the main process failed: {_in_words(error)}")

@@ -1,4 +1,4 @@
-"""Reading configurations: flags of the command line, and files of them, by one validator."""
+"""Reading configurations: flags of the command line and files of flags, both checked by tyro."""
 
 import dataclasses
 import inspect
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def parse(config_class: type[T], args: list[str] | None = None) -> T:
-    """Read a config from the command line; from here on a UserError ends the program with one message and status 2.
+    """Read a config from the command line. From here on, a UserError ends the program with one message and status 2.
 
-    `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
+    `--config FILE` names a YAML file of flags, which are put before those of the command line.
     """
     from app.distributed.environment import leave_with_launcher, report_user_errors
 
@@ -30,11 +30,11 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
 
 
 def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:
-    """Read a command's options, and return them with the words that are not among them.
+    """Read a command's options; return them, and the words that are not among them.
 
     Args:
-        name: how the command is typed.
-        rest: other words are a recipe's, and no mistake.
+        name: the command as it is typed.
+        rest: whether other words are allowed, as flags of a recipe.
     """
     about = (sys.modules[options_class.__module__].__doc__ or "").strip()
     switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
@@ -86,7 +86,7 @@ def _fill_help(config_class: type) -> None:
 
 
 def _booleans():
-    """Have tyro take true and false in any case, as YAML does."""
+    """Have tyro accept true and false in upper and lower case, as YAML does."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
@@ -117,7 +117,7 @@ def _boolean(word: str) -> bool:
 
 
 def _expand_file(words: list[str]) -> list[str]:
-    """Put the flags of `--config FILE` in front of the other words."""
+    """Put the flags of `--config FILE` before the other words."""
     flags, rest, position = [], [], 0
     while position < len(words):
         word = words[position]
@@ -145,10 +145,10 @@ def read_yaml(flag: str, path: str, advice: str = "") -> Any:
     """Read the YAML file that a flag names.
 
     Args:
-        advice: what to do where it cannot be read; ends the message.
+        advice: what to do if it cannot be read; ends the message.
 
     Raises:
-        UserError: it cannot be read, or is no YAML.
+        UserError: it cannot be read, or is not YAML.
     """
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -165,5 +165,5 @@ def _flags(fields: dict) -> list[str]:
         if isinstance(value, list):
             words += [flag, *(str(item) for item in value)]
         elif value is not None:
-            words.append(f"{flag}={value}")  # a value of its own may begin with a minus sign
+            words.append(f"{flag}={value}")  # the value may begin with a minus sign
     return words
