@@ -18,8 +18,8 @@ from app.config import OptimConfig, RunConfig, check, defaults, to_dict
 from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
-from app.distributed.desync import Drift
-from app.distributed.preemption import Left, Stopping
+from app.distributed.desync import DesyncCheck
+from app.distributed.preemption import Left, Preemption
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError, mendable
 from app.launching import dry_run
@@ -107,7 +107,7 @@ class Run:
         self.buffers = Buffers(self.accelerator, self.warn)
         about = self.accelerator, self.buffers, self.checkpoints, self.records, self.watchdog
         self.saving = Saving(*about, settings.save_async)
-        self.stopping = Stopping(self.accelerator.device, self.records.failed)
+        self.stopping = Preemption(self.accelerator.device, self.records.failed)
         if not self.dry_run:
             has = bool(self.checkpoints.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
@@ -241,7 +241,7 @@ class Run:
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
         """Resume, open the records, and return the plan of what is left, with the indices of its steps."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
+        drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):

@@ -328,12 +328,12 @@ def test_torch_save_opens_its_file_by_the_name_that_is_closed(tmp_path):
 
 @canary("torch", "UntypedStorage._cdata", "utils._python_dispatch.TorchDispatchMode")
 def test_a_storage_is_known_by_its_number():
-    from app.commands.plan.live_storage import Storages
+    from app.commands.plan.live_storage import LiveStorages
 
     tensor = torch.empty(8, device="meta")
     assert tensor.untyped_storage()._cdata == tensor[2:].untyped_storage()._cdata
     assert tensor.untyped_storage()._cdata != torch.empty(8, device="meta").untyped_storage()._cdata
-    with Storages() as storages:
+    with LiveStorages() as storages:
         made = tensor + 1
         assert storages.alive == made.nbytes
         del made

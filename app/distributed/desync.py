@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Drift:
+class DesyncCheck:
     """Fingerprints of this rank's weights and buffers, compared inside a collective that runs anyway."""
 
     def __init__(self, models: list[nn.Module], buffers: "Buffers", plan: str):

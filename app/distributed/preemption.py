@@ -20,14 +20,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ALL_HERE = str(2**63)  # a turn that no evaluation has
 
 _runs = 0
-_listening: "Stopping | None" = None
+_listening: "Preemption | None" = None
 
 
 class Left(BaseException):
     """Ends an evaluation and, through the recipe's loop, its run. It is not an error."""
 
 
-class Stopping:
+class Preemption:
     """Listens for SIGTERM, SIGINT and SIGUSR1 on any rank, and has all ranks leave after the same step.
 
     A thread reads the signals, so that one is noticed while training waits for another rank. It saves nothing.

@@ -57,7 +57,7 @@ def main(options: Options, flags: list[str]) -> int:
         raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
     chosen = [profiles.read(text) for text in options.profile or _usual()]
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
-    peaks = largest_micro_batch.Fits(chosen, options.memory)
+    peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
     run, plan = dry_run.rehearse(options.recipe, flags, loop)
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run))

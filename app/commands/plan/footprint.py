@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.commands.plan.live_storage import Storages
+from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
-from app.commands.plan.simulated_device import Kernels
+from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
@@ -32,7 +32,7 @@ _BLOCK = 512  # bytes; CUDA's caching allocator rounds up to multiples
 FIRST, LATER, UPDATE = "first", "later", "update"
 
 
-class Micro(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch: its samples, its number of rows, and the length of the longest row if lengths are known."""
 
     ids: np.ndarray
@@ -62,7 +62,7 @@ class Footprint(NamedTuple):
         update: the peak while clipping and updating.
     """
 
-    micro: Micro
+    micro: MicroBatch
     held: int
     gradients: int
     inputs: int
@@ -77,10 +77,10 @@ class Footprint(NamedTuple):
         return self.later - self.held - self.gradients
 
 
-Asking = Generator[Question, Footprint, None]
+Questions = Generator[Question, Footprint, None]
 
 
-def largest(plan: BatchPlan) -> Micro:
+def largest(plan: BatchPlan) -> MicroBatch:
     """Return the micro-batch with the most rows x length among those of about LOOKED_AT steps, spread over the run."""
     if plan.lengths is None:
         steps = [0]
@@ -92,17 +92,17 @@ def largest(plan: BatchPlan) -> Micro:
             longest = None if plan.lengths is None else int(plan.lengths[ids].max())
             cost = (len(ids) * (longest or 1), longest or 1)
             if cost > most:
-                found, most = Micro(ids, epochs, len(ids), longest), cost
+                found, most = MicroBatch(ids, epochs, len(ids), longest), cost
     return found
 
 
-def batches(asking: Asking, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
+def batches(asking: Questions, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
     """Yield batches to the body of a recipe's loop, to answer questions about its memory.
 
     Args:
         asking: yields a Question, is sent the Footprint that answers it, and so on until it ends.
     """
-    inputs: dict[int, tuple[Micro, Any]] = {}
+    inputs: dict[int, tuple[MicroBatch, Any]] = {}
     try:
         question = next(asking)
         while True:
@@ -117,13 +117,13 @@ def batches(asking: Asking, run: Any, plan: BatchPlan, data: Any, collate: Any, 
         return
 
 
-def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: dict[str, Any]) -> Iterator[Batch]:
+def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, counts: dict[str, Any]) -> Iterator[Batch]:
     """Run the body of the loop once, with two turns."""
-    storages = Storages(_BLOCK if question.device == "cuda" else 1)
-    kernels = Kernels(question.device, question.precision, storages)
+    storages = LiveStorages(_BLOCK if question.device == "cuda" else 1)
+    simulated = SimulatedDevice(question.device, question.precision, storages)
     models = run.accelerator.models
     optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-    with emptied(models, optimizers), kernels.installed(), kernels.casting(models), _on_meta(run.accelerator):
+    with emptied(models, optimizers), simulated.installed(), simulated.casting(models), _on_meta(run.accelerator):
         held = [t for model in models for t in (*model.parameters(), *model.buffers())]
         trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         storages.add(held)
@@ -150,7 +150,7 @@ def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: d
 class _Phased(Batch):
     """A batch that tells the storages in which phase of the step they are."""
 
-    def __init__(self, gradients: Gradients, step: Step, storages: Storages):
+    def __init__(self, gradients: Gradients, step: Step, storages: LiveStorages):
         super().__init__(gradients, step)
         self._storages = storages
 
@@ -191,7 +191,7 @@ def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -
         stack.callback(optimizer.__dict__.pop, "step")
 
 
-def _hollow_inputs(micro: Micro, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Any:
+def _hollow_inputs(micro: MicroBatch, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Any:
     """Make the inputs of a micro-batch without contents, as large as its longest rows make them."""
     taken = np.arange(micro.rows)
     if plan.lengths is not None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from app.commands.output import size
 from app.commands.plan import memory
-from app.commands.plan.footprint import Asking, Footprint, Question
+from app.commands.plan.footprint import Footprint, Question, Questions
 from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile
@@ -41,7 +41,7 @@ def room(profile: Profile, asked: float) -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
-class Fits:
+class MicroBatchSearch:
     """Asks for footprints, and finds from them the largest micro-batch that fits, for each profile."""
 
     def __init__(self, profiles: list[Profile], asked: float):
@@ -54,7 +54,7 @@ class Fits:
         self.found: dict[str, dict[str, Any]] = {}
         self._known: dict[Question, Footprint] = {}
 
-    def asking(self, run: Any, plan: BatchPlan) -> Asking:
+    def asking(self, run: Any, plan: BatchPlan) -> Questions:
         """Ask about a rehearsed recipe, and keep the result for each profile that can work in `found`."""
         self._run = run
         self._models = run.accelerator.models

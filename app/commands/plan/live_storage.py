@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Storages(TorchDispatchMode):
+class LiveStorages(TorchDispatchMode):
     """Follows every storage that operations create, from its first tensor to its last, on any device, meta included.
 
     Memory that a kernel allocates and frees by itself is not seen.

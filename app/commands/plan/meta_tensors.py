@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-class Answers(TorchFunctionMode):
+class NoNumbers(TorchFunctionMode):
     """Answers no to questions about numbers that do not exist, such as whether a mask hides nothing."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):

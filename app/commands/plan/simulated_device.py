@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.commands.plan.live_storage import Storages
-from app.commands.plan.meta_tensors import Answers
+from app.commands.plan.live_storage import LiveStorages
+from app.commands.plan.meta_tensors import NoNumbers
 
 # What autocast computes in 16 bits on a GPU (torch 2.13, ATen/autocast_mode.h; tests/test_footprint.py compares), ...
 LOWER = (
@@ -54,10 +54,10 @@ _DEVICE = "privateuseone"
 _aten = torch.ops.aten
 
 
-class Kernels:
-    """The kernels that a device would use in place of those of the meta device."""
+class SimulatedDevice:
+    """A device whose kernels meta tensors use in place of those of the meta device."""
 
-    def __init__(self, device: str, precision: str, storages: Storages):
+    def __init__(self, device: str, precision: str, storages: LiveStorages):
         """Choose a device.
 
         Args:
@@ -88,7 +88,7 @@ class Kernels:
             before = torch.is_autocast_enabled(_DEVICE)
             torch.set_autocast_enabled(_DEVICE, True)
             try:
-                with torch._C._IncludeDispatchKeyGuard(_KEY), Answers():
+                with torch._C._IncludeDispatchKeyGuard(_KEY), NoNumbers():
                     yield
             finally:
                 torch.set_autocast_enabled(_DEVICE, before)
