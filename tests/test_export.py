@@ -127,7 +127,7 @@ def test_pushing(runs, exported):
         (["--step", "3"], {}, "no checkpoint of step 3; there are 2, 4"),
         (["--push", "a b"], {}, "--push a b: "),
         (["--push", "me/x"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-        (["--to", "."], {}, ". is there already"),
+        (["--to", "."], {}, ". exists already"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(runs, words, environment, said):

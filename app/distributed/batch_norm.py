@@ -21,7 +21,7 @@ def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     """
     if accelerator.device.type == "cpu":
         raise UserError(
-            "--run.sync-bn: torch's SyncBatchNorm works on GPUs alone; on CPU leave out the flag, or take a model with "
+            "--run.sync-bn: torch's SyncBatchNorm works on GPUs alone; on CPU leave out the flag, or use a model with "
             "GroupNorm or LayerNorm"
         )
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -22,7 +22,7 @@ def configure(plugin: DeepSpeedPlugin, clip: float, models: int) -> None:
         models: how many were prepared before this one.
     """
     if models:
-        raise UserError("DeepSpeed's engine takes one model a run: for several use an fsdp or ddp profile")
+        raise UserError("DeepSpeed's engine takes one model in a run: for several use an fsdp or ddp profile")
     config = plugin.deepspeed_config
     # It requires a batch size if no loader is prepared. Batches are ours, so its value has no effect.
     config.pop("train_batch_size", None)

@@ -98,7 +98,7 @@ class Profile:
     @cached_property
     def troubles(self) -> list[tuple[str, str]]:
         """List the settings that cannot work on any machine, each with its fix."""
-        found = [(f"{key}: accelerate does not know it", "take it out or mend its name") for key in _unknown(self)]
+        found = [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
         if self.settings.get("distributed_type") == "MULTI_CPU" and self.processes > 1:
             found.append(("distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"))
         size = self.mesh("dp_replicate") * self.mesh("tp") * self.mesh("dp_shard")

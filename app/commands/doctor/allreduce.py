@@ -43,7 +43,7 @@ def _try(backend: str, seconds: float) -> Finding:
     pair = [subprocess.Popen([*words, str(rank)], **pipes) for rank in (0, 1)]
     fix = "GLOO_SOCKET_IFNAME=lo (or the network card's name), and no firewall between local ports"
     if backend == "nccl":
-        fix = "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 or a newer driver often mends it"
+        fix = "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 or a newer driver often helps"
     end = time.monotonic() + seconds
     try:
         outputs = [process.communicate(timeout=max(0.1, end - time.monotonic())) for process in pair]

@@ -54,13 +54,13 @@ def _speed(file: Path, free: int) -> Finding:
         os.fsync(target.fileno())
     rate = file.stat().st_size / (time.perf_counter() - began)
     slow = rate < _SLOW
-    fix = "take a local disk for --run.dir, or save less often (--run.save-every)" if slow else ""
+    fix = "use a local disk for --run.dir, or save less often (--run.save-every)" if slow else ""
     return Finding("write and fsync", f"{size(rate)}/s over {size(file.stat().st_size)}", NOTE if slow else "ok", fix)
 
 
 def _locks(file: Path) -> Finding:
     """Lock a file, then try to lock it from another process, which must be refused."""
-    fix = "take a disk with locks (NFS: mount it without nolock), or see to it that no two runs share a folder"
+    fix = "use a disk with locks (NFS: mount it without nolock), or make sure that no two runs share a folder"
     with file.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,12 +25,12 @@ def look(what: str, check: Callable[[], Iterable[Finding]], seconds: float = 120
             findings.extend(check())
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())
-            findings.append(Finding(what, words, TROUBLE, "mend what the message names; other checks went on"))
+            findings.append(Finding(what, words, TROUBLE, "fix what the message names; the other checks went on"))
 
     thread = threading.Thread(target=examine, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
         late = f"no answer within {seconds:.0f} s"
-        return [*findings, Finding(what, late, TROUBLE, "find out what it waits for; other checks went on")]
+        return [*findings, Finding(what, late, TROUBLE, "find out what it waits for; the other checks went on")]
     return findings

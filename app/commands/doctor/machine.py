@@ -43,7 +43,7 @@ def versions() -> Iterator[Finding]:
         yield Finding(name, found, "ok" if same else NOTE, fix)
     for module, package in MODULES.items():
         if package not in PACKAGES and not is_installed(module):
-            yield Finding(package, "not installed", NOTE, f"where something asks for it: pip install {package}")
+            yield Finding(package, "not installed", NOTE, f"if something asks for it: pip install {package}")
 
 
 def devices() -> Iterator[Finding]:
@@ -61,11 +61,11 @@ def devices() -> Iterator[Finding]:
             fix = "another program holds most of it: see nvidia-smi" if busy else ""
             yield Finding(f"GPU {index}", text, NOTE if busy else "ok", fix)
     elif torch.backends.mps.is_available():
-        yield Finding("MPS", "there, without float64", NOTE, "take accelerate_configs/cpu.yaml")
+        yield Finding("MPS", "available, but without float64", NOTE, "use accelerate_configs/cpu.yaml")
     elif shutil.which("nvidia-smi"):
         why = "torch was built without CUDA" if torch.version.cuda is None else "torch cannot start CUDA"
         fix = "install torch for CUDA (pytorch.org), or a driver for CUDA " + (torch.version.cuda or "12 or newer")
-        yield Finding("GPU", f"nvidia-smi is there; {why}", NOTE, fix)
+        yield Finding("GPU", f"nvidia-smi is installed, but {why}", NOTE, fix)
     else:
         yield Finding("GPU", "none", "ok", "")
     yield Finding("CPU", f"{processor()}, kernels {torch.backends.cpu.get_cpu_capability()}")
@@ -122,7 +122,7 @@ def port() -> Iterator[Finding]:
                 "port", f"{free} is free, 29500 is taken", NOTE, "accelerate launch --main_process_port 0 ..."
             )
             return
-    yield Finding("port", "29500 is free, the launcher's own")
+    yield Finding("port", "29500, the launcher's default, is free")
 
 
 def cores() -> Iterator[Finding]:
@@ -134,7 +134,7 @@ def cores() -> Iterator[Finding]:
         fix = f"--run.threads {max(1, int(share))} for one process, or raise the limit: more threads only wait"
         yield Finding("cores", f"{share:.3g} of {there} by the container's limit", NOTE, fix)
     elif usable < there:
-        fix = "taskset, the scheduler or the container has left the others out: widen it if they are yours"
+        fix = "taskset, the scheduler or the container hides the others: allow them if they are yours"
         yield Finding("cores", f"{usable} of {there} usable", NOTE, fix)
     else:
         yield Finding("cores", f"{there}, all usable")
@@ -158,7 +158,7 @@ def limits() -> Iterator[Finding]:
         fix = f"have the administrator raise the hard limit ({hard}) to {_FILES}"
     yield Finding("open files", str(soft), NOTE if few else "ok", fix)
     if not Path("/dev/shm").is_dir():
-        yield Finding("/dev/shm", "none", NOTE, "where data are loaded by processes of their own: --run.workers 0")
+        yield Finding("/dev/shm", "none", NOTE, "load data without worker processes: --run.workers 0")
         return
     whole, _, free = shutil.disk_usage("/dev/shm")
     small = free < _SHARED
@@ -168,7 +168,7 @@ def limits() -> Iterator[Finding]:
 
 def hub() -> Iterator[Finding]:
     """See whether the Hub answers. Without it, everything still works on local folders."""
-    fix = "fetch elsewhere (hf download NAME --local-dir FOLDER) and give the folder to --model or --data.path"
+    fix = "download elsewhere (hf download NAME --local-dir FOLDER) and give the folder to --model or --data.path"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield Finding("hub", "offline by HF_HUB_OFFLINE", NOTE, fix)
         return

@@ -61,15 +61,13 @@ def main(options: Options) -> int:
     step = options.step or steps[-1]
     state, record = checkpoints.at(step)
     if layout.is_bound(record["layout"]):
-        raise UserError(
-            f"{state}: DeepSpeed's checkpoints are read by DeepSpeed alone; run it to its end for its model/"
-        )
+        raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
     target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
     kept = bool(options.to) or not options.push
     if kept and target.exists():
-        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
+        raise UserError(f"{target} exists already: give another folder with --to, or move it away")
     if options.dry_run:
         _say_what(options, step, state, target if kept else None)
         return 0
@@ -99,7 +97,7 @@ def _say_what(options: Options, step: int, state: Path, target: Path | None) -> 
         print(f"would write {target}")
     if options.push:
         kind = "private" if options.private else "public"
-        print(f"would upload it to {upload.address(options.push)}, made {kind} where it is not there")
+        print(f"would upload it to {upload.address(options.push)}, made {kind} if it does not exist")
 
 
 def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) -> None:
@@ -111,8 +109,8 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
     recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
     if not recipe.is_file():
         raise UserError(
-            f"{recipe} is missing, which builds the model: a notebook's run has none. Its finished model is in model/; "
-            "for others put the recipe into a file"
+            f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe; its finished model is "
+            "in model/. To export other checkpoints, put the recipe into a file"
         )
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
     found = dry_run.rehearse_to_end(recipe, flags, beside=run.info.get("recipe_folder", ""))
@@ -121,7 +119,7 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
         sharded.load_weights(accelerator, str(state))
     except FileNotFoundError:
         raise UserError(
-            f"{state} has gone: the run goes on and keeps its newest; export again, or wait for it"
+            f"{state} is gone: the run goes on and deletes old checkpoints; export again, or wait until it ends"
         ) from None
     save_model(accelerator, found.model, folder, *found.parts, shard=shard)
     plain = accelerator.unwrap_model(found.model)

@@ -70,7 +70,7 @@ def main(options: Options, flags: list[str]) -> int:
     ]
     display.show(about, layouts, folder, loop.failed)
     if any(weight.remembered is None for weight in weights):
-        print("the optimizer's own state could not be found out, and is left out of every number")
+        print("the state of the optimizer could not be found out, and is not counted in any number")
     write_json(
         options.json,
         {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},

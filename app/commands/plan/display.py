@@ -27,7 +27,7 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
     lines = {
         "samples": f"{a['samples']:,}, seen {a['epochs']:.4g} times: {a['seen']:,}",
         "steps": f"{a['steps']:,} of {a['global_batch']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
-        "micro-batches": f"{a['micro_batches']} a step, so as many processes at most",
+        "micro-batches": f"{a['micro_batches']} a step, so at most as many processes",
         "tokens": "lengths are not known"
         if a["tokens_per_step"] is None
         else f"{a['tokens_per_step']:,.0f} a step; {a['padding']:.1%} of what is computed is padding",
@@ -38,12 +38,12 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
     print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")
     head = ["profile", "layout", "samples/step", "idle", "weights", "gradients", "sums", "optimizer", "in all"]
     print(table([*head, "save copy", "verdict"], [_row(layout) for layout in layouts], right=range(3, 10)))
-    print(f"memory is that of one process; sums: exact mode's; save copy: on the host; not in the table: {LEFT_OUT}\n")
+    print(f"memory of one process; sums: of exact mode; save copy: on the host; not counted: {LEFT_OUT}\n")
     for layout in layouts:
         if layout["peak"]:
             print(f"{layout['profile']}: {largest_micro_batch.sentence(layout['peak'])}")
     if uncounted:
-        print(f"activations could not be counted, as the loop does not work on tensors without contents: {uncounted}")
+        print(f"activations could not be counted, as the loop does not run on tensors without contents: {uncounted}")
     print()
     _show_folder(folder)
 

@@ -175,7 +175,7 @@ def sentence(found: dict[str, Any]) -> str:
         return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})"
     text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "
     if too_large is None:
-        return text + "and a larger one has no use with this --run.global-batch"
+        return text + "and a larger one is of no use with this --run.global-batch"
     return text + f"{too_large[0]} would not ({size(too_large[1])})"
 
 

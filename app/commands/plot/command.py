@@ -40,7 +40,7 @@ def main(options: Options) -> int:
     from app.rundir import history
 
     if not options.runs:
-        raise UserError("plot what? give folders of runs; `python -m app runs` lists those in runs/")
+        raise UserError("plot what? give the folders of runs; `python -m app runs` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
     stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
     if not stem.name or stem.is_dir():

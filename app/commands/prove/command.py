@@ -129,7 +129,7 @@ def _make_room(folder: Path) -> Path:
     try:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / REPORT).exists():
-                raise UserError(f"--report {folder}: it holds something else than a report; give another folder")
+                raise UserError(f"--report {folder}: it holds something other than a report; give another folder")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / REPORT).touch()  # so that one that is interrupted can be deleted too

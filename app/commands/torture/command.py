@@ -94,7 +94,7 @@ def _places(options: Options) -> tuple[list[profiles.Profile], Path]:
     folder = Path(options.folder or f"runs/torture-{options.recipe.stem}")
     mark = folder / "torture"
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
-        raise UserError(f"--folder {folder}: it holds something else than an earlier torture; give another folder")
+        raise UserError(f"--folder {folder}: it holds something other than an earlier torture; give another folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark.touch()

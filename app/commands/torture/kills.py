@@ -69,7 +69,7 @@ class Torture:
             found = compare(self._expected, outcome(folder))
             self.finished += 1
             self.differences += [f"{folder.name}: {text}" for text in found]
-            self.say(f"{folder.name} finished: {found[0] if found else 'the run that was never touched'}")
+            self.say(f"{folder.name} finished: {found[0] if found else 'the same as the untouched run'}")
 
     def _until_killed(self, folder: Path, chance: random.Random) -> bool:
         """Start or resume a run and kill it; return False if it finished before that."""

@@ -64,5 +64,5 @@ def view(run: History) -> RenderableType:
     if run.info.get("error"):
         parts.append(Text(str(run.info["error"]), style="red"))
     if status == "lost":
-        parts.append(Text("its process is gone; the same command goes on from the last checkpoint", style="red"))
+        parts.append(Text("its process is gone; the same command resumes it from the last checkpoint", style="red"))
     return Group(*parts)
