@@ -3,7 +3,7 @@
 import os
 import warnings
 
-# A thread that waits for another must not spin for long: where anything else runs on the machine, steps would take ten
+# A thread that waits for another must not spin for long: if anything else runs on the machine, steps would take ten
 # times longer. libgomp reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -11,14 +11,14 @@ from app.config import OptimConfig, RunConfig
 from app.errors import UserError
 from app.launching.flags import parse
 
-# Said by tqdm's bars for notebooks, which other libraries ask for; a run prints lines there.
+# A warning of tqdm's progress bars for notebooks, which other libraries use; a run itself prints lines there.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 __all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 
 def __getattr__(name: str):
-    # torch is imported with Run, and not before it is needed: --help and mistakes answer at once.
+    # torch is imported together with Run, only when it is needed: --help and mistakes answer at once.
     if name == "Run":
         from app.run import Run
 

@@ -1,4 +1,4 @@
-"""Commands beside training: python -m app COMMAND."""
+"""The commands next to training: python -m app COMMAND."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ def main(words: list[str]) -> int:
     """Run the command that the first word names, and return the exit status.
 
     Raises:
-        UserError: there is no such command, or it cannot be asked so.
+        UserError: there is no such command, or its options are wrong.
     """
     known = summaries()
     if not words or words[0] in ("-h", "--help"):
@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
 
 
 def run() -> None:
-    """Be the program `samestep`."""
+    """Run the program `samestep`."""
     report_user_errors()
     sys.exit(main(sys.argv[1:]))
 

@@ -6,12 +6,22 @@ import importlib.util
 MODULES = {
     name: name
     for name in (
-        *("accelerate", "cloudpickle", "datasets", "huggingface_hub", "matplotlib", "monai", "nibabel", "numpy"),
-        *("pandas", "peft", "plotly", "psutil", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers"),
+        *(
+            "accelerate",
+            "cloudpickle",
+            "datasets",
+            "huggingface_hub",
+            "jinja2",
+            "matplotlib",
+            "monai",
+            "nibabel",
+            "numpy",
+        ),
+        *("numpy", "pandas", "peft", "plotly", "psutil", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers"),
         *("torch", "torchmetrics", "tqdm", "transformers", "tyro", "wandb", "xxhash"),
     )
 }
-MODULES |= {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "PyYAML"}
+MODULES |= {"PIL": "pillow", "docstring_parser": "docstring-parser", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 _STAND_INS = {"tensorboardX": "tensorboard"}  # modules that accelerate tries in place of others
 
 

@@ -16,11 +16,11 @@ from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.resume import contents_everywhere
 from app.checkpoints.store import CheckpointStore
 from app.config import OptimConfig, RunConfig, check, to_dict
-from app.distributed import collectives, layout
+from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
-from app.distributed.desync import Drift
-from app.distributed.preemption import Left, Stopping
+from app.distributed.desync import DesyncCheck
+from app.distributed.preemption import Left, Preemption
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError, mendable
 from app.launching import dry_run
@@ -109,7 +109,7 @@ class Run:
         self.buffers = Buffers(self.accelerator, self.warn)
         about = self.accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog
         self.checkpoint_manager = CheckpointManager(*about, settings.save_async)
-        self.stopping = Stopping(self.accelerator.device, self.logger.failed)
+        self.stopping = Preemption(self.accelerator.device, self.logger.failed)
         if not self.dry_run:
             has = bool(self.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
@@ -202,7 +202,7 @@ class Run:
         """
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not self.dry_run:  # which is on a CPU; names of weights are the same
-            model = layout.synchronised(model, self.accelerator)
+            model = batch_norm.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
             if not self.accelerator.is_fsdp2:  # which moves a shard at a time
@@ -210,7 +210,7 @@ class Run:
             optim = build_optimizer(model, settings)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
-        for note in layout.depends_on_layout(model, self.accelerator, self.config):
+        for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
             self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         self.optimizers.add(optimizer, settings)
@@ -251,7 +251,7 @@ class Run:
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
         """Resume, open the logger, and return the plan of what is left, with the indices of its steps."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        drift = None if collectives.alone() else Drift(self.accelerator.models, self.buffers, order)
+        drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
@@ -355,7 +355,7 @@ class Run:
         seed = self.config.seed
         plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, seed)
         turns = range(plan.steps(self.accelerator.data_ranks))
-        self.buffers.settle()
+        self.buffers.find_changes()
         with self.logger.time_aside(), aside(self.accelerator.device), evaluating(model):
             together = self.accelerator.is_fsdp2
             leaving = self.stopping.turns(len(turns), together) if self._may_leave() else turns

@@ -87,7 +87,7 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
     profile = profiles.read(str(profiles.FOLDER / ("cpu.yaml" if device == "cpu" else "gpu.yaml")))
     settings = {**profile.settings, "mixed_precision": "no" if precision == "fp32" else precision}
     profile = dataclasses.replace(profile, settings=settings)
-    found = largest_micro_batch.Fits([profile], memory)
+    found = largest_micro_batch.MicroBatchSearch([profile], memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
     dry_run.rehearse(recipe, flags, loop)
     if loop.failed:
@@ -137,11 +137,11 @@ def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
 def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
     import torch
 
-    from app.commands.plan.live_storage import Storages
+    from app.commands.plan.live_storage import LiveStorages
 
     with _allocations() as now:
         torch.empty(1)
-    storages = Storages()
+    storages = LiveStorages()
     storages.add(models)
     with _allocations() as total, storages:
         yield

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from app.commands.tables import table
+from app.commands.output import table
 
 
 def as_table(rows: dict[str, dict]) -> str:

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.commands.prove.compare import EXACT, ORDINARY, Trace, compare
-from app.commands.prove.difference import MEANS, Comparison, Difference
+from app.commands.prove.compare import EXACT, ORDINARY, Comparison, compare
+from app.commands.prove.difference import MEANS, Difference
+from app.commands.prove.trace import Trace
 from app.sampling.hashing import hash_of
 from app.training.audit import SKETCH, sketch
 

@@ -37,6 +37,26 @@ def test_commands_options_and_files():
     assert completed("plan", "recipes/c") == ["recipes/cls.py"]
 
 
+def test_fish_is_told_the_same():
+    lines = script("fish").splitlines()
+    assert lines[0] == f"complete -c samestep -n __fish_use_subcommand -f -a '{' '.join(summaries())}'"
+    for name in summaries():
+        assert f"complete -c samestep -n '__fish_seen_subcommand_from {name}' -l help" in lines
+    assert "complete -c samestep -n '__fish_seen_subcommand_from export' -l dry-run -r" in lines
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
+def test_fish_completes_what_is_typed():
+    def completed(line: str) -> list[str]:
+        words = ["fish", "--no-config", "-c", f"{script('fish')}\ncomplete -C '{line}'"]
+        shown = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+        return [text.partition("\t")[0] for text in shown]
+
+    assert completed("samestep pl") == ["plan", "plot"]
+    assert completed("samestep export --st") == ["--step"]
+    assert completed("samestep plan recipes/c") == ["recipes/cls.py"]
+
+
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
 def test_zsh_completes_what_is_typed(tmp_path):
     """Typed on a terminal, with Tab: a program reads it instead."""

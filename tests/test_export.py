@@ -10,9 +10,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from app.commands.export import model_card
+from app.rundir import history
 from launching import ROOT, launch_all, run, saved_state
 from laws.small import SMALL
 from standin import TOKEN, hub
+from tiny import train
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
 STEP = 2
@@ -124,7 +127,7 @@ def test_pushing(runs, exported):
         (["--step", "3"], {}, "no checkpoint of step 3; there are 2, 4"),
         (["--push", "a b"], {}, "--push a b: "),
         (["--push", "me/x"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-        (["--to", "."], {}, ". is there already"),
+        (["--to", "."], {}, ". exists already"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(runs, words, environment, said):
@@ -138,3 +141,24 @@ def test_a_damaged_checkpoint_is_not_exported(runs, tmp_path):
     file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
     result = app(tmp_path / "run")
     assert result.status == 2 and "step 4 is damaged" in result.output
+
+
+def test_scores_are_results_to_the_hub(tmp_path):
+    """Those of a task that the Hub knows; a score that is no number is left out of them."""
+    from huggingface_hub import ModelCard
+
+    train(tmp_path / "run")
+    run = history.read(tmp_path / "run")
+    (tmp_path / "run" / "recipe.py").write_text("")
+    run.config["data"] = {"path": ["me/texts"]}
+    scores = {"eval/accuracy": 0.75, "eval/loss": float("nan"), "eval/samples": 8}
+    found = {}
+    for kind in ("BertForSequenceClassification", "UNet"):
+        (tmp_path / kind).mkdir()
+        model_card.write(run, tmp_path / kind, 4, scores, kind, "")
+        found[kind] = ModelCard.load(tmp_path / kind / "README.md").data
+    (result,) = found["BertForSequenceClassification"].eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("accuracy", 0.75, "me/texts")
+    assert result.task_type == found["BertForSequenceClassification"].pipeline_tag == "text-classification"
+    assert found["UNet"].eval_results is None and found["UNet"].metrics == ["accuracy", "loss"]
+    assert found["UNet"].datasets == ["me/texts"]

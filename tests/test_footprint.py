@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from app.commands.plan import footprint, largest_micro_batch, simulated_device
-from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, Micro, largest
-from app.commands.plan.live_storage import Storages
+from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, MicroBatch, largest
+from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
 from app.launching import dry_run, profiles
 from launching import PROFILES, ROOT, run
@@ -68,9 +68,9 @@ def two_steps(model, optimizer, inputs, targets, storages) -> dict[str, int]:
 def on_device(name: str, device: str, precision: str) -> dict[str, int]:
     """Count on tensors without contents."""
     make, inputs, count = MODELS[name]
-    model, storages = make(), Storages()
+    model, storages = make(), LiveStorages()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    taken = simulated_device.Kernels(device, precision, storages)
+    taken = simulated_device.SimulatedDevice(device, precision, storages)
     with emptied([model], [optimizer]), taken.installed(), taken.casting([model]):
         targets = torch.zeros(count, dtype=torch.int64, device="meta")
         found = two_steps(model, optimizer, inputs().to("meta"), targets, storages)
@@ -89,7 +89,7 @@ def test_a_step_without_contents_holds_what_a_real_one_holds(name, precision):
         from accelerate.utils import convert_outputs_to_fp32
 
         model.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
-    real = two_steps(model, optimizer, inputs(), torch.zeros(count, dtype=torch.int64), Storages())
+    real = two_steps(model, optimizer, inputs(), torch.zeros(count, dtype=torch.int64), LiveStorages())
     assert on_device(name, "cpu", precision) == pytest.approx(real, rel=0.01)
 
 
@@ -103,7 +103,7 @@ def test_a_gpu_keeps_no_attention_matrix_and_a_byte_a_dropped_number():
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_sums_are_taken_in_fp32_where_autocast_on_a_gpu_does(dtype):
-    taken = simulated_device.Kernels("cuda", "bf16", Storages())
+    taken = simulated_device.SimulatedDevice("cuda", "bf16", LiveStorages())
     numbers = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)
     with taken.installed(), torch.autocast("cpu", torch.bfloat16):
         expected = dtype or torch.float32
@@ -160,7 +160,7 @@ def test_the_search_ends_at_the_border(room, fits_, too_large):
     """From any start, with no more questions than there are sizes."""
     profile = profiles.read(str(PROFILES / "cpu.yaml"))
     for start in (1, 4, 64):
-        found = largest_micro_batch.Fits([profile], room)
+        found = largest_micro_batch.MicroBatchSearch([profile], room)
         asked = []
 
         def peak(profile, plan, micro, asked=asked):
@@ -180,7 +180,7 @@ def test_the_search_ends_at_the_border(room, fits_, too_large):
 
 def test_an_exact_turn_finds_no_gradients_and_buckets_stay():
     """Which of the counted peaks a layout has."""
-    found = Footprint(Micro(None, None, 4, None), 100, 40, 5, first=300, later=340, uncast=330, update=180)
+    found = Footprint(MicroBatch(None, None, 4, None), 100, 40, 5, first=300, later=340, uncast=330, update=180)
     held = largest_micro_batch.memory.Memory(30, 40, 80, 60, 0)
     cpu, ddp = (profiles.read(str(PROFILES / f"{name}.yaml")) for name in ("cpu", "ddp_cpu"))
     assert largest_micro_batch.peak(found, cpu, held._replace(sums=0), 1, False, []) == 300 + 5

@@ -9,7 +9,8 @@ from torch import nn
 
 from app import RunConfig, UserError
 from app.distributed.accelerator import Accelerator
-from app.distributed.layout import check_bound, depends_on_layout, in_short, synchronised
+from app.distributed.batch_norm import depends_on_layout, synchronised
+from app.distributed.layout import check_bound, in_short
 from app.launching.profiles import Profile
 
 FSDP = {"wrapping": "FSDP2", "processes": 4, "data_ranks": 4, "precision": "bf16", "device": "cpu"}

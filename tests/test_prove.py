@@ -11,8 +11,8 @@ import pytest
 from app import UserError
 from app.commands.prove import command
 from app.commands.prove import trial as trials
-from app.commands.prove.compare import Trace
 from app.commands.prove.report import Report
+from app.commands.prove.trace import Trace
 from app.commands.prove.trial import Trial, reason
 from app.launching import profiles
 from app.launching.launcher import Stalled, run

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
-from app.commands import charts, command
+from app.commands import curves
+from app.commands.plot import command
 from app.commands.runs import command as runs
 from app.commands.watch import live
 from app.errors import UserError
@@ -87,12 +88,12 @@ def test_what_is_damaged_is_left_out(folder, tmp_path):
 
 
 def test_stops_and_changes_of_layout_are_marked(folder):
-    assert charts.marks(history.read(folder / "stopped")) == [charts.Mark(5, "resumed on 1 data rank, fp32, cpu")]
+    assert curves.marks(history.read(folder / "stopped")) == [curves.Mark(5, "resumed on 1 data rank, fp32, cpu")]
 
 
 def test_every_column_has_a_panel(folder):
     both = [history.read(folder / name) for name in ("stopped", "deep/failed")]
-    panels = charts.panels(both)
+    panels = curves.panels(both)
     assert [panel.title for panel in panels][:2] == ["loss", "eval/loss"]
     assert sorted(name for panel in panels for name in panel.names) == sorted(both[0].columns)
 
@@ -127,7 +128,7 @@ def test_a_browser_shows_the_page(drawn, tmp_path):
     words = [BROWSER, *flags, "--dump-dom", drawn.with_suffix(".html").as_uri()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     both = [history.read(drawn.parent.parent / name) for name in ("stopped", "deep/failed")]
-    curves_wanted = sum(len(panel.names) for panel in charts.panels(both)) * len(both)
+    curves_wanted = sum(len(panel.names) for panel in curves.panels(both)) * len(both)
     body = done.stdout[done.stdout.index("<h2>Curves</h2>") :]
     svg = "".join(re.findall(r"<svg.*?</svg>", body, re.DOTALL))
     assert len(re.findall(r'class="trace scatter', svg)) >= curves_wanted - 1  # the failed run has no scores

@@ -25,7 +25,7 @@ def plugin(**config):
 def test_batches_and_clipping_are_ours():
     """A profile's own numbers would scale the loss, or clip at another norm than --optim.clip."""
     ours = plugin(train_batch_size=512, gradient_accumulation_steps="auto", gradient_clipping=1.0)
-    deepspeed.settle(ours, clip=0.5, models=0)
+    deepspeed.configure(ours, clip=0.5, models=0)
     assert ours.deepspeed_config == {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -36,7 +36,7 @@ def test_batches_and_clipping_are_ours():
 
 def test_a_second_model_is_refused():
     with pytest.raises(UserError, match="one model"):
-        deepspeed.settle(plugin(), clip=1.0, models=1)
+        deepspeed.configure(plugin(), clip=1.0, models=1)
 
 
 def test_on_cpu_it_is_refused(rows, tmp_path):

@@ -129,7 +129,7 @@ class CheckpointManager:
         """
         with self.logger.time_aside():
             self.wait()
-            self.buffers.settle()
+            self.buffers.find_changes()
             state_dict.check_finite(self.accelerator.models, step)
             # Copies: training logs on while this is written.
             fields = {"metrics": dict(measured), "scores": dict(scores), "unevaluated": unevaluated}

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from app.distributed import accelerate_patches
 from app.distributed.naming import local_shard
 
 
@@ -49,7 +50,4 @@ def _fits(copy: Tensor, source: Tensor) -> bool:
 
 def _like(tensor: Tensor, copy: Tensor) -> Tensor:
     """Mark a copy as sharded, as its original is."""
-    if not isinstance(tensor, DTensor):
-        return copy
-    # torch's public `from_local` would move it to the GPU again. (Tried with torch 2.11 and 2.13.)
-    return DTensor(copy, tensor._spec, requires_grad=False)
+    return accelerate_patches.sharded_like(tensor, copy) if isinstance(tensor, DTensor) else copy

@@ -1,9 +1,9 @@
-"""Commands of `python -m app NAME`: a folder each, with `command.py` and what serves only that command.
+"""Commands of `python -m app NAME`: one folder each, with `command.py` and what serves only that command.
 
-The module `command` has a docstring, whose first line is the summary; a dataclass `Options`, read as a recipe's config
-is; and `main(options) -> int`, which returns the exit status: 0 for good, 1 where something bad was found. What cannot
-be asked so is a UserError, and ends with 2. A `main(options, flags)` also gets the words that are not among its
-options, for a recipe. torch and the like are imported in functions: --help answers at once.
+The module `command` has three parts. Its docstring, whose first line is the summary. A dataclass `Options`, which is
+read like a recipe's config. And `main(options) -> int`, which returns the exit status: 0 if all is well, 1 if something
+bad was found. Wrong options are a UserError, which ends with 2. A `main(options, flags)` also gets the words that are
+not among its options; they are flags of a recipe. torch and the like are imported in functions: --help answers at once.
 """
 
 import ast
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 
 def summaries() -> dict[str, str]:
-    """Give each command's one line, without importing any."""
+    """Return the summary of each command by its name, without importing any."""
     documents = {name: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for name, path in _files()}
     return {name: (text or "").partition("\n")[0] for name, text in documents.items()}
 

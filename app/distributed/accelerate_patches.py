@@ -1,17 +1,37 @@
-"""Every touch of accelerate's private parts, and of torch's that accelerate's engines are made of.
+"""Every use of private parts of accelerate, and of DDP, FSDP2, DTensor and the process groups under it.
 
-Each says the version that it was written for, and tests/test_patches.py says when one of them has moved.
+Each function names the versions that it was written for. tests/test_patches.py has a canary for each private name, and
+a list of the private names that other modules of app use, such as those of torch.serialization.
 """
 
 import datetime
 import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, ParallelismConfig
 from accelerate.utils import imports as accelerate_imports
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+class Prepared(NamedTuple):
+    """What accelerate has taken over of a run, in the order in which it was given."""
+
+    models: list[nn.Module]
+    optimizers: list[AcceleratedOptimizer]
+    schedulers: list[Any]
+    registered: list[Any]
+
+
+def prepared(accelerator: Accelerator) -> Prepared:
+    """Return what `prepare` and `register_for_checkpointing` of accelerate 1.15 were given, as it is wrapped."""
+    return Prepared(accelerator._models, accelerator._optimizers, accelerator._schedulers, accelerator._custom_objects)
 
 
 def remember_packages() -> None:
@@ -55,7 +75,7 @@ def clip_norm(accelerator: Accelerator, parameters: list[nn.Parameter], largest:
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def settle_buckets(model: nn.parallel.DistributedDataParallel) -> None:
+def fix_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     """Make DDP (torch 2.11 to 2.13) arrange its buckets now.
 
     It does so after its first backward pass; sums over three or more ranks depend on the place in a bucket, so a
@@ -69,3 +89,46 @@ def settle_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     total.backward()
     model.reducer._rebuild_buckets()
     model.zero_grad(set_to_none=True)
+
+
+def start_fsdp(model: nn.Module) -> None:
+    """Have a model under FSDP2 (torch 2.11 to 2.13) choose now what it would choose in its first forward pass.
+
+    Among this is the type in which a layer's gradients are reduced.
+    """
+    model._get_fsdp_state()._lazy_init()
+
+
+def sharded_like(original: DTensor, shard: Tensor) -> DTensor:
+    """Make a DTensor of this rank's shard, laid out as another one is, and leave the shard on its device.
+
+    The public DTensor.from_local (torch 2.11 and 2.13) would move it to the device of the mesh.
+    """
+    return DTensor(shard, original._spec, requires_grad=False)
+
+
+def forked_after_cuda() -> bool:
+    """Tell whether this process was forked from one that had used a GPU (torch 2.11 to 2.13), so it cannot use any."""
+    return torch.cuda._is_in_bad_fork()
+
+
+def store() -> dist.Store:
+    """Return the rendezvous store of the process group (torch 2.11 to 2.13)."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def set_time_limit(limit: datetime.timedelta, without: dist.ProcessGroup | None) -> None:
+    """Set the time limit of all process groups but one (torch 2.11 to 2.13)."""
+    for group in dist.distributed_c10d._world.pg_map:
+        if group is not without:
+            dist.distributed_c10d._set_pg_timeout(limit, group)
+
+
+def last_collectives() -> bytes:
+    """Return what the flight recorder of torch 2.11 to 2.13 knows of this rank's last collectives, a pickle.
+
+    The record of NCCL knows its communicators too; a torch without NCCL does not have it.
+    """
+    recorder = torch._C._distributed_c10d
+    dump: Callable[[], bytes] = getattr(recorder, "_dump_nccl_trace", recorder._dump_fr_trace)
+    return dump()

@@ -3,6 +3,7 @@
 import functools
 import os
 from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import accelerate
@@ -11,11 +12,12 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     DynamoBackend,
+    InitProcessGroupKwargs,
     ParallelismConfig,
 )
 from torch import nn
 
-from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp
+from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp, rendezvous
 from app.distributed.fsdp_autocast import LateCasts
 from app.errors import UserError
 from app.sampling.batch_plan import Turn
@@ -26,19 +28,19 @@ _MESHED = "ACCELERATE_USE_PARALLELISM_CONFIG"
 class Accelerator(accelerate.Accelerator):
     """Place devices and synchronise gradients as accelerate does, on any layout.
 
-    Beyond accelerate 1.15: FSDP2 works on CPU ranks; FSDP computes in the precision that DDP computes in; no collective
-    runs for buffers; the work of a machine's first process is waited for without a time limit, and its failure is
-    everybody's. What app/checkpoints writes of it is read by any layout.
+    It adds to accelerate 1.15: FSDP2 on CPU ranks; the same precision under FSDP as under DDP; no collectives for
+    buffers; and no time limit while processes wait for the first one of their machine, whose failure ends them all.
+    Checkpoints that app/checkpoints writes of it can be read on any layout.
     """
 
     def __init__(self, threads: int = 0, timeout: float = 1800.0):
         """Join the launcher's process group.
 
         Args:
-            threads: of this process for arithmetic on CPU; 0 shares the machine's cores among its processes.
+            threads: number of threads for arithmetic on CPU; 0 shares the machine's cores among its processes.
             timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
         """
-        if torch.cuda._is_in_bad_fork():
+        if accelerate_patches.forked_after_cuda():
             raise UserError(
                 "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
                 "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
@@ -48,18 +50,11 @@ class Accelerator(accelerate.Accelerator):
         _check_mesh()
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-        # On CPU ranks accelerate would check the mesh before FSDP is put back in its place, below.
+        # On CPU ranks, accelerate would check the mesh before `keep_fsdp` below has set FSDP again.
         meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
-        device = None
-        if not on_cpu:
-            environment.record_collectives()
-            device = environment.take_gpu()
-        environment.settle_network()
-        time_limit = collectives.limit(timeout)
-        bound = device if _may_bind() else None
-        collectives.join_anew(on_cpu, time_limit, bound)
+        limit = rendezvous.time_limit(timeout)
+        group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()
-        group = accelerate_patches.process_group(time_limit, bound)
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
         if plugin is not None:
             self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
@@ -69,13 +64,21 @@ class Accelerator(accelerate.Accelerator):
         if meshed:
             os.environ[_MESHED] = "true"
             accelerate_patches.take_mesh(self)
-        collectives.set_limit(time_limit)
+        collectives.set_limit(limit)
         if self.device.type == "cpu":
             torch.set_num_threads(threads or environment.cores_per_process())
-            if plugin is None:  # who shards wants the memory
+            if plugin is None:  # a run that shards needs the memory more than the time
                 allocator.keep_freed_memory()
-            if self.mixed_precision == "fp16":
-                raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Refuse settings of the profile that cannot work.
+
+        Raises:
+            UserError: there is one.
+        """
+        if self.device.type == "cpu" and self.mixed_precision == "fp16":
+            raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
         if self.gradient_accumulation_steps != 1:
             raise UserError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
@@ -84,46 +87,47 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def models(self) -> list[nn.Module]:
-        """Return the models that were prepared, as they are wrapped."""
-        return self._models
+        """Return the prepared models, as they are wrapped."""
+        return accelerate_patches.prepared(self).models
 
     @property
     def optimizers(self) -> list[accelerate.optimizer.AcceleratedOptimizer]:
-        """Return the optimizers that were prepared."""
-        return self._optimizers
+        """Return the prepared optimizers."""
+        return accelerate_patches.prepared(self).optimizers
 
     @property
     def others(self) -> list[Any]:
-        """Return the schedulers that were prepared and the objects that were registered, in that order."""
-        return [*self._schedulers, *self._custom_objects]
+        """Return the prepared schedulers, then the registered objects."""
+        found = accelerate_patches.prepared(self)
+        return [*found.schedulers, *found.registered]
 
     @property
     def data_ranks(self) -> int:
-        """Count the groups of processes that see their own samples."""
+        """Count the data ranks: groups of processes that see their own samples."""
         return self.num_processes // self._per_data_rank
 
     @property
     def data_rank(self) -> int:
-        """Tell which samples this process sees. Tensor-parallel processes share theirs."""
+        """Return the data rank of this process. Tensor-parallel processes share one."""
         return self.process_index // self._per_data_rank
 
     @property
     def _per_data_rank(self) -> int:
-        # accelerate's mesh has the data dimensions first, so neighbours share a data rank.
+        # The data dimensions come first in accelerate's mesh, so neighbours share a data rank.
         return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
 
     def counted_once(self, turn: Turn) -> Turn:
-        """Give an evaluation's turn weight 0 on all but one of the processes that share it."""
+        """Set the weight of an evaluation's turn to 0 on all but one of the processes that share it."""
         return turn if self.process_index % self._per_data_rank == 0 else turn._replace(weight=0.0)
 
     @contextmanager
     def local_main_process_first(self):
-        """Let each machine's first process run the block before its others do; its error is everybody's, at once."""
+        """Run the block on each machine's first process, then on the others; if the first one fails, they do."""
         with collectives.local_main_first():
             yield
 
     def prepare(self, *args, **kwargs):
-        """Prepare as accelerate does, with FSDP2 layers found, autocast under FSDP2 too, and DDP's buckets settled."""
+        """Prepare as accelerate does. Also find the layers for FSDP2, autocast under FSDP2, and fix DDP's buckets."""
         with ExitStack() as stack:
             if self.is_fsdp2:
                 for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
@@ -131,7 +135,7 @@ class Accelerator(accelerate.Accelerator):
                 for model in (arg for arg in args if isinstance(arg, nn.Module)):
                     stack.enter_context(fsdp.embeddings_known(model))
                     stack.enter_context(fsdp.shared_weights_kept(model))
-                    # accelerate puts the layers of the model before this one in its place.
+                    # accelerate has replaced it by the layers of the model before this one.
                     self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
                     fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                     if self.native_amp:
@@ -140,18 +144,18 @@ class Accelerator(accelerate.Accelerator):
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
-                # It would broadcast all buffers in each step, most for nothing; buffers.py has those that change.
-                # torch 2.13 says forward_sync_buffers, and takes the name that 2.11 has.
+                # It would broadcast all buffers in each step; buffers.py broadcasts those that change. torch 2.13 calls
+                # this forward_sync_buffers, and still accepts the name of 2.11.
                 wrapper.broadcast_buffers = False
-                accelerate_patches.settle_buckets(wrapper)
+                accelerate_patches.fix_buckets(wrapper)
         return result
 
     def _in_mixed_precision(self, model: nn.Module):
-        """Run a forward pass under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
+        """Wrap a forward pass to run under autocast and return fp32, as accelerate's prepare does outside FSDP2."""
         from accelerate.utils import convert_outputs_to_fp32
 
         forward = model.forward
-        # A compiler makes casts of its own, and does not look into these.
+        # A compiler makes its own casts, and cannot see these.
         compiled = self.state.dynamo_plugin.backend != DynamoBackend.NO
         casts = None if compiled else LateCasts(model, self.device.type)
 
@@ -163,14 +167,30 @@ class Accelerator(accelerate.Accelerator):
         return convert_outputs_to_fp32(mixed)
 
     def end_training(self) -> None:
-        """End the trackers; the processes part when the program ends, as they do after a Run.
+        """End the trackers; the process group is left when the program ends, as after a Run.
 
-        A model under DDP that outlives its process group frees it while it holds Python's lock, and waits for threads
-        of gloo that may themselves wait for that lock, for ever (torch 2.13).
+        It must not be left here. A model under DDP that outlives its process group frees the group while it holds
+        Python's lock, and waits for threads of gloo that may wait for that lock: a deadlock (torch 2.13).
         """
         for tracker in self.trackers:
             tracker.finish()
         collectives.leave(clean=True)
+
+
+def _prepare_to_join(on_cpu: bool, limit: timedelta) -> InitProcessGroupKwargs:
+    """Choose this process's GPU and network, join the process group if ranks were restarted, and describe the group.
+
+    Args:
+        limit: of time, for collectives.
+    """
+    device = None
+    if not on_cpu:
+        environment.record_collectives()
+        device = environment.take_gpu()
+    environment.choose_network()
+    bound = device if _may_bind() else None
+    rendezvous.join_again(on_cpu, limit, bound)
+    return accelerate_patches.process_group(limit, bound)
 
 
 def _on_cpu() -> bool:
@@ -185,7 +205,7 @@ def _on_cpu() -> bool:
             f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
             f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
         )
-    # A saved default of one process says no more than that nobody ruled a GPU out.
+    # A saved default of one process only says that nobody ruled out a GPU.
     if not here and profile and (profile.named or profile.settings.distributed_type != DistributedType.NO):
         raise UserError(
             f"the profile wants a GPU for each of {wanted} processes here, and this machine has no GPU: use a profile "
@@ -195,13 +215,13 @@ def _on_cpu() -> bool:
 
 
 def _may_bind() -> bool:
-    """Tell whether the process group may know its device: DeepSpeed takes none; groups of a mesh would be split off."""
+    """Tell whether the process group may be bound to a device. Not under DeepSpeed, nor where a mesh would split it."""
     asked = (os.environ.get(name, "false").lower() == "true" for name in ("ACCELERATE_USE_DEEPSPEED", _MESHED))
     return not any(asked)
 
 
 def _check_mesh() -> None:
-    """Refuse a profile whose mesh of processes splits what is not split here, before accelerate makes the mesh."""
+    """Refuse a profile whose mesh splits sequences or layers, before accelerate makes the mesh."""
     if os.environ.get(_MESHED, "false").lower() != "true":
         return
     mesh = ParallelismConfig()

@@ -1,24 +1,25 @@
-"""The C library's memory allocator, told that a training process asks for the same sizes again and again."""
+"""The memory allocator of the C library, set for training, which asks for the same sizes in every step."""
 
 import ctypes
 import os
 
-# Of malloc.h. Blocks larger than the first are taken from the system and given back one by one; a heap with more free
-# space at its end than the second is cut; it grows by at least the third.
+# From malloc.h. Blocks above the first size are requested from the system and returned one by one. The heap is cut when
+# more than the second size is free at its end. It grows by at least the third.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep what is freed, for the next step asks for the same; says whether it will.
+    """Have glibc keep freed memory, which the next step needs again; return whether it will.
 
-    As it is, glibc gives every block above 32 MB back, such as a language model's logits, and the system clears its
-    pages again in each step: a fifth of the time of recipes/lm.py on a CPU. A process may hold a little more for it.
+    By default, glibc returns every block above 32 MB to the system, such as a language model's logits, and the system
+    clears the pages again in each step: a fifth of the time of recipes/lm.py on a CPU. In exchange, a process may hold
+    a little more memory.
     """
-    # Whoever has set one of malloc's own variables knows better.
+    # A user who has set one of malloc's own variables knows better.
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    if mallopt is None:  # not glibc
         return False
     settings = ((_MMAP_THRESHOLD, 1 << 30), (_TRIM_THRESHOLD, (1 << 31) - 1), (_TOP_PAD, 1 << 26))
     return sum(mallopt(name, value) for name, value in settings) == len(settings)

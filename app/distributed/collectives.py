@@ -1,108 +1,41 @@
-"""Agreement between ranks: what one does for all, and how its failure becomes everybody's."""
+"""Work that one rank does for all, values from all ranks, and errors that must end all of them."""
 
 import atexit
 import gc
-import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
-from app.distributed import environment
+from app.distributed import accelerate_patches, environment
 from app.errors import UserError, mendable
 
 T = TypeVar("T")
 
-# Longer than the watchdog takes to show all stacks, between machines too, whose clocks it starts one after the other.
-_MARGIN = 120.0
-_LEAST, _NEVER = timedelta(minutes=30), timedelta(days=7)
+_NEVER = timedelta(days=7)
 
 _uses: Counter[str] = Counter()
 _clean: bool | None = None
 _background: dist.ProcessGroup | None = None
 
 
-def limit(timeout: float) -> timedelta:
-    """Return how long a collective may take: longer than a rank may hang (--run.timeout), so that its stack is shown.
-
-    It is never short: before the first step ranks wait for each other's data without being watched.
-
-    Args:
-        timeout: in seconds; 0: a rank may hang for ever.
-    """
-    return max(_LEAST, timedelta(seconds=timeout + _MARGIN)) if timeout else _NEVER
-
-
 def set_limit(time_limit: timedelta) -> None:
-    """Give all process groups of training a time limit; those of a mesh of processes have torch's own until then."""
-    if not dist.is_initialized():
-        return
-    # torch 2.13 has no public names for either.
-    for group in dist.distributed_c10d._world.pg_map:
-        if group is not _background:
-            dist.distributed_c10d._set_pg_timeout(time_limit, group)
-
-
-def join_anew(on_cpu: bool, time_limit: timedelta = _LEAST, device: torch.device | None = None) -> None:
-    """Join the process group of ranks of which some were started again; the first time, accelerate does it.
-
-    Between machines, a rank that nobody started again may belong to a launcher that was.
-
-    Args:
-        device: this rank's GPU, where the group may know it.
-    """
-    if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    found, rank, world = next(dist.rendezvous("env://"))
-    generation = _generation(found, rank, world)
-    if generation == 0:
-        return
-    backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
-    own = dist.PrefixStore(f"samestep/generation/{generation}", found)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=time_limit, device_id=device)
-
-
-def _generation(found: dist.Store, rank: int, world: int) -> int:
-    """Find out how often the ranks of this run were started, and wait until all have been: the same on every rank.
-
-    torch 2.13's launchers keep one store for all of them, and in it the addresses of ranks that have died; and two
-    machines may count their restarts differently.
-    """
-    for generation in itertools.count():
-        key = f"samestep/started/{generation}"
-        if found.add(f"{key}/{rank}", 1) > 1:  # by one that has died
-            found.compare_set(key, "", "broken")
-            continue
-        if found.add(f"{key}/here", 1) == world:
-            found.compare_set(key, "", "whole")
-        began, said = time.monotonic(), False
-        while not found.check([key]):
-            waited, here = time.monotonic() - began, found.add(f"{key}/here", 0)
-            if waited > dist.default_pg_timeout.total_seconds():
-                raise RuntimeError(f"{here} of {world} processes have come in {waited:.0f} s")
-            if waited > 15 and not said and os.environ.get("LOCAL_RANK") == "0":
-                print(f"waiting for the other processes of this run: {here} of {world} are here", flush=True)
-                said = True
-            time.sleep(0.1)
-        if found.get(key) == b"whole":
-            return generation
-    raise AssertionError("not reached")
+    """Set the time limit of all process groups of training; those of a mesh have torch's default until then."""
+    if dist.is_initialized():
+        accelerate_patches.set_time_limit(time_limit, without=_background)
 
 
 def store() -> dist.Store:
-    """Return the rendezvous store: keys and values between ranks, outside every collective."""
-    # torch 2.13 has no public name for it.
-    return dist.distributed_c10d._get_default_store()
+    """Return the rendezvous store: keys and values that ranks share outside of collectives."""
+    return accelerate_patches.store()
 
 
 def alone() -> bool:
-    """Tell whether this process trains by itself."""
+    """Tell whether this process trains alone."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
@@ -112,7 +45,7 @@ def rank() -> int:
 
 
 def local_processes() -> list[str]:
-    """Name this machine's training processes, for `process.is_alive`. Every rank takes part, outside collectives."""
+    """Name this machine's training processes, for `environment.is_alive`. Every rank takes part, by the store."""
     own = environment.this_process()
     if alone():
         return [own]
@@ -122,9 +55,10 @@ def local_processes() -> list[str]:
 
 
 def background() -> dist.ProcessGroup | None:
-    """Return the process group of threads beside training, on CPU; every rank asks for it, first, at the same point.
+    """Return a process group on CPU for threads next to training. The first call is at the same point on every rank.
 
-    It has no time limit: ranks wait in it for the slowest one's files. The watchdog looks after whoever waits for them.
+    It has no time limit, as ranks wait in it for the slowest one's files. The watchdog watches training that waits for
+    those threads.
     """
     global _background
     if not alone() and _background is None:
@@ -133,9 +67,9 @@ def background() -> dist.ProcessGroup | None:
 
 
 def leave(clean: bool) -> None:
-    """Note how a run ended; the process group is given up when the program ends, and only where all went well.
+    """Note how a run ended. The process group is destroyed when the program ends, and only if all went well.
 
-    A rank that fails must not: the others may be in a collective that never ends.
+    A rank that failed must not destroy it: the others may be in a collective, which would never end.
     """
     global _clean
     if _clean is None:
@@ -147,17 +81,17 @@ def leave(clean: bool) -> None:
 
 def _end() -> None:
     if _clean and dist.is_initialized():
-        # Models in reference cycles hold on to process groups, whose threads should not outlive the interpreter.
+        # Models in reference cycles keep process groups alive, whose threads must not outlive the interpreter.
         gc.collect()
         dist.destroy_process_group()
 
 
 def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, long: bool = False) -> T:
-    """Run `call` on the main process and return its result on every rank. Its error is raised on every rank.
+    """Run `call` on the main process and return its result, or raise its error, on every rank.
 
     Args:
-        group: in whose collective the others wait.
-        long: they wait on the store first, for as long as it takes: a collective has a time limit. Not for threads.
+        group: the process group in which the other ranks wait.
+        long: the other ranks wait on the store first, without a time limit, which a collective has. Not for threads.
     """
     if alone():
         return call()
@@ -183,9 +117,9 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, lon
 
 
 def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
-    """Run `call` on the first process of each machine; return results by rank, on every rank.
+    """Run `call` on the first process of each machine; return the results by rank, on every rank.
 
-    The others wait for it as long as it takes. An error of one is raised on every rank.
+    The other processes wait without a time limit. An error on one machine is raised on every rank.
     """
     if alone():
         return {0: call()}
@@ -204,7 +138,7 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
 
 
 def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
-    """Tell every rank what went wrong on any: one line for each failing rank, none where all is well."""
+    """Return on every rank what went wrong on any: one line for each rank that failed."""
     problems = gather(None if problem is None else _in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
 
@@ -220,9 +154,9 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 @contextmanager
 def local_main_first() -> Iterator[None]:
-    """Let the first process of each machine run the block while the others wait, then the others.
+    """Run the block on the first process of each machine, then on its other processes.
 
-    They wait on the store, for as long as it takes; where the first one fails, they fail at once.
+    They wait on the store, without a time limit. If the first one fails, they fail at once.
     """
     key = _next("first")
     if alone():
@@ -246,7 +180,7 @@ def local_main_first() -> Iterator[None]:
 
 
 def _meet(what: str) -> None:
-    """Wait until every rank has come, on the store: a collective has a time limit."""
+    """Wait on the store until every rank is here; a collective would have a time limit."""
     key = _next(what)
     if store().add(f"{key}/here", 1) == dist.get_world_size():
         store().set(key, "all")
@@ -254,13 +188,13 @@ def _meet(what: str) -> None:
 
 
 def _next(what: str) -> str:
-    """Name a key of the store that was not used before: the same on every rank, as all do the same in their order."""
+    """Return a new key of the store. It is the same on every rank, as all ranks make these calls in the same order."""
     _uses[what] += 1
     return f"samestep/{what}/{_uses[what]}"
 
 
 def heard_on_main(error: BaseException) -> bool:
-    """Tell a rank that fails whether the main process fails with the same words, and so has told the user."""
+    """Tell a rank that fails whether the main process fails with the same message, and so tells the user."""
     if alone():
         return True
     if dist.get_rank() == 0:
@@ -279,7 +213,7 @@ def _in_words(error: BaseException) -> str:
 
 
 def _portable(error: Exception) -> Exception:
-    """Make an error that every rank can unpickle."""
+    """Turn an error into one that every rank can unpickle."""
     if told := mendable(error):
         return UserError(str(told))
     return RuntimeError(f"the main process failed: {_in_words(error)}")

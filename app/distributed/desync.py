@@ -1,4 +1,4 @@
-"""Finding ranks that have drifted apart: weights and buffers that should be copies, and the order of samples."""
+"""Checks that ranks have not drifted apart: in weights and buffers that must be equal, and in the order of samples."""
 
 import hashlib
 from typing import TYPE_CHECKING
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Drift:
-    """Fingerprints of this rank's weights and buffers, to be compared inside a collective that runs anyway."""
+class DesyncCheck:
+    """Fingerprints of this rank's weights and buffers, compared inside a collective that runs anyway."""
 
     def __init__(self, models: list[nn.Module], buffers: "Buffers", plan: str):
         """Compare `models`. Every rank takes part.
 
         Args:
-            buffers: of them; every rank holds all.
-            plan: a fingerprint of what decides the order of samples, compared at once: it does not change.
+            buffers: of the models; every rank has all of them.
+            plan: a fingerprint of what decides the order of samples. It is compared now, as it does not change.
 
         Raises:
             UserError: a rank has another plan.
@@ -39,11 +39,11 @@ class Drift:
                     f"rank {rank} would go through other samples than rank 0: give every rank the same data, in the "
                     "same order, and the same flags"
                 )
-        # Which ranks hold the same shards of everything.
+        # Ranks with the same text have the same shards of all weights.
         self.places = [str(place) for _, place in found]
 
     def slots(self) -> Tensor:
-        """Return four numbers for each rank, this rank's filled in and the others 0; sums are exact in float64."""
+        """Return four numbers for each rank, all 0 but this rank's, so that a sum over ranks collects them exactly."""
         slots = torch.zeros(len(self.places), 4, dtype=torch.float64)
         numbers = [number for prints in (self._weights(), self._buffers()) for number in _numbers(repr(prints))]
         slots[collectives.rank()] = torch.tensor(numbers, dtype=torch.float64)
@@ -53,14 +53,14 @@ class Drift:
         """Compare all ranks in a collective of its own. Every rank takes part.
 
         Raises:
-            UserError: as `compare`.
+            UserError: ranks differ, as in `compare`.
         """
         slots = self.slots().to(self.named[0][1].device)
         torch.distributed.all_reduce(slots)
         self.compare(slots.tolist(), step)
 
     def compare(self, slots: list[float], step: int) -> None:
-        """Compare all ranks' numbers. Every rank takes part, with the same numbers.
+        """Compare the numbers of all ranks. Every rank takes part, with the same numbers.
 
         Raises:
             UserError: ranks differ; it names them, and the first tensor that differs.
@@ -90,7 +90,7 @@ class Drift:
 
 
 def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], own: list[list[int]]) -> str:
-    """Name the first tensor in which two ranks differ. Every rank takes part, with fingerprints of its own."""
+    """Name the first tensor in which two ranks differ. Every rank takes part, with its own fingerprints."""
     (one, other), found = pair, collectives.gather(own)
     differ = [name for name, a, b in zip(names, found[one], found[other], strict=True) if a != b]
     return (
@@ -100,12 +100,12 @@ def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], ow
 
 
 def fingerprints(tensors: list[Tensor]) -> list[list[int]]:
-    """Return two numbers for each tensor, which tell its bits. Waits for the device, once."""
+    """Return two hashes of the bits of each tensor. Waits for the device, once."""
     return torch.stack([torch.stack(_print(t.detach())) for t in tensors]).tolist() if tensors else []
 
 
 def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Combine a tensor's bits in two ways, on its device."""
+    """Hash a tensor's bits in two ways, on its device."""
     if not tensor.numel():
         zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return zero, zero
@@ -114,7 +114,7 @@ def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _place(parameter: nn.Parameter) -> list[int]:
-    """Tell which shard of a parameter this rank holds; ranks that hold the same one must agree."""
+    """Return the coordinates of this rank's shard of a parameter; ranks with the same shard must agree."""
     if not isinstance(parameter, DTensor):
         return []
     where = parameter.device_mesh.get_coordinate()

@@ -1,4 +1,4 @@
-"""What a process knows of its launcher, before any Accelerator exists."""
+"""What a process knows about its launcher and its machine, before there is an Accelerator."""
 
 import atexit
 import builtins
@@ -15,7 +15,7 @@ from app.errors import mendable
 
 
 def is_main_process() -> bool:
-    """Tell whether this process is the one that speaks."""
+    """Tell whether this is the main process, which prints for all."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -25,13 +25,13 @@ def local_world_size() -> int:
 
 
 def cores_per_process() -> int:
-    """Share this machine's cores among its training processes."""
+    """Return the number of cores for each training process of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // local_world_size())
 
 
 def gpus_here() -> int:
-    """Count the devices to train on. Apple's are none: they have no float64, in which sums over processes are exact."""
+    """Count the GPUs. Apple's do not count: they have no float64, in which sums over processes are exact."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -39,10 +39,10 @@ def gpus_here() -> int:
 
 
 def take_gpu():
-    """Have all that this process does on GPUs begin on its own one: the first use of any gives it a context there.
+    """Select this process's own GPU before any is used: the first use of a GPU creates a context on it.
 
-    accelerate 1.15 does so too, after it has joined the process group. Returns the device; None where the launcher
-    started one process alone.
+    accelerate 1.15 selects it too, but only after it has joined the process group. Returns the device; None if the
+    launcher started one process alone.
     """
     import torch
 
@@ -60,27 +60,27 @@ def in_notebook() -> bool:
 
 
 def this_process() -> str:
-    """Name this process so that no later one on this machine has the same name: its number and when it began."""
+    """Return a name for this process that no later one on this machine can have: its number and its start."""
     return f"{os.getpid()} {_began(os.getpid())}"
 
 
 def is_alive(process: str) -> bool:
-    """Tell whether a process that `this_process` named on this machine still runs."""
+    """Tell whether a process of this machine, as named by `this_process`, still runs."""
     number, began = process.split()
     return _began(int(number)) == began
 
 
 def was_here(process: str) -> bool:
-    """Tell whether a process that `this_process` named began on this machine, since it was last started.
+    """Tell whether a process, as named by `this_process`, began on this machine since its last boot.
 
-    The name of a host does not say it: several containers and machines may have the same one.
+    The host's name does not tell: several containers and machines may have the same name.
     """
     machine = process.split()[1].rpartition(".")[0]
     return not sys.platform.startswith("linux") or (bool(machine) and machine == _machine())
 
 
 def _machine() -> str:
-    """Tell this machine, and this container on it, from all others since it was started; nothing where it is hidden."""
+    """Identify this boot of this machine and this container on it; empty if the system hides that."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -89,9 +89,9 @@ def _machine() -> str:
 
 
 def _began(number: int) -> str:
-    """Tell when a process began, by a clock that nobody sets; nothing where there is none, or it has ended."""
+    """Return when a process began, by a clock that cannot be set; empty if there is no such process."""
     if sys.platform.startswith("linux"):
-        # psutil's time moves when the machine's clock is set. Behind the name: the state first, the start as the 20th.
+        # psutil's time changes when the clock is set. After the name, the 1st field is the state, the 20th the start.
         try:
             state, *rest = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
@@ -107,15 +107,15 @@ def _began(number: int) -> str:
 
 
 def record_collectives() -> None:
-    """Have NCCL keep its last collectives and write them to a file when one of them takes too long."""
+    """Have NCCL record its last collectives, and write them to a file when one takes too long."""
     for name, value in {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}.items():
         os.environ.setdefault(name, value)
 
 
-def settle_network() -> None:
-    """Have gloo reach other machines through the interface that leads to the main process.
+def choose_network() -> None:
+    """Have gloo use the network interface that leads to the main process.
 
-    It would take the one that this machine's name stands for, which is often the loopback.
+    By default it uses the one of this machine's name, which is often the loopback.
     """
     if os.environ.get("WORLD_SIZE", "1") == str(local_world_size()) or "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -134,8 +134,8 @@ def settle_network() -> None:
 def leave_with_launcher() -> None:
     """Have Linux end this process when its launcher is killed: torchrun gives each rank a session of its own.
 
-    A process that `accelerate launch` runs alone gets SIGTERM: the launcher hands none on, so that is how the child
-    learns of it. Ranks of torchrun, which does, are killed at once.
+    A process that `accelerate launch` runs alone gets SIGTERM, so that it can save: its launcher does not pass signals
+    on. torchrun does, so its ranks are killed at once.
     """
     import psutil
 
@@ -145,13 +145,13 @@ def leave_with_launcher() -> None:
     if _launcher_command() is not None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
-    # An orphan that began with a launcher's environment: that was killed before this line was reached.
+    # An orphan with a launcher's environment: its launcher was killed before this line was reached.
     if os.getppid() == 1 and _launcher_command() is None and _LAUNCHED in psutil.Process().environ():
         os.kill(os.getpid(), number)
 
 
 def _launcher_command() -> list[str] | None:
-    """Return the words of the `accelerate launch` that is this process's parent, if it is one."""
+    """Return the command line of this process's parent, if that is an `accelerate launch`."""
     import psutil
 
     try:
@@ -163,17 +163,17 @@ def _launcher_command() -> list[str] | None:
 
 
 class Profile(NamedTuple):
-    """A profile, and whether it was named on the command line; otherwise it is the user's saved default."""
+    """The launcher's profile, and whether the command line named it; otherwise it is the user's saved default."""
 
     settings: Any
     named: bool
 
 
 def launcher_profile() -> Profile | None:
-    """Read the profile that `accelerate launch` was given; None where there is none to find.
+    """Read the profile that `accelerate launch` was given; None if there is none.
 
-    accelerate 1.15 does not pass `use_cpu` on to processes started through torchrun, so a rank reads it from the
-    file that its parent was started with.
+    accelerate 1.15 does not pass `use_cpu` on to processes that torchrun starts, so a rank reads it from the file that
+    is named on its parent's command line.
     """
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
@@ -190,14 +190,14 @@ def launcher_profile() -> Profile | None:
 
 
 _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
-# Set where nothing but the interpreter's own end is left to do: the status to leave with.
+# The exit status, set when only the interpreter's own end is left to do.
 leave_with: int | None = None
 
 
 def _leave() -> None:
-    """Skip the end of the interpreter: threads in torch's C++ (gloo's; one that saves, after Ctrl-C) can abort in it.
+    """Skip the interpreter's end, in which threads of torch's C++ can abort (gloo's, or one that saves, after Ctrl-C).
 
-    A status that the program gives to sys.exit after its run is lost with it.
+    A status that the program gives to sys.exit after its run is lost.
     """
     if leave_with is not None:
         logging.shutdown()
@@ -207,12 +207,12 @@ def _leave() -> None:
 
 
 def report_user_errors() -> None:
-    """Make an error that is the user's to mend, and uncaught, end this process with its message and status 2.
+    """End this process with one message and status 2 at an uncaught error that the user can fix.
 
-    Ctrl-C ends it with 130.
+    Ctrl-C ends it with status 130.
     """
     previous = sys.excepthook
-    atexit.register(_leave)  # before torch and the others register theirs, so it comes last
+    atexit.register(_leave)  # before torch and others register theirs, so that it runs last
 
     def hook(kind, error, traceback):
         global leave_with
@@ -222,9 +222,9 @@ def report_user_errors() -> None:
         told = mendable(error)
         if told is None:
             return previous(kind, error, traceback)
-        # Before the ranks know of each other, the first one of each machine speaks.
+        # Before ranks can communicate, the first one of each machine prints.
         if getattr(error, "audible", int(os.environ.get("LOCAL_RANK", "0")) == 0):
-            # torch's own hook around this one holds sys.stderr back, and loses it when this one ends the process.
+            # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
             print(f"error: {told}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 

@@ -1,4 +1,4 @@
-"""FSDP2 as a profile asks for it: its settings, and which layers are sharded one by one."""
+"""FSDP2 as a profile asks for it: its settings, and the layers to shard one by one."""
 
 import os
 import sys
@@ -27,13 +27,13 @@ def read_plugin() -> FullyShardedDataParallelPlugin:
     if not gpus_here():
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     plugin = FullyShardedDataParallelPlugin()
-    # Compute is autocast's business, on FSDP as on DDP: weights gathered and gradients reduced in their own type.
+    # Autocast chooses the type to compute in, as under DDP; weights are gathered and gradients reduced in their own.
     plugin.mixed_precision_policy = MixedPrecisionPolicy()
     return plugin
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that looks at a weight as a whole, and under FSDP2 (torch 2.13) fails in its first step."""
+    """Refuse an optimizer that needs whole weights, and so fails under FSDP2 (torch 2.13) in its first step."""
     if isinstance(optimizer, torch.optim.Adafactor):
         raise UserError(
             "--optim.name Adafactor works on whole weights, which FSDP2 shards: take AdamW, or a profile without FSDP"
@@ -41,7 +41,14 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: nn.Module) -> None:
-    """Choose the layer classes that FSDP2 shards one by one: those asked for, the model's own, or its repeated ones."""
+    """Tell FSDP2 which layer classes to shard one by one, as `layer_classes` chooses them.
+
+    Args:
+        asked: classes that the profile names.
+
+    Raises:
+        UserError: the model has no such class.
+    """
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
     if plugin.auto_wrap_policy is not transformer_auto_wrap_policy:
@@ -63,7 +70,7 @@ def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: 
 
 
 def layer_classes(model: nn.Module, asked: set[str]) -> set[str]:
-    """Name the layer classes that are sharded one by one: those asked for, the model's own, or its repeated ones."""
+    """Choose layer classes to shard one by one: those asked for, else the model's own list, else repeated layers."""
     layers = asked or set(getattr(model, "_no_split_modules", None) or ())
     layers = layers & {type(module).__name__ for module in model.modules()}
     if not layers:
@@ -74,7 +81,7 @@ def layer_classes(model: nn.Module, asked: set[str]) -> set[str]:
 
 @contextmanager
 def shared_weights_kept(model: nn.Module) -> Iterator[None]:
-    """Refuse to make two weights of one that modules share, as torch 2.13 does, unasked, of one in two FSDP groups."""
+    """Refuse if the block splits a weight that modules share, as torch 2.13 does if they are in two FSDP groups."""
     before = naming.shared_names(model)
     yield
     after = naming.shared_names(model)
@@ -89,7 +96,7 @@ def shared_weights_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def embeddings_known(model: nn.Module) -> Iterator[None]:
-    """Have a model without embeddings say so: transformers 5.23 raises where accelerate 1.15 asks, as for a ResNet."""
+    """Have a model without embeddings return None for them: transformers 5.23 raises when accelerate 1.15 asks."""
     silenced = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
     for name in silenced:
         setattr(model, name, lambda: None)
@@ -109,7 +116,7 @@ def _raises(model: nn.Module, name: str) -> bool:
 
 
 def _around_embeddings(model: nn.Module) -> set[str]:
-    """Find the classes around an embedding; accelerate 1.15 shards embeddings by themselves, and twice is an error."""
+    """Find the classes that contain an embedding, which accelerate 1.15 shards by itself; twice would be an error."""
     ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
     return {
         type(module).__name__

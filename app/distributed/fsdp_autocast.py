@@ -1,9 +1,9 @@
-"""Autocast without copies that outlive the layer: what FSDP2 gathers again for the backward pass is cast again too.
+"""Autocast under FSDP2 without copies that outlive their layer: weights that are gathered again are cast again too.
 
-Autocast (torch 2.13) casts a weight once in a forward pass and keeps the copy in its cache until the pass is over; the
-graph keeps it until the backward pass has come by. Under FSDP2, which frees a layer's weights after its forward, copies
-of half the whole model's bytes would stay on every process. Here layers cast their own weights, by the same rounding,
-and the graph keeps the weight itself in place of the copy.
+Autocast (torch 2.13) casts a weight once in a forward pass. It keeps the copy until the pass is over, and the graph
+keeps it until the backward pass. FSDP2 frees a layer's weights after its forward pass, but the copies would stay on
+every process: half the bytes of the whole model. Here, layers cast their own weights, with the same rounding, and the
+graph keeps the weight itself in place of the copy.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Whose weights and biases autocast casts, all of them, on every device.
+# Layers whose weights and biases autocast always casts, on every device.
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -36,7 +36,7 @@ class LateCasts:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Have the graph of this forward pass keep no copies."""
+        """Inside this block, a forward pass, have the graph keep no copies."""
         self._roots = {}
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
@@ -45,7 +45,7 @@ class LateCasts:
             self._roots = None
 
     def _casting(self, module: nn.Module, forward):
-        """Wrap a layer's forward pass, so that hooks before and behind it see the weights themselves."""
+        """Wrap a layer's forward pass; hooks before and after it still see the weights themselves."""
 
         @functools.wraps(forward)
         def casting(*args, **kwargs):
@@ -66,7 +66,7 @@ class LateCasts:
         return casting
 
     def _cast(self, weight: nn.Parameter) -> Tensor:
-        """Copy a weight; gradients of all its uses in a forward pass meet in the copies' type, as autocast's do."""
+        """Cast a weight; the gradients of all its uses in a forward pass are summed in that type, as autocast does."""
         dtype = torch.get_autocast_dtype(self.device)
         if not (weight.requires_grad and torch.is_grad_enabled()):
             return weight.detach().to(dtype)

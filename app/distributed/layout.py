@@ -1,4 +1,4 @@
-"""What hardware and software a run is on, in one line and in run.json."""
+"""The layout and the versions of a run, for run.json and for its header."""
 
 import importlib.metadata
 import platform
@@ -6,16 +6,14 @@ from contextlib import suppress
 
 import torch
 from accelerate.utils import DistributedType
-from torch import nn
 
-from app.config import RunConfig
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 
 
 def layout(accelerator: Accelerator) -> dict:
-    """List what decides the bits of a run's results beside its config."""
+    """Return everything except the config and the versions that decides the bits of a run's results."""
     return {
         "data_ranks": accelerator.data_ranks,
         "processes": accelerator.num_processes,
@@ -30,7 +28,7 @@ def layout(accelerator: Accelerator) -> dict:
 
 
 def versions() -> dict[str, str]:
-    """List the versions that a run's results depend on, of what is installed."""
+    """Return the versions of the installed packages that a run's results depend on."""
     packages = ("torch", "accelerate", "transformers", "datasets")
     found = {"python": platform.python_version()}
     for name in packages:
@@ -40,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def wrapping(accelerator: Accelerator) -> str:
-    """Name what the model is wrapped in; nothing on one process."""
+    """Name what the model is wrapped in; empty on one process."""
     if accelerator.distributed_type == DistributedType.FSDP:
         return (
             "HSDP"
@@ -53,7 +51,7 @@ def wrapping(accelerator: Accelerator) -> str:
 
 
 def precision(accelerator: Accelerator) -> str:
-    """Name the type of the arithmetic."""
+    """Name the precision: fp32, bf16, fp16 or fp8."""
     return "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
 
 
@@ -64,41 +62,8 @@ def device(accelerator: Accelerator) -> str:
     )
 
 
-def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Turn a model's BatchNorm into SyncBatchNorm, which torch has for GPUs alone; parameters stay the same objects."""
-    if accelerator.device.type == "cpu":
-        raise UserError(
-            "--run.sync-bn: torch's SyncBatchNorm works on GPUs alone; on CPU leave out the flag, or take a model with "
-            "GroupNorm or LayerNorm"
-        )
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-
-
-def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> list[str]:
-    """Say why a model's results are not those of another layout, where they are not."""
-    kinds = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
-    found = {isinstance(m, kinds[1]): n for n, m in reversed(list(model.named_modules())) if isinstance(m, kinds[0])}
-    micros, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
-    if not found or micros == 1:
-        return []
-    notes = []
-    if True in found:
-        notes.append(
-            f"warning: {found[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {micros} micro-batches "
-            "that are computed at a time, so losses and scores depend on the number of processes"
-        )
-    if False in found:
-        share = "all" if ranks == 1 else f"the main process's {-(-micros // ranks)} of"
-        notes.append(
-            f"warning: {found[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
-            f"are those of {share} {micros} micro-batches of a step, so scores (not losses) depend on the number of "
-            "processes; with GroupNorm or LayerNorm nothing does"
-        )
-    return notes
-
-
 def changes_bits(saved: dict, here: dict) -> list[str]:
-    """List what differs between two layouts, or versions, that can change a micro-batch's own bits."""
+    """List the differences between two layouts, or their versions, that can change the bits of one micro-batch."""
     ours = {**here, **versions()}
     names = ("device", "kernels", "precision", "threads", "torch", "transformers")
     pairs = [(name, saved.get(name, "absent"), ours.get(name, "absent")) for name in names]
@@ -106,12 +71,16 @@ def changes_bits(saved: dict, here: dict) -> list[str]:
 
 
 def is_bound(where: dict) -> bool:
-    """Tell whether checkpoints of a layout are read by that layout alone."""
+    """Tell whether checkpoints of a layout can be read on the same layout only."""
     return where["wrapping"].startswith("DeepSpeed")
 
 
 def check_bound(saved: dict, here: dict) -> None:
-    """Refuse a checkpoint that is bound to another layout than this one."""
+    """Refuse a checkpoint that can be read on another layout only.
+
+    Raises:
+        UserError: DeepSpeed saved it, or is to read it, on another layout.
+    """
     same = all(saved[name] == here[name] for name in ("wrapping", "processes"))
     if (is_bound(saved) or is_bound(here)) and not same:
         raise UserError(
@@ -121,14 +90,14 @@ def check_bound(saved: dict, here: dict) -> None:
 
 
 def in_short(where: dict) -> str:
-    """Put an entry of run.json or of a checkpoint's record in a few words."""
+    """Describe a layout from run.json or from a checkpoint's record in a few words."""
     ranks = where["data_ranks"]
     kind = [where["wrapping"]] if where["wrapping"] else []
     return ", ".join([f"{ranks} data rank{'s' * (ranks > 1)}", *kind, where["precision"], where["device"]])
 
 
 def header(plan: BatchPlan, accelerator: Accelerator) -> str:
-    """Say how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
+    """Describe how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
     ranks = accelerator.data_ranks
     turns = plan.accumulation(ranks)
     split = f"{ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {plan.rows}"

@@ -1,4 +1,4 @@
-"""A model's tensors without what wraps the model: their names on every layout, and this rank's part of them."""
+"""The names of a model's tensors, the same on every layout, and this rank's part of each tensor."""
 
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.
 
 
 def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
-    """Map each parameter to its name; one that is shared has its first name."""
+    """Map each parameter to its name; a shared one to its first name."""
     names: dict[nn.Parameter, str] = {}
     for index, model in enumerate(plain(models)):
         for name, parameter in model.named_parameters():
@@ -17,18 +17,18 @@ def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
 
 
 def buffer_names(models: list[nn.Module]) -> set[str]:
-    """Name the tensors that modules keep beside their parameters."""
+    """Name the buffers of models."""
     named = [(i, name) for i, m in enumerate(plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
     return {in_plain_model(index, name) for index, name in named}
 
 
 def tied_names(models: list[nn.Module]) -> dict[str, str]:
-    """Map further names of shared parameters to their first ones, as a checkpoint has them."""
+    """Map each further name of a shared parameter to its first name, as checkpoints name them."""
     return {f"models.{i}.{n}": f"models.{i}.{f}" for i, m in enumerate(models) for n, f in shared_names(m).items()}
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a parameter that a model has under several to its first one."""
+    """Map each further name of a shared parameter of one model to its first name."""
     (model,), first, further = plain([model]), {}, {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         name = _unwrapped(name)
@@ -38,12 +38,12 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain(models: list[nn.Module]) -> list[nn.Module]:
-    """Take models out of what wraps them."""
+    """Return models without their wrappers."""
     return [extract_model_from_parallel(m, keep_fp32_wrapper=True, keep_torch_compile=False) for m in models]
 
 
 def in_plain_model(index: int, name: str) -> str:
-    """Name a tensor of model `index` as it is called without wrappers."""
+    """Return the name of a tensor of model `index` without the names of wrappers."""
     return f"models.{index}.{_unwrapped(name)}"
 
 
@@ -54,5 +54,5 @@ def _unwrapped(name: str) -> str:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, which is all of it where it is not sharded."""
+    """Return this rank's part of a tensor; all of it, if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

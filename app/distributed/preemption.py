@@ -1,4 +1,4 @@
-"""Stopping a run that is asked to: signals, and the step after which all ranks leave together."""
+"""Preemption: the signals that ask a run to stop, and the step after which all ranks leave together."""
 
 import os
 import signal
@@ -20,23 +20,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ALL_HERE = str(2**63)  # a turn that no evaluation has
 
 _runs = 0
-_listening: "Stopping | None" = None
+_listening: "Preemption | None" = None
 
 
 class Left(BaseException):
-    """Leaves an evaluation and, through the recipe's loop, its run; no fault."""
+    """Ends an evaluation and, through the recipe's loop, its run. It is not an error."""
 
 
-class Stopping:
-    """Listen for SIGTERM, SIGINT and SIGUSR1 on any rank; leave behind one step, the same on every rank.
+class Preemption:
+    """Listens for SIGTERM, SIGINT and SIGUSR1 on any rank, and has all ranks leave after the same step.
 
-    Signals are read in a thread, so that one is noticed while training waits for another rank; nothing is saved there.
+    A thread reads the signals, so that one is noticed while training waits for another rank. It saves nothing.
     """
 
     def __init__(self, device: torch.device, failed: Callable[[str], None]):
-        """Listen from `start` on, for a model on `device`.
+        """Prepare to listen; `start` begins.
 
         Args:
+            device: of the model.
             failed: notes, on the main process, why the run ends without another step.
         """
         self.asked = ""  # the signal that asked this rank
@@ -48,7 +49,7 @@ class Stopping:
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Begin to listen. Every rank takes part; in a notebook Ctrl-C interrupts the cell, as always."""
+        """Begin to listen. Every rank takes part. In a notebook, Ctrl-C still interrupts the cell."""
         global _runs, _listening
         _runs += 1
         self._key = f"samestep/stop/{_runs}"
@@ -58,13 +59,13 @@ class Stopping:
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        # Python writes a signal's number into the pipe at once, whatever the main thread is waiting for.
+        # Python writes a signal's number into the pipe at once, even while the main thread waits.
         self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
         _listening = self
         threading.Thread(target=self._listen, args=self._pipe, name="signals", daemon=True).start()
 
     def _listen(self, read: int, write: int) -> None:
-        while 0 not in (numbers := os.read(read, 64)):  # it comes from `close`
+        while 0 not in (numbers := os.read(read, 64)):  # `close` writes it
             for number in numbers:
                 if number in SIGNALS:
                     self._hear(signal.Signals(number))
@@ -75,7 +76,7 @@ class Stopping:
         if number == signal.SIGINT and self.asked == "SIGINT":
             os._exit(130)
         if number == signal.SIGTERM and not all(environment.is_alive(one) for one in self._siblings):
-            # The launcher ends the ranks that are left when one has died: no step can be finished any more.
+            # When one rank has died, the launcher ends the others: no step can be finished any more.
             try:
                 note_in_time(self._failed, "another process of this run has died")
             finally:
@@ -86,29 +87,29 @@ class Stopping:
         self.asked = self.asked or number.name
 
     def due(self, step: int) -> bool:
-        """Tell, after each step on every rank, whether it is the last one for now; the answer is the same on all.
+        """Tell whether a step is the last one for now. Every rank asks after each step and gets the same answer.
 
-        No collective runs: a rank that was asked names a step that none has finished yet, and the others look.
+        It needs no collective: a rank that was asked to stop names a step that no rank has finished yet.
         """
         ahead = self._hold_back()
         if collectives.alone():
             return bool(self.asked)
         store = collectives.store()
         if self.asked and self._last is None:
-            # Nobody can finish the step after this one without this rank, which looks here before it takes part.
+            # No rank can finish the next step without this rank, which writes this before it takes part in that step.
             store.compare_set(self._key, "", str(step + 1 + ahead))
         if self._last is None and store.check([self._key]):
             self._last = int(store.get(self._key))
         return self._last is not None and step >= self._last
 
     def turns(self, count: int, together: bool) -> Iterator[int]:
-        """Count an evaluation's turns. Every rank takes part; `count` is the same on all.
+        """Yield the turns of an evaluation. Every rank takes part, with the same `count`.
 
         Args:
-            together: ranks need each other in a turn, as FSDP's do, so all must make the same number of them.
+            together: ranks need each other in each turn, as under FSDP, so all must make the same number of turns.
 
         Raises:
-            Left: a rank has been asked to stop; on all ranks, as nobody must wait for a rank that has left.
+            Left: a rank was asked to stop. Raised on all ranks, as no rank must wait for one that has left.
         """
         if not self._key:  # before the first step
             yield from range(count)
@@ -120,14 +121,14 @@ class Stopping:
             if self.asked and store is None:
                 raise Left
             if self.asked:
-                # Together, a turn that no rank can be in yet.
+                # If together: a turn that no rank can have begun.
                 store.compare_set(key, "", str(turn + 1 + ahead) if together else "0")
             if store is not None and store.check([key]) and turn >= int(store.get(key)):
                 raise Left
             yield turn
         if store is None:
             return
-        # Here they meet: that all have come, or that one was asked before, is one answer for all.
+        # All ranks meet here, so that all see the same: either every rank came, or one was asked before.
         if store.add(f"{key}/here", 1) == dist.get_world_size():
             store.compare_set(key, "", _ALL_HERE)
         while not store.check([key]):
@@ -138,7 +139,7 @@ class Stopping:
             raise Left
 
     def _hold_back(self) -> int:
-        """Keep the host at most two steps ahead of its device; returns how many steps it can be ahead."""
+        """Keep the host at most two steps ahead of its device; return how many steps ahead it can be."""
         if self._device.type == "cpu":
             return 0
         event = torch.Event(self._device)
@@ -149,7 +150,7 @@ class Stopping:
         return 2
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Stop listening, and restore the signal handlers from before."""
         global _listening
         if self._pipe is None:
             return
@@ -164,7 +165,7 @@ class Stopping:
 
 
 def _forget_in_child() -> None:
-    """Keep a forked process from writing the signals that it gets into its parent's pipe."""
+    """Keep a forked process from writing its signals into its parent's pipe."""
     global _listening
     if _listening is not None:
         _listening._give_back(-1)
@@ -176,10 +177,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextmanager
 def starting_helpers() -> Iterator[None]:
-    """Start in this block the processes that load data; each calls `leave_to_parent` when it begins.
+    """Start the processes that load data inside this block; each calls `leave_to_parent` when it begins.
 
-    Terminals, torchrun and schedulers send what asks a run to stop to all its processes. Threads of a helper that are
-    there before its first line of Python must not be ended by it either, so they are born with it held back.
+    Terminals, torchrun and schedulers send a stop signal to all processes of a run. It must not end a helper, nor its
+    threads that exist before its first line of Python. So helpers are started with the signals blocked.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if hasattr(signal, "sigwaitinfo") else ())
     try:
@@ -189,9 +190,9 @@ def starting_helpers() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Have a process that loads data go on where the run is asked to stop; only its parent ends it.
+    """Have a process that loads data ignore signals that ask the run to stop; only its parent ends it.
 
-    Programs that it starts (a decoder of videos) are born with SIGTERM held back, and are ended by SIGKILL.
+    Programs that it starts (such as a video decoder) inherit SIGTERM as blocked, and are ended by SIGKILL.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

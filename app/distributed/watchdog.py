@@ -1,4 +1,4 @@
-"""Noticing a rank that hangs: every rank's stacks are shown, and the launcher is left to end or restart the run."""
+"""A watchdog for ranks that hang: it shows the stacks of every rank and ends it; the launcher may restart the run."""
 
 import contextlib
 import faulthandler
@@ -13,21 +13,21 @@ from pathlib import Path
 
 import torch
 
-from app.distributed import collectives, environment
+from app.distributed import accelerate_patches, collectives, environment
 
 _runs = 0
 
 
 class Watchdog:
-    """End all ranks when one of them makes no progress for too long."""
+    """Ends all ranks when one of them makes no progress for too long."""
 
     def __init__(self, seconds: float, failed: Callable[[str], None], folders: Sequence[Path] = ()):
-        """Watch from `start` on.
+        """Prepare to watch; `start` begins.
 
         Args:
-            seconds: without a step, a micro-batch of an evaluation, or a checkpoint; 0: do not watch.
+            seconds: to wait for a step, a micro-batch of an evaluation, or a checkpoint; 0: do not watch.
             failed: notes, on the main process, why the run ends.
-            folders: in which long work writes.
+            folders: in which checkpoints and the finished model are written.
         """
         self.seconds, self.failed, self.folders = seconds, failed, folders
         self.step = 0
@@ -35,7 +35,8 @@ class Watchdog:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._long = self._away = False
-        self._blocks, self._seen, self._heard = 0, (0, 0), 0  # blocks; of them and bytes; times that ranks have moved
+        # Blocks read; blocks and bytes, as last seen; how often any rank has moved.
+        self._blocks, self._seen, self._heard = 0, (0, 0), 0
 
     def start(self) -> None:
         """Begin to watch. Every rank takes part."""
@@ -43,10 +44,10 @@ class Watchdog:
         _runs += 1
         self.beat(self.step)
         if collectives.rank() == 0 and self.folders:
-            # Files of an earlier run on more ranks would be read with those of this one.
+            # Files of an earlier run on more ranks would be mixed with those of this one.
             shutil.rmtree(self._collectives, ignore_errors=True)
         if self.seconds:
-            # A connection of its own: another thread may be waiting on the other one.
+            # A connection of its own, as another thread may be waiting on the shared one.
             store = None if collectives.alone() else collectives.store().clone()
             key = f"samestep/hang/{_runs}"
             self._thread = threading.Thread(target=self._watch, args=(store, key), name="watchdog", daemon=True)
@@ -62,15 +63,15 @@ class Watchdog:
         self.step = self.step if step is None else step
 
     def moved(self) -> None:
-        """Note that a block of a long work has been read; from any thread."""
+        """Note that a block of a file has been read. May be called from any thread."""
         self._blocks += 1
 
     @contextlib.contextmanager
     def long_work(self) -> Iterator[None]:
-        """Wait in this block for a checkpoint or the finished model: it may take long as long as something moves.
+        """Allow this block, such as saving a checkpoint, any time, as long as something moves.
 
-        What is written into the folders, and blocks that are read, count as progress, on all ranks: they may wait for
-        this one.
+        Bytes written into the folders and blocks read count as progress. They count on all ranks, as the other ranks
+        may wait for this one.
         """
         self._long = True
         try:
@@ -81,7 +82,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Leave alone what has time limits of its own, and moves nothing that could be seen here."""
+        """Do not watch this block, which has its own time limits and makes no progress that could be seen here."""
         self._away = True
         try:
             yield
@@ -93,7 +94,7 @@ class Watchdog:
         """Stop watching."""
         self._closed.set()
         if self._thread is not None:
-            # Asking the store when the interpreter ends, it would abort. A store that has gone is not waited for.
+            # A thread that asks the store while the interpreter ends aborts the process. Without a store it may hang.
             self._thread.join(5)
 
     def _watch(self, store, key: str) -> None:
@@ -101,7 +102,7 @@ class Watchdog:
         try:
             while not self._closed.wait(every):
                 if not environment.in_notebook():
-                    # For code that never lets another thread of Python run: this one comes too late to put it off.
+                    # For code that never lets another Python thread run: then nothing postpones this end any more.
                     _end_in(self.seconds + 60)
                 self._look(store, f"{key}/moved")
                 late = not self._away and time.monotonic() - self._beat > self.seconds
@@ -112,14 +113,14 @@ class Watchdog:
                     self._end(f"no progress for {self.seconds:g} s (--run.timeout), {who}")
                     return
         except RuntimeError:
-            # The store has gone with its launcher, on another machine: this one's would have ended this process.
+            # The store is gone with its launcher, on another machine: our own launcher would have ended this process.
             if not self._closed.is_set():
                 self._end("the launcher of the first machine has gone")
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def _look(self, store, key: str) -> None:
-        """Take what has moved in a long work, here or on another rank, for progress."""
+        """Count as progress what has moved in a long block, here or on another rank."""
         moved = False
         if self._long:
             before, self._seen = self._seen, (self._blocks, _bytes_in(self.folders))
@@ -131,49 +132,40 @@ class Watchdog:
             self._beat = time.monotonic()
 
     def _record(self, reason: str) -> None:
-        """Write down this rank's last collectives, which NCCL would do later than the process lives, and say where."""
+        """Write this rank's last collectives to a file; NCCL would do so only after this process has ended."""
         folder = self._collectives
         folder.mkdir(exist_ok=True)
-        (folder / f"rank_{collectives.rank()}").write_bytes(_last_collectives())
+        (folder / f"rank_{collectives.rank()}").write_bytes(accelerate_patches.last_collectives())
         if collectives.rank() == 0:
-            # gloo's record can be unpickled; the reader wants that of NCCL.
+            # torchfrtrace reads the record of NCCL only; that of gloo is a plain pickle.
             how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
             print(f"the last collectives of each rank are in {folder}{how}", file=sys.stderr, flush=True)
 
     def _end(self, reason: str) -> None:
         where = f"stacks of rank {collectives.rank()}, step {self.step}"
         if not environment.in_notebook():
-            _end_in(30)  # what is asked of torch below may wait for the GPU, and lets no other thread of Python run
+            _end_in(30)  # a call of torch below may wait for the GPU and let no other Python thread run
         try:
             print(f"{reason}; {where}:\n{_stacks()}", file=sys.stderr, flush=True)
             if environment.in_notebook():
-                return  # its user can interrupt the cell
+                return  # the user can interrupt the cell
             note_in_time(self.failed, reason)
             if not collectives.alone() and self.folders:
                 note_in_time(self._record, reason)
-            time.sleep(3)  # for the other ranks to show theirs, before the launcher ends them
+            time.sleep(3)  # lets the other ranks show their stacks before the launcher ends them
         finally:
             if not environment.in_notebook():
                 os._exit(1)
 
 
 def _end_in(seconds: float) -> None:
-    """Have this process show its stacks and end after a time, unless that is put off or called off before."""
+    """Have this process show its stacks and end after a time, unless this is called again or cancelled before."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 
 
-def _last_collectives() -> bytes:
-    """Return what torch's flight recorder knows of this rank's last collectives, a pickle.
-
-    torch 2.11 to 2.13 have no public name for it; that of NCCL knows its communicators too.
-    """
-    told = torch._C._distributed_c10d
-    return getattr(told, "_dump_nccl_trace", told._dump_fr_trace)()
-
-
 def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:
-    """Note why a run ends, where that can be done soon: its folder may be another run's, and its disk may hang."""
+    """Note why a run ends, but do not wait for long: the disk may hang, or the folder belong to another run by now."""
 
     def attempt() -> None:
         with contextlib.suppress(Exception):
@@ -185,7 +177,7 @@ def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0
 
 
 def _bytes_in(folders: Sequence[Path]) -> int:
-    """Sum up the sizes of files, of which some may be coming or going."""
+    """Sum the sizes of all files in folders, while some may be created or deleted."""
     total = 0
     for inner, _, names in (place for folder in folders for place in os.walk(folder)):
         for name in names:

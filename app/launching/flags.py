@@ -1,4 +1,4 @@
-"""Reading configurations: flags of the command line, and files of them, by one validator."""
+"""Reading configurations: flags of the command line and files of flags, both checked by tyro."""
 
 import dataclasses
 import inspect
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def parse(config_class: type[T], args: list[str] | None = None) -> T:
-    """Read a config from the command line; from here on a UserError ends the program with one message and status 2.
+    """Read a config from the command line. From here on, a UserError ends the program with one message and status 2.
 
-    `--config FILE` names a YAML file; it is read as flags that stand before those of the command line.
+    `--config FILE` names a YAML file of flags, which are put before those of the command line.
     """
     from app.distributed.environment import leave_with_launcher, report_user_errors
 
@@ -30,11 +30,11 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
 
 
 def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:
-    """Read a command's options, and return them with the words that are not among them.
+    """Read a command's options; return them, and the words that are not among them.
 
     Args:
-        name: how the command is typed.
-        rest: other words are a recipe's, and no mistake.
+        name: the command as it is typed.
+        rest: whether other words are allowed, as flags of a recipe.
     """
     about = (sys.modules[options_class.__module__].__doc__ or "").strip()
     switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
@@ -53,7 +53,7 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
 
     from app.distributed.environment import is_main_process
 
-    _reflow_help()
+    _fill_help(config_class)
     with _booleans():
         return tyro.cli(
             config_class,
@@ -65,23 +65,28 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
         )
 
 
-def _reflow_help() -> None:
-    """Have tyro fill the lines of a field's docstring: 1.0 keeps breaks in front of what is no letter."""
-    from tyro import _docstrings
+def _fill_help(config_class: type) -> None:
+    """Give tyro the docstring of each field as paragraphs without line breaks, in dataclasses inside this one too.
 
-    found = getattr(_docstrings, "parse_docstring_from_object", None)
-    if found is None or hasattr(found, "reflows"):
-        return
+    tyro reads a field's help from its metadata first. From the docstring itself, tyro 1.0 keeps the line breaks before
+    lines that do not begin with a letter.
+    """
+    import docstring_parser
 
-    def reflowing(thing: object) -> dict[str, str]:
-        return {name: re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text)) for name, text in found(thing).items()}
-
-    reflowing.reflows = True
-    _docstrings.parse_docstring_from_object = reflowing
+    texts: dict[str, str] = {}
+    for kind in reversed(config_class.__mro__[:-1]):
+        params = docstring_parser.parse_from_object(kind).params
+        texts |= {param.arg_name: param.description for param in params if param.description}
+    for field in dataclasses.fields(config_class):
+        if field.name in texts and "help" not in field.metadata:
+            text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(texts[field.name]))
+            field.metadata = {**field.metadata, "help": text}
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            _fill_help(field.type)
 
 
 def _booleans():
-    """Have tyro take true and false in any case, as YAML does."""
+    """Have tyro accept true and false in upper and lower case, as YAML does."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
@@ -112,7 +117,7 @@ def _boolean(word: str) -> bool:
 
 
 def _expand_file(words: list[str]) -> list[str]:
-    """Put the flags of `--config FILE` in front of the other words."""
+    """Put the flags of `--config FILE` before the other words."""
     flags, rest, position = [], [], 0
     while position < len(words):
         word = words[position]
@@ -140,10 +145,10 @@ def read_yaml(flag: str, path: str, advice: str = "") -> Any:
     """Read the YAML file that a flag names.
 
     Args:
-        advice: what to do where it cannot be read; ends the message.
+        advice: what to do if it cannot be read; ends the message.
 
     Raises:
-        UserError: it cannot be read, or is no YAML.
+        UserError: it cannot be read, or is not YAML.
     """
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -160,5 +165,5 @@ def _flags(fields: dict) -> list[str]:
         if isinstance(value, list):
             words += [flag, *(str(item) for item in value)]
         elif value is not None:
-            words.append(f"{flag}={value}")  # a value of its own may begin with a minus sign
+            words.append(f"{flag}={value}")  # the value may begin with a minus sign
     return words

@@ -1,4 +1,4 @@
-"""Start a recipe under `accelerate launch` from another program, and end all that it began."""
+"""Starting a recipe under `accelerate launch` from another program, and ending all processes that it starts."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ import psutil
 
 
 def words_of(profile: Path, processes: int, script: Path, *flags: str) -> list[str]:
-    """Make the command that starts a script under a profile, on a free port.
+    """Return the command that starts a script under a profile, on a free port.
 
     Args:
-        processes: 0 for as many as the profile says.
+        processes: their number; 0: as many as the profile says.
     """
     count = ["--num_processes", str(processes)] if processes else []
     head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(profile), *count]
@@ -24,31 +24,31 @@ def words_of(profile: Path, processes: int, script: Path, *flags: str) -> list[s
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment for a launcher, which would else warn that it has chosen a number of threads.
+    """Return this process's environment with OMP_NUM_THREADS set, without which the launcher warns that it sets it.
 
-    Every run shares the cores among its processes by itself.
+    Its value does not matter: every run shares the cores among its processes.
     """
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
 class Stalled(Exception):
-    """Nothing moved for as long as was allowed."""
+    """Raised for a command that made no progress for too long."""
 
 
 def run(words: list[str], output: Path, moved: Callable[[], object], patience: float) -> int:
-    """Run a command to its end, its output in a file; whatever ends this call ends all that the command began.
+    """Run a command with its output in a file. However this call ends, all processes of the command end with it.
 
     Args:
-        moved: asked twice a second; what it returns changes when the command gets on.
-        patience: seconds that may pass without a change.
+        moved: called twice a second; it returns another value when the command has made progress.
+        patience: seconds that may pass without progress.
 
     Returns:
         The command's exit status.
 
     Raises:
-        Stalled: patience is used up.
+        Stalled: there was no progress for that long.
     """
-    # A signal must not leave the launch behind. It is only noted, for it may come while the command is being started.
+    # A signal must end the launch too. It is only noted here, as it may come while the command is being started.
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda *_: asked.append(143))
     known: set[psutil.Process] = set()
@@ -75,7 +75,7 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """List a process and its descendants: torchrun gives each rank a session of its own."""
+    """List a process and its descendants. A process group would not do: torchrun gives each rank its own session."""
     try:
         parent = psutil.Process(pid)
         return [*parent.children(recursive=True), parent]
@@ -92,6 +92,6 @@ def kill(members: Iterable[psutil.Process]) -> None:
     """Kill processes, and wait until they are gone."""
     members = list(members)
     for member in members:
-        with suppress(psutil.NoSuchProcess):  # nor is another killed that has its number by now
+        with suppress(psutil.NoSuchProcess):  # psutil checks that the number is not another process's by now
             member.kill()
     psutil.wait_procs(members, timeout=10)

@@ -1,4 +1,4 @@
-"""Start a recipe from a notebook under any profile, in processes of its own."""
+"""Starting a recipe from a notebook under any profile, in new processes."""
 
 import json
 import pickle
@@ -22,23 +22,24 @@ _WORKER = Path(__file__).with_name("worker.py")
 def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int = 0) -> Any:
     """Run main(config) as `accelerate launch` would under a profile, and return what it returns on the main process.
 
-    The processes are new ones: what is defined in cells travels to them by value, a GPU that the notebook has used is
-    no hindrance, and nothing that they change comes back but the run folder. Interrupting the cell stops the run behind
-    the step that it is in, with a checkpoint; the next call, or the same config anywhere else, goes on from there.
+    The processes are new. Functions and classes defined in cells are sent to them by value; the notebook may have used
+    the GPU before; and only the run folder and the returned value come back. Interrupting the cell stops the run after
+    its current step, with a checkpoint. The next call, or the same config anywhere else, resumes it.
 
     Args:
-        main: a recipe's, or one of your own.
-        profile: a file, or the name of one in accelerate_configs, such as ddp_cpu.
-        processes: instead of those that the profile says.
+        main: of a recipe, or your own.
+        config: its argument.
+        profile: a file, or the name of one of ours, such as ddp_cpu.
+        processes: their number; 0: as many as the profile says.
 
     Raises:
         UserError: there is no such profile.
-        RuntimeError: a process failed; what it said stands above.
+        RuntimeError: a process failed; its output was printed.
     """
     import cloudpickle
 
     file = profiles.find(str(profile))
-    profiles.read(str(file))  # refuses what is none
+    profiles.read(str(file))  # refuses a file that is not a profile
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
         folder = Path(name)
         (folder / "path.json").write_text(json.dumps(sys.path))
@@ -50,7 +51,7 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
 
 
 def _follow(words: list[str]) -> int:
-    """Run a command, printing what it prints as it comes; an interrupt asks its processes to stop."""
+    """Run a command, and print its output as it comes; an interrupt asks its processes to stop."""
     process = subprocess.Popen(
         words,
         env={"PYTHONUNBUFFERED": "1", **environment()},
@@ -66,7 +67,7 @@ def _follow(words: list[str]) -> int:
         except KeyboardInterrupt:
             with suppress(psutil.NoSuchProcess):
                 launcher = psutil.Process(process.pid)
-                for member in launcher.children() or [launcher]:  # which has not come to start any
+                for member in launcher.children() or [launcher]:  # it has not started any yet
                     member.send_signal(signal.SIGTERM)
             _print_all(process)
             process.wait()

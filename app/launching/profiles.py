@@ -1,24 +1,25 @@
-"""What a profile's file says of the layout it makes, read without a launch."""
+"""Profiles: the files for `accelerate launch`, found by name, and the layouts that they describe."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import app
 from app.errors import UserError
 from app.launching.flags import read_yaml
 
-# An installed package has the profiles inside; a copy of the repository has them next to it.
-_PLACES = [folder / "accelerate_configs" for folder in Path(__file__).parents[1:3]]
+# An installed package has the profiles inside `app`; a copy of the repository has them next to it.
+_PLACES = [folder / "accelerate_configs" for folder in Path(app.__file__).parents[:2]]
 FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
 _SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
-# Of models that are wrapped in nothing, copied, or sharded.
+# What the model is wrapped in, by distributed_type.
 _KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One profile, and how many processes it shall start."""
+    """One profile, and the number of processes to start under it."""
 
     file: Path
     name: str
@@ -27,30 +28,30 @@ class Profile:
 
     @property
     def on_cpu(self) -> bool:
-        """Tell whether it rules GPUs out."""
+        """Tell whether it trains on CPU only."""
         return bool(self.settings.get("use_cpu"))
 
     @property
     def machines(self) -> int:
-        """Count the machines that its processes are spread over."""
+        """Return the number of machines."""
         return int(self.settings.get("num_machines") or 1)
 
     @property
     def precision(self) -> str:
-        """Name the type of the arithmetic."""
+        """Name the precision: fp32, bf16, fp16 or fp8."""
         asked = str(self.settings.get("mixed_precision") or "no").lower()
         return "fp32" if asked in ("no", "false") else asked
 
     @property
     def zero_stage(self) -> int:
-        """Return DeepSpeed's stage; 0 without DeepSpeed."""
+        """Return the stage of DeepSpeed's ZeRO; 0 without DeepSpeed."""
         if self.settings.get("distributed_type") != "DEEPSPEED":
             return 0
         return int(self.section("deepspeed_config").get("zero_stage", 2))
 
     @property
     def wrapping(self) -> str:
-        """Name what the model is wrapped in; nothing on one process."""
+        """Name what the model is wrapped in; empty on one process."""
         if self.zero_stage:
             return f"DeepSpeed ZeRO-{self.zero_stage}"
         kind = _KINDS.get(self.settings.get("distributed_type", "NO"), "DDP")
@@ -60,7 +61,7 @@ class Profile:
 
     @property
     def shards(self) -> int:
-        """Count the processes that one sharded copy is spread over; 1 where nothing is sharded."""
+        """Return the number of processes that hold one copy of the model together; 1 if nothing is sharded."""
         if self.zero_stage:
             return self.processes
         if self.wrapping not in ("FSDP2", "HSDP"):
@@ -69,35 +70,35 @@ class Profile:
 
     @property
     def data_ranks(self) -> int:
-        """Count the groups of processes that see their own samples."""
+        """Return the number of data ranks: groups of processes that see their own samples."""
         return max(1, self.processes // self.mesh("tp"))
 
     @property
     def compiled(self) -> bool:
-        """Tell whether it asks for torch.compile."""
+        """Tell whether it uses torch.compile."""
         backend = str(self.section("dynamo_config").get("dynamo_backend") or "no")
         return backend.lower() != "no"
 
     @property
     def offloads(self) -> bool:
-        """Tell whether some of the state of a GPU lies in the host's memory."""
+        """Tell whether part of a GPU's state is kept in the host's memory."""
         deepspeed = self.section("deepspeed_config")
         places = [deepspeed.get(f"offload_{what}_device") for what in ("optimizer", "param")]
         asked = any(place not in (None, "none") for place in places) if self.zero_stage else False
         return asked or bool(self.section("fsdp_config").get("fsdp_offload_params"))
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a nested part; empty where there is none."""
+        """Return a nested section; empty if there is none."""
         return self.settings.get(name) or {}
 
     def mesh(self, dimension: str) -> int:
-        """Return the size of a dimension of the mesh of processes, such as dp_replicate or tp."""
+        """Return the size of one dimension of the mesh of processes, such as dp_replicate or tp."""
         return int(self.section("parallelism_config").get(f"parallelism_config_{dimension}_size") or 1)
 
     @cached_property
     def troubles(self) -> list[tuple[str, str]]:
-        """List what cannot work on any machine, each with its fix."""
-        found = [(f"{key}: accelerate does not know it", "take it out or mend its name") for key in _unknown(self)]
+        """List the settings that cannot work on any machine, each with its fix."""
+        found = [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
         if self.settings.get("distributed_type") == "MULTI_CPU" and self.processes > 1:
             found.append(("distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"))
         size = self.mesh("dp_replicate") * self.mesh("tp") * self.mesh("dp_shard")
@@ -119,7 +120,7 @@ class Profile:
 
 
 def find(name: str) -> Path:
-    """Return the file that a name stands for: itself, or one of our own, such as `ddp_cpu`, wherever they lie."""
+    """Return the file of a profile by its path, or by its name if it is one of ours, such as `ddp_cpu`."""
     file = Path(name)
     ours = FOLDER / file.with_suffix(".yaml").name
     known = file.suffix in ("", ".yaml") and file.parent in (Path(), Path(FOLDER.name))
@@ -127,10 +128,10 @@ def find(name: str) -> Path:
 
 
 def read(text: str) -> Profile:
-    """Read `FILE`, or `FILE:PROCESSES` for another number of processes; for our own, the name is enough.
+    """Read `FILE`, or `FILE:PROCESSES` for another number of processes. FILE may be the name of one of our profiles.
 
     Raises:
-        UserError: there is no such file, or it is no profile.
+        UserError: there is no such file, or it is not a profile.
     """
     name, colon, count = text.rpartition(":")
     if not (colon and count.isdigit()):
@@ -142,7 +143,7 @@ def read(text: str) -> Profile:
     )
     if not isinstance(settings, dict) or "distributed_type" not in settings:
         raise UserError(f"--profile {name} has no distributed_type: give a file that `accelerate config` writes")
-    # A YAML reader takes an unquoted NO for false.
+    # YAML reads an unquoted NO as false.
     settings["distributed_type"] = str(settings["distributed_type"] or "NO").upper()
     processes = count or settings.get("num_processes") or 1
     if not str(processes).isdigit() or int(processes) < 1:
@@ -151,7 +152,7 @@ def read(text: str) -> Profile:
 
 
 def _unknown(profile: Profile) -> list[str]:
-    """List keys that accelerate would refuse, or pass over without a word."""
+    """List keys that accelerate would refuse, or ignore without a warning."""
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
 

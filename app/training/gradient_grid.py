@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives
+from app.distributed import accelerate_patches, collectives
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.training import grid_rounding
@@ -175,7 +175,7 @@ class Shards:
         """Have a prepared model's gradients rounded, and added up where FSDP2 would average."""
         # torch 2.13's FSDP2 fixes the type of a layer's gradients at its first forward pass, from the weights that
         # learn then: none do where that pass is one that the gradients of another model only flow through.
-        model._get_fsdp_state()._lazy_init()
+        accelerate_patches.start_fsdp(model)
         self.grid = grid
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         first = grid.enter(list(self.names.values()))

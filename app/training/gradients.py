@@ -27,7 +27,7 @@ class Gradients:
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer, whose gradients will be clipped to norm `clip` (0: not)."""
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            deepspeed.settle(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
+            deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
         self._unchecked.add(model)
         self._sharded += [module for module in model.modules() if hasattr(module, "reshard")]

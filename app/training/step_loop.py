@@ -12,8 +12,8 @@ from app.checkpoints.manager import CheckpointManager
 from app.config import RunConfig
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
-from app.distributed.desync import Drift
-from app.distributed.preemption import Stopping
+from app.distributed.desync import DesyncCheck
+from app.distributed.preemption import Preemption
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
 from app.rundir.logger import RunLogger
@@ -37,7 +37,7 @@ class Services(NamedTuple):
     logger: RunLogger
     buffers: Buffers
     checkpoint_manager: CheckpointManager
-    stopping: Stopping
+    stopping: Preemption
     watchdog: Watchdog
 
 
@@ -80,7 +80,7 @@ class StepLoop:
         return self.current.number if self.current.open else self.current.done
 
     def begin(
-        self, plan: BatchPlan, start: Start, faults: FirstFault, drift: Drift | None, audit: Audit | None
+        self, plan: BatchPlan, start: Start, faults: FirstFault, drift: DesyncCheck | None, audit: Audit | None
     ) -> range:
         """Begin where the run goes on, and return the indices of the steps that are left for this launch.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
-from app.distributed.desync import Drift
+from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.training.nonfinite import FirstFault
@@ -59,7 +59,7 @@ class StepMetrics:
         if self.losses and not self.skips and self.accelerator.scaler is None:  # which leaves steps out by itself
             self.faults.note(self.step.index, self.losses, [*self.norms.values()])
 
-    def collect(self, buffers: Buffers, drift: Drift | None = None) -> tuple[dict[str, float], dict[str, Any]]:
+    def collect(self, buffers: Buffers, drift: DesyncCheck | None = None) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks: the losses of the global batch; gradient norms and the ledger's fingerprint.
 
         Args:

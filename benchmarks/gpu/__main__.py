@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-from app.commands.tables import table
+from app.commands.output import table
 from benchmarks.gpu.parts import LIMIT, Part, chosen
 from benchmarks.gpu.running import run_part
 from benchmarks.gpu.summary import merge

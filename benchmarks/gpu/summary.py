@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from app.commands.tables import table
+from app.commands.output import table
 from benchmarks.gpu.parts import PARTS
 from benchmarks.results import describe
 

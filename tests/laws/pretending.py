@@ -23,7 +23,7 @@ import app.run
 import app.tasks.language.attention as attention
 from app import parse
 from app.distributed.accelerator import Accelerator
-from app.distributed.preemption import Stopping
+from app.distributed.preemption import Preemption
 from app.sampling.triggers import Triggers
 
 SILENT = 3
@@ -89,7 +89,7 @@ def pretending(copies: Copies):
         patch.object(AcceleratorState, "_check_initialized", lambda *known: None),  # the profile says CPU
         patch.object(app.run.Run, "batches", batches),
         patch.object(Triggers, "measures", lambda due, step: False),
-        patch.object(Stopping, "_hold_back", lambda stopping: 2),
+        patch.object(Preemption, "_hold_back", lambda stopping: 2),
         patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels know devices by their names
         patch.object(torch, "tensor", tensor),
         patch.object(attention, "_lacks", lambda *known: ""),

@@ -7,7 +7,7 @@ import pytest
 
 from app import parse
 from app.commands.prove import command
-from app.commands.prove.chart import plot
+from app.commands.prove.chart import draw
 from app.commands.prove.report import Report
 from app.commands.prove.trial import trial_of
 from app.launching import profiles
@@ -100,7 +100,7 @@ def test_an_audit_goes_on_with_its_run(planted, tmp_path):
 
 def test_a_picture_of_the_runs(planted, tmp_path):
     pytest.importorskip("matplotlib")
-    assert plot(planted("average"), tmp_path / "report.png")
+    assert draw(planted("average"), tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,10 +1,14 @@
-"""Print what makes a shell complete `samestep`: its commands, their options, and files.
+"""Print a script with which a shell completes `samestep`: its commands, their options, and files.
 
-    source <(samestep completion)            # bash; in ~/.bashrc for every shell
-    source <(samestep completion --shell zsh)
+    source <(samestep completion)                   # bash; in ~/.bashrc for every shell
+    source <(samestep completion --shell zsh)       # zsh; in ~/.zshrc
+    samestep completion --shell fish | source       # fish; in ~/.config/fish/config.fish
 
 Print it again after an update: it knows the commands of the version that printed it.
 """
+
+# tyro can print such scripts too (--tyro-write-completion). Those of tyro 1.0.17 were tried: they offer no files for
+# positional arguments, which the recipe and the run's folder are, and take parts of a help text for an option's values.
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,7 +16,7 @@ from typing import Literal
 
 from app.config import as_flag
 
-SCRIPT = """_samestep() {
+BASH = """_samestep() {
     local word=${COMP_WORDS[COMP_CWORD]} flags=
     if [ "$COMP_CWORD" = 1 ]; then
         COMPREPLY=($(compgen -W "%s" -- "$word"))
@@ -27,27 +31,39 @@ SCRIPT = """_samestep() {
     esac
 }
 complete -o filenames -F _samestep samestep"""
+ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\nautoload -U +X bashcompinit && bashcompinit"
 
 
 @dataclass
 class Options:
-    """For which shell."""
+    """The shell to complete in."""
 
-    shell: Literal["bash", "zsh"] = "bash"
-    """The shell that reads it."""
+    shell: Literal["bash", "zsh", "fish"] = "bash"
+    """The shell that reads the script."""
 
 
 def main(options: Options) -> int:
     """Print the script, and return the exit status."""
     from app.commands import load, summaries
 
-    cases = []
+    flags = {}
     for name in summaries():
         fields = dataclasses.fields(load(name).Options)
-        named = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
-        cases.append(f'        {name}) flags="{" ".join(named)}" ;;')
+        flags[name] = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
+    if options.shell == "fish":
+        print(_for_fish(flags))
+        return 0
     if options.shell == "zsh":
-        print("(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }")
-        print("autoload -U +X bashcompinit && bashcompinit")
-    print(SCRIPT % (" ".join(summaries()), "\n".join(cases)))
+        print(ZSH)
+    cases = [f'        {name}) flags="{" ".join(words)}" ;;' for name, words in flags.items()]
+    print(BASH % (" ".join(flags), "\n".join(cases)))
     return 0
+
+
+def _for_fish(flags: dict[str, list[str]]) -> str:
+    """Write the script for fish, which completes files by itself where nothing else is known."""
+    lines = [f"complete -c samestep -n __fish_use_subcommand -f -a '{' '.join(flags)}'"]
+    for name, words in flags.items():
+        seen = f"complete -c samestep -n '__fish_seen_subcommand_from {name}' -l"
+        lines += [f"{seen} {word.removeprefix('--')} -r" for word in words] + [f"{seen} help"]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Two processes that sum a tensor over both, as ranks do: whether they reach each other, and how fast.
+"""Two processes that sum a tensor over both, as ranks do: whether they reach each other, and how fast they are.
 
 python -m app.commands.doctor.allreduce BACKEND PORT RANK
 """
@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import app
 from app.commands.doctor.findings import TROUBLE, Finding
-from app.commands.tables import size
+from app.commands.output import size
 
 SECONDS = 90.0
 _NUMBERS = 16 << 20  # 64 MB of float32
@@ -22,7 +23,7 @@ _ROUNDS = 5
 
 
 def two_ranks(seconds: float = SECONDS) -> Iterator[Finding]:
-    """Have two processes all-reduce over gloo, and over NCCL where there are two GPUs."""
+    """Have two processes all-reduce over gloo, and over NCCL if there are two GPUs."""
     import torch
 
     yield _try("gloo", seconds)
@@ -35,14 +36,14 @@ def _try(backend: str, seconds: float) -> Finding:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    root = str(Path(__file__).parents[3])
+    root = str(Path(app.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-m", "app.commands.doctor.allreduce", backend, str(port)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     pair = [subprocess.Popen([*words, str(rank)], **pipes) for rank in (0, 1)]
     fix = "GLOO_SOCKET_IFNAME=lo (or the network card's name), and no firewall between local ports"
     if backend == "nccl":
-        fix = "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 or a newer driver often mends it"
+        fix = "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 or a newer driver often helps"
     end = time.monotonic() + seconds
     try:
         outputs = [process.communicate(timeout=max(0.1, end - time.monotonic())) for process in pair]
@@ -81,7 +82,7 @@ def _rank(backend: str, port: str, rank: str) -> None:
     if rank == "0":
         print(json.dumps(tensor.nbytes / min(times)), flush=True)
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads can abort the interpreter's end
+    os._exit(0)  # gloo's threads can abort the interpreter while it ends
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m app doctor
     python -m app doctor --profile accelerate_configs/fsdp.yaml --dir /data/runs
 
-Ends with status 0 where nothing is in the way, 1 where there is trouble, and 2 where it cannot be asked so. A note is
-no trouble. Takes some seconds, most of them for the two ranks.
+The exit status is 0 if nothing is in the way, 1 if there is trouble, and 2 if an option is wrong. A note is not
+trouble. It takes some seconds, most of them for the two ranks.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.commands.doctor.findings import NOTE, TROUBLE, Finding, look
-from app.commands.tables import table, write_json
+from app.commands.output import table, write_json
 
 if TYPE_CHECKING:
     from app.launching.profiles import Profile
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options:
-    """What to examine beside the machine itself."""
+    """What to examine in addition to the machine itself."""
 
     profile: str = ""
-    """A profile that shall fit this machine; FILE:4 for 4 processes whatever the file says."""
+    """A profile to compare with this machine: a file, or a name such as ddp_cpu. FILE:4 means 4 processes, whatever the
+    file says."""
     dir: str = "runs"
-    """Folder for runs, whose disk is tried."""
+    """Folder for runs; its disk is tried."""
     json: str = ""
     """Also write the findings to this file."""
 
@@ -87,9 +88,9 @@ def fits(profile: "Profile") -> Iterator[Finding]:
     if profile.precision == "bf16" and not profile.on_cpu and lacks:
         yield Finding(name, "bf16, and this GPU has none", TROUBLE, "mixed_precision: fp16, or no")
     if profile.precision not in ("fp32", "bf16", "fp16", "fp8"):
-        yield Finding(name, f"mixed_precision {profile.precision}", TROUBLE, "take no, bf16 or fp16")
+        yield Finding(name, f"mixed_precision {profile.precision}", TROUBLE, "use no, bf16 or fp16")
     if profile.zero_stage and importlib.util.find_spec("deepspeed") is None:
-        yield Finding(name, "deepspeed is not installed", TROUBLE, "pip install deepspeed, or take an fsdp profile")
+        yield Finding(name, "deepspeed is not installed", TROUBLE, "pip install deepspeed, or use an fsdp profile")
     if profile.machines > 1:
         address = str(profile.settings.get("main_process_ip") or "127.0.0.1")
         fix = "on each machine --machine_rank 0, 1, ...; --run.dir on a disk that all share"

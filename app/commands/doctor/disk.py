@@ -1,4 +1,4 @@
-"""Whether a folder can hold runs: room, speed, and locks that keep two runs apart."""
+"""Whether a folder can hold runs: free space, speed, and locks that keep two runs apart."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.commands.doctor.findings import NOTE, TROUBLE, Finding
-from app.commands.tables import size
+from app.commands.output import size
 
 _ROOM = 10 * 10**9
 _WRITTEN = 64 * 10**6
@@ -26,7 +26,7 @@ except OSError:
 
 
 def folder(path: Path) -> Iterator[Finding]:
-    """Write in a folder for runs, or where it would be made, and clean up."""
+    """Try to write into a folder for runs, or into the folder where it would be made; clean up afterwards."""
     there = next(parent for parent in [path.absolute(), *path.absolute().parents] if parent.is_dir())
     name = f"disk of {path}"
     try:
@@ -54,13 +54,13 @@ def _speed(file: Path, free: int) -> Finding:
         os.fsync(target.fileno())
     rate = file.stat().st_size / (time.perf_counter() - began)
     slow = rate < _SLOW
-    fix = "take a local disk for --run.dir, or save less often (--run.save-every)" if slow else ""
+    fix = "use a local disk for --run.dir, or save less often (--run.save-every)" if slow else ""
     return Finding("write and fsync", f"{size(rate)}/s over {size(file.stat().st_size)}", NOTE if slow else "ok", fix)
 
 
 def _locks(file: Path) -> Finding:
-    """Lock a file here and try it from another process, which must be refused."""
-    fix = "take a disk with locks (NFS: mount it without nolock), or see to it that no two runs share a folder"
+    """Lock a file, then try to lock it from another process, which must be refused."""
+    fix = "use a disk with locks (NFS: mount it without nolock), or make sure that no two runs share a folder"
     with file.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One thing that was looked at on this machine: what was found, and what to do about it."""
+"""A finding about this machine: what was examined, what was found, and what to do about it."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ OK, NOTE, TROUBLE = "ok", "note", "TROUBLE"
 
 
 class Finding(NamedTuple):
-    """A row of the doctor's table; `fix` is empty where nothing is to be done."""
+    """A row of the doctor's table; `fix` is empty if there is nothing to do."""
 
     what: str
     found: str
@@ -17,7 +17,7 @@ class Finding(NamedTuple):
 
 
 def look(what: str, check: Callable[[], Iterable[Finding]], seconds: float = 120.0) -> list[Finding]:
-    """Make one check; one that fails, or hangs, is a finding itself, and leaves the others alone."""
+    """Make one check. If it fails or hangs, that is a finding too, and does not stop the other checks."""
     findings: list[Finding] = []
 
     def examine() -> None:
@@ -25,12 +25,12 @@ def look(what: str, check: Callable[[], Iterable[Finding]], seconds: float = 120
             findings.extend(check())
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())
-            findings.append(Finding(what, words, TROUBLE, "mend what the message names; other checks went on"))
+            findings.append(Finding(what, words, TROUBLE, "fix what the message names; the other checks went on"))
 
     thread = threading.Thread(target=examine, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
         late = f"no answer within {seconds:.0f} s"
-        return [*findings, Finding(what, late, TROUBLE, "find out what it waits for; other checks went on")]
+        return [*findings, Finding(what, late, TROUBLE, "find out what it waits for; the other checks went on")]
     return findings

@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, ports, limits, the way to the Hub. Each check gives findings."""
+"""What this machine has: versions, devices, ports, limits, access to the Hub. Each check yields findings."""
 
 import importlib.metadata
 import os
@@ -12,20 +12,21 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import app
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding, look
-from app.commands.tables import size
+from app.commands.output import size
 from app.errors import MODULES, is_installed
 
-LOCK = Path(__file__).parents[3] / "requirements.lock"
+LOCK = Path(app.__file__).parents[1] / "requirements.lock"
 PACKAGES = ("torch", "accelerate", "transformers", "datasets")
-_SECONDS = 5.0  # that the Hub may take to answer
+_SECONDS = 5.0  # until the Hub must have answered
 _NO_WAIT = "; HF_HUB_OFFLINE=1 saves the wait"
-_FILES = 4096  # open at once by loading processes and trackers, with room
-_SHARED = 1 << 30  # what loading processes and NCCL pass on in memory
+_FILES = 4096  # open at once in loading processes and trackers, with a margin
+_SHARED = 1 << 30  # bytes that loading processes and NCCL need
 
 
 def versions() -> Iterator[Finding]:
-    """Compare what is installed with what the tests run on."""
+    """Compare the installed versions with those that the tests run on."""
     yield Finding("python", platform.python_version())
     locked = {}
     if LOCK.is_file():
@@ -42,11 +43,11 @@ def versions() -> Iterator[Finding]:
         yield Finding(name, found, "ok" if same else NOTE, fix)
     for module, package in MODULES.items():
         if package not in PACKAGES and not is_installed(module):
-            yield Finding(package, "not installed", NOTE, f"where something asks for it: pip install {package}")
+            yield Finding(package, "not installed", NOTE, f"if something asks for it: pip install {package}")
 
 
 def devices() -> Iterator[Finding]:
-    """List what computes."""
+    """List the GPUs and the CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -60,18 +61,18 @@ def devices() -> Iterator[Finding]:
             fix = "another program holds most of it: see nvidia-smi" if busy else ""
             yield Finding(f"GPU {index}", text, NOTE if busy else "ok", fix)
     elif torch.backends.mps.is_available():
-        yield Finding("MPS", "there, without float64", NOTE, "take accelerate_configs/cpu.yaml")
+        yield Finding("MPS", "available, but without float64", NOTE, "use accelerate_configs/cpu.yaml")
     elif shutil.which("nvidia-smi"):
         why = "torch was built without CUDA" if torch.version.cuda is None else "torch cannot start CUDA"
         fix = "install torch for CUDA (pytorch.org), or a driver for CUDA " + (torch.version.cuda or "12 or newer")
-        yield Finding("GPU", f"nvidia-smi is there; {why}", NOTE, fix)
+        yield Finding("GPU", f"nvidia-smi is installed, but {why}", NOTE, fix)
     else:
         yield Finding("GPU", "none", "ok", "")
     yield Finding("CPU", f"{processor()}, kernels {torch.backends.cpu.get_cpu_capability()}")
 
 
 def driver() -> str:
-    """Return the version of NVIDIA's driver; nothing where it cannot be asked."""
+    """Return the version of NVIDIA's driver; empty if nvidia-smi does not answer."""
     try:
         words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         lines = subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
@@ -90,7 +91,7 @@ def processor() -> str:
 
 
 def backends() -> Iterator[Finding]:
-    """Tell which libraries ranks can talk through."""
+    """Tell which libraries ranks can communicate through."""
     import torch
     import torch.distributed as dist
 
@@ -108,7 +109,7 @@ def backends() -> Iterator[Finding]:
 
 
 def port() -> Iterator[Finding]:
-    """Open a port, as ranks do to find each other, and see whether the launcher's own is free."""
+    """Open a port, as ranks do to find each other, and see whether the launcher's default port is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -121,7 +122,7 @@ def port() -> Iterator[Finding]:
                 "port", f"{free} is free, 29500 is taken", NOTE, "accelerate launch --main_process_port 0 ..."
             )
             return
-    yield Finding("port", "29500 is free, the launcher's own")
+    yield Finding("port", "29500, the launcher's default, is free")
 
 
 def cores() -> Iterator[Finding]:
@@ -133,7 +134,7 @@ def cores() -> Iterator[Finding]:
         fix = f"--run.threads {max(1, int(share))} for one process, or raise the limit: more threads only wait"
         yield Finding("cores", f"{share:.3g} of {there} by the container's limit", NOTE, fix)
     elif usable < there:
-        fix = "taskset, the scheduler or the container has left the others out: widen it if they are yours"
+        fix = "taskset, the scheduler or the container hides the others: allow them if they are yours"
         yield Finding("cores", f"{usable} of {there} usable", NOTE, fix)
     else:
         yield Finding("cores", f"{there}, all usable")
@@ -149,7 +150,7 @@ def _quota() -> float:
 
 
 def limits() -> Iterator[Finding]:
-    """Look at open files and at shared memory."""
+    """Examine the limits on open files and on shared memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < _FILES
     fix = f"ulimit -n {_FILES} before a launch" if few else ""
@@ -157,7 +158,7 @@ def limits() -> Iterator[Finding]:
         fix = f"have the administrator raise the hard limit ({hard}) to {_FILES}"
     yield Finding("open files", str(soft), NOTE if few else "ok", fix)
     if not Path("/dev/shm").is_dir():
-        yield Finding("/dev/shm", "none", NOTE, "where data are loaded by processes of their own: --run.workers 0")
+        yield Finding("/dev/shm", "none", NOTE, "load data without worker processes: --run.workers 0")
         return
     whole, _, free = shutil.disk_usage("/dev/shm")
     small = free < _SHARED
@@ -166,13 +167,13 @@ def limits() -> Iterator[Finding]:
 
 
 def hub() -> Iterator[Finding]:
-    """See whether the Hub answers; without it, everything works on folders."""
-    fix = "fetch elsewhere (hf download NAME --local-dir FOLDER) and give the folder to --model or --data.path"
+    """See whether the Hub answers. Without it, everything still works on local folders."""
+    fix = "download elsewhere (hf download NAME --local-dir FOLDER) and give the folder to --model or --data.path"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield Finding("hub", "offline by HF_HUB_OFFLINE", NOTE, fix)
         return
     address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    # Beside the request's own limit: a name may take long to be looked up.
+    # In addition to the request's own limit: looking up a name may take long.
     for finding in look("hub", lambda: _ask(address), 2 * _SECONDS):
         reached = finding.verdict == OK
         found = finding.found if reached else f"{address} cannot be reached: {finding.found}"

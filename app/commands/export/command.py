@@ -4,9 +4,10 @@
     python -m app export runs/cls --step 40 --to models/early
     python -m app export runs/cls --push me/my-classifier --dry-run
 
-Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must be where the run
-found them; nothing is trained, and the run folder is only read. With the weights, in safetensors, go the tokenizer or
-the processor, the recipe with its settings, and a model card with scores, curves and the command that repeats the run.
+Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must still be where
+the run found them. Nothing is trained, and the run folder is only read. Next to the weights, in safetensors, it writes
+the tokenizer or the processor, the recipe with its settings, and a model card: scores, curves, and the command that
+repeats the run.
 """
 
 import tempfile
@@ -17,35 +18,35 @@ from typing import Annotated
 import tyro
 
 from app.checkpoints import sharded
-from app.commands.tables import size
+from app.commands.output import size
 from app.errors import UserError
 
 
 @dataclass
 class Options:
-    """What to export, and where to."""
+    """What to export, and where to write it."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
     step: int = 0
-    """Of the checkpoint; 0: the newest."""
+    """Step of the checkpoint to export; 0: the newest one."""
     to: str = ""
-    """Folder to write. Default: export/step-N in the run's folder; with --push alone, none is kept."""
+    """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"
-    """Largest file of weights."""
+    """Largest size of one file of weights; a larger model is split into several files."""
     push: str = ""
-    """Also upload it to this repository of the Hub: USER/NAME. `hf auth login` says who you are."""
+    """Also upload the model to this repository of the Hub: USER/NAME. Log in first, with `hf auth login`."""
     private: bool = False
-    """Make the repository private where it is made."""
+    """Make the repository private, if it does not exist yet."""
     dry_run: bool = False
-    """Only say what would be done."""
+    """Only say what would be written and uploaded."""
 
 
 def main(options: Options) -> int:
     """Export, and return the exit status.
 
     Raises:
-        UserError: there is no such run, checkpoint or recipe, its data are gone, or the Hub refuses.
+        UserError: there is no such run, checkpoint or recipe; its data are gone; or the Hub refuses.
     """
     from app.checkpoints.store import CheckpointStore
     from app.commands.export import upload
@@ -60,15 +61,13 @@ def main(options: Options) -> int:
     step = options.step or steps[-1]
     state, record = checkpoints.at(step)
     if layout.is_bound(record["layout"]):
-        raise UserError(
-            f"{state}: DeepSpeed's checkpoints are read by DeepSpeed alone; run it to its end for its model/"
-        )
+        raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
     target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
     kept = bool(options.to) or not options.push
     if kept and target.exists():
-        raise UserError(f"{target} is there already: give another folder with --to, or move it away")
+        raise UserError(f"{target} exists already: give another folder with --to, or move it away")
     if options.dry_run:
         _say_what(options, step, state, target if kept else None)
         return 0
@@ -98,7 +97,7 @@ def _say_what(options: Options, step: int, state: Path, target: Path | None) -> 
         print(f"would write {target}")
     if options.push:
         kind = "private" if options.private else "public"
-        print(f"would upload it to {upload.address(options.push)}, made {kind} where it is not there")
+        print(f"would upload it to {upload.address(options.push)}, made {kind} if it does not exist")
 
 
 def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) -> None:
@@ -110,8 +109,8 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
     recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
     if not recipe.is_file():
         raise UserError(
-            f"{recipe} is missing, which builds the model: a notebook's run has none. Its finished model is in model/; "
-            "for others put the recipe into a file"
+            f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe; its finished model is "
+            "in model/. To export other checkpoints, put the recipe into a file"
         )
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
     found = dry_run.rehearse_to_end(recipe, flags, beside=run.info.get("recipe_folder", ""))
@@ -120,7 +119,7 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
         sharded.load_weights(accelerator, str(state))
     except FileNotFoundError:
         raise UserError(
-            f"{state} has gone: the run goes on and keeps its newest; export again, or wait for it"
+            f"{state} is gone: the run goes on and deletes old checkpoints; export again, or wait until it ends"
         ) from None
     save_model(accelerator, found.model, folder, *found.parts, shard=shard)
     plain = accelerator.unwrap_model(found.model)

@@ -1,14 +1,18 @@
-"""The card of a model: what it is, what it was trained on and how well it does, written from its run."""
+"""The card of a model: what it is, what it was trained on and how good it is, as its run has recorded it."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from app.config import as_flag, flatten
 from app.rundir.history import History
 
-# The task of the Hub by the suffix of a model class.
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCardData
+
+# By the end of a model class's name: its task on the Hub.
 _TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForCausalLM": "text-generation",
@@ -19,18 +23,20 @@ _TASKS = {
 
 
 def write(run: History, folder: Path, step: int, scores: dict[str, Any], kind: str, use: str) -> None:
-    """Write README.md, and beside it the recipe, its settings and, where matplotlib is installed, the curves.
+    """Write README.md, the recipe, its settings and, if matplotlib is installed, the curves into a model's folder.
 
     Args:
-        scores: those of the checkpoint.
+        scores: of the checkpoint, by name.
         kind: the model's class.
         use: a command that uses the model.
     """
+    from huggingface_hub import ModelCard
+
     recipe = str(run.info.get("recipe", "recipe"))
     (folder / "training_config.yaml").write_text(yaml.safe_dump(_without_place(run.config), sort_keys=False))
     (folder / f"{recipe}.py").write_bytes((run.folder / "recipe.py").read_bytes())
     parts = [
-        f"---\n{yaml.safe_dump(_front(run, recipe, scores, kind), sort_keys=False)}---",
+        f"---\n{_metadata(run, recipe, scores, kind).to_yaml()}\n---",
         f"# {run.name}",
         f"{kind}, trained by `{recipe}.py` with Samestep for {step:,} of {run.info.get('steps', '?')} steps.",
         f"## Use it\n\n```bash\n{use}\n```" if use else "",
@@ -40,29 +46,39 @@ def write(run: History, folder: Path, step: int, scores: dict[str, Any], kind: s
         f"## Repeat it\n\n```bash\naccelerate launch {recipe}.py --config training_config.yaml\n```",
         _history(run),
     ]
-    (folder / "README.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    ModelCard("\n\n".join(part for part in parts if part) + "\n").save(folder / "README.md")
 
 
 def _without_place(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "run": {name: value for name, value in config.get("run", {}).items() if name != "dir"}}
 
 
-def _front(run: History, recipe: str, scores: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Make what the Hub reads at the top of a card."""
-    found: dict[str, Any] = {"tags": ["samestep", recipe]}
+def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "ModelCardData":
+    """Describe the model to the Hub, which shows the scores of a model whose task it knows."""
+    from huggingface_hub import EvalResult, ModelCardData
+
     task = next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None)
-    if task:
-        found |= {"library_name": "transformers", "pipeline_tag": task}
-    # A recipe of somebody's own may mean anything by these names.
+    # A user's own recipe may mean anything by these names.
     base, data = run.config.get("model"), run.config.get("data")
-    if isinstance(base, str) and base and not Path(base).exists():
-        found["base_model"] = base
     paths = data.get("path") if isinstance(data, dict) else None
-    sets = [path for path in ([paths] if isinstance(paths, str) else paths or []) if _on_hub(path)]
-    if sets:
-        found["datasets"] = sets
-    metrics = [name.removeprefix("eval/") for name in scores if name.startswith("eval/") and name != "eval/samples"]
-    return found | ({"metrics": metrics} if metrics else {})
+    paths = [paths] if isinstance(paths, str) else paths or []
+    metrics = {n.removeprefix("eval/"): v for n, v in scores.items() if n.startswith("eval/") and n != "eval/samples"}
+    evaluated = str((data.get("eval_path") if isinstance(data, dict) else None) or next(iter(paths), recipe))
+    results = [
+        EvalResult(task_type=task, dataset_type=evaluated, dataset_name=evaluated, metric_type=name, metric_value=value)
+        for name, value in metrics.items()
+        if task and isinstance(value, int | float) and math.isfinite(value)
+    ]
+    return ModelCardData(
+        model_name=run.name if results else None,  # heads the results
+        tags=["samestep", recipe],
+        library_name="transformers" if task else None,
+        pipeline_tag=task,
+        base_model=base if isinstance(base, str) and base and not Path(base).exists() else None,
+        datasets=[path for path in paths if _on_hub(path)] or None,
+        metrics=list(metrics) or None,
+        eval_results=results or None,
+    )
 
 
 def _on_hub(path: object) -> bool:
@@ -82,11 +98,11 @@ def _scores(scores: dict[str, Any]) -> str:
 
 
 def _curves(run: History, folder: Path) -> str:
-    from app.commands import charts
+    from app.commands import curves
     from app.errors import UserError
 
     try:
-        charts.draw([run], folder / "curves.png")
+        curves.draw([run], folder / "curves.png")
     except UserError:  # nothing logged, or no matplotlib
         return ""
     return "![curves of the training](curves.png)"

@@ -6,17 +6,17 @@ from app.errors import UserError
 
 
 def address(repository: str) -> str:
-    """Return where a repository is, or will be."""
+    """Return the address of a repository, whether or not it exists yet."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}"
 
 
 def check(repository: str) -> None:
-    """Refuse what cannot name a repository.
+    """Check that a repository has a valid name and that the Hub may be asked.
 
     Raises:
-        UserError: it is no USER/NAME, or the Hub is not to be asked.
+        UserError: it is not USER/NAME, or HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -32,7 +32,7 @@ def check(repository: str) -> None:
 
 
 def push(folder: Path, repository: str, private: bool, message: str) -> str:
-    """Upload all files of a folder, making the repository where it is not there; return its address.
+    """Upload all files of a folder, make the repository if there is none, and return its address.
 
     Raises:
         UserError: the Hub cannot be reached, or refuses.
@@ -52,7 +52,7 @@ def push(folder: Path, repository: str, private: bool, message: str) -> str:
         raise UserError(
             f"--push {repository}: {told}; `hf auth whoami` says who you are, and the token must write"
         ) from None
-    except ValueError as error:  # of the card
+    except ValueError as error:  # the Hub does not accept the card
         raise UserError(f"--push {repository}: {error}") from None
     except (httpx.HTTPError, OSError) as error:
         raise UserError(f"--push {repository}: {address(repository)} cannot be reached: {error}") from None

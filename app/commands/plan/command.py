@@ -4,8 +4,8 @@
     python -m app plan recipes/cls.py --run.global-batch 256 --profile accelerate_configs/fsdp.yaml ddp_cpu.yaml:4
 
 The recipe comes first, and its own flags may follow. Its main() really runs, on this machine's CPU, up to where its
-loop would begin: data are loaded and the model is built. The run folder is only read. Ends with status 0 where every
-profile can work and the folder's run can go on, 1 where not, and 2 where the run itself would refuse to begin.
+loop would begin: data are loaded and the model is built. The run folder is only read. The exit status is 0 if every
+profile can work and the run in the folder can be resumed, 1 if not, and 2 if the run itself would refuse to begin.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from app.commands.tables import size, table, write_json
+from app.commands.output import write_json
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.run import Run
     from app.sampling.batch_plan import BatchPlan
 
-_LOOKED_AT = 100  # steps whose padding is counted
+_LOOKED_AT = 100  # steps in which padding is counted
 
 
 @dataclass
@@ -33,10 +33,10 @@ class Options:
     recipe: Annotated[Path, tyro.conf.Positional]
     """The recipe's file."""
     profile: tuple[str, ...] = ()
-    """Profiles to plan for; FILE:4 starts 4 processes whatever the file says. Default: those of accelerate_configs that
-    this machine can run: cpu, ddp_cpu and fsdp_cpu, or gpu, ddp and fsdp with as many processes as there are GPUs."""
+    """Profiles to plan for; FILE:4 means 4 processes, whatever the file says. Default: profiles that this machine can
+    run. Those are cpu, ddp_cpu and fsdp_cpu; with GPUs, gpu, ddp and fsdp with one process for each GPU."""
     memory: float = 0.0
-    """Memory of one device, in GB (10**9 bytes), that a micro-batch shall fit into. 0: what this machine has."""
+    """Memory of one device in GB (10**9 bytes), to find the largest micro-batch for. 0: what this machine has."""
     json: str = ""
     """Also write all numbers to this file, in bytes."""
 
@@ -45,19 +45,19 @@ def main(options: Options, flags: list[str]) -> int:
     """Plan, and return the exit status.
 
     Args:
-        flags: the recipe's.
+        flags: of the recipe.
 
     Raises:
         UserError: the run itself would refuse to begin.
     """
-    from app.commands.plan import footprint, largest_micro_batch, memory
+    from app.commands.plan import display, footprint, largest_micro_batch, memory
     from app.launching import dry_run, profiles
 
     if options.memory < 0:
         raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
     chosen = [profiles.read(text) for text in options.profile or _usual()]
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
-    peaks = largest_micro_batch.Fits(chosen, options.memory)
+    peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
     run, plan = dry_run.rehearse(options.recipe, flags, loop)
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run))
@@ -68,22 +68,18 @@ def main(options: Options, flags: list[str]) -> int:
         {**_layout(run, plan, profile, weights, buffers), "peak": peaks.found.get(largest_micro_batch.key(profile))}
         for profile in chosen
     ]
-    _show(about, layouts, folder, loop.failed)
+    display.show(about, layouts, folder, loop.failed)
     if any(weight.remembered is None for weight in weights):
-        print("the optimizer's own state could not be found out, and is left out of every number")
+        print("the state of the optimizer could not be found out, and is not counted in any number")
     write_json(
         options.json,
         {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},
     )
-    return int(bool(folder["trouble"]) or any(layout["trouble"] or _too_much(layout) for layout in layouts))
-
-
-def _too_much(layout: dict[str, Any]) -> bool:
-    return bool(layout["peak"] and layout["peak"]["too_much"])
+    return int(bool(folder["trouble"]) or any(layout["trouble"] or display.is_too_large(layout) for layout in layouts))
 
 
 def _usual() -> list[str]:
-    """Choose profiles for this machine."""
+    """Name profiles that this machine can run."""
     from app.distributed.environment import gpus_here
     from app.launching.profiles import FOLDER
 
@@ -104,10 +100,14 @@ def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
     if plan.lengths is None:
         return {**found, "tokens_per_step": None, "padding": None}
     looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))
-    micros = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micros(int(step))]
-    padded = sum(len(lengths) * int(lengths.max()) for lengths in micros)
+    lengths = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micros(int(step))]
+    padded = sum(len(each) * int(each.max()) for each in lengths)
     tokens = float(np.mean(plan.lengths)) * plan.global_batch
-    return {**found, "tokens_per_step": tokens, "padding": 1 - int(sum(m.sum() for m in micros)) / max(padded, 1)}
+    return {
+        **found,
+        "tokens_per_step": tokens,
+        "padding": 1 - int(sum(each.sum() for each in lengths)) / max(padded, 1),
+    }
 
 
 def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
@@ -124,13 +124,13 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 
     tensors, _ = state_dict.model_tensors(run.accelerator.models)
     one = memory.checkpoint(tensors.values(), weights)
-    # Those that are kept, and the one that is being written.
+    # Those that are kept, and one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
     return {"checkpoint": one, "checkpoints": most, "disk": one * most}
 
 
 def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
-    """Plan for one profile; what cannot work is its trouble."""
+    """Describe the run under one profile; if that cannot work, `trouble` says why."""
     from app.commands.plan import memory
 
     found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
@@ -150,7 +150,11 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
 
 
 def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
-    """Return the turns that each data rank takes in a step, or refuse as the run would under this profile."""
+    """Return the turns that each data rank takes in a step.
+
+    Raises:
+        UserError: the run itself would refuse this profile.
+    """
     from app.distributed import fsdp
     from app.training import exact_gradients
 
@@ -169,7 +173,7 @@ def _plain_optimizers(run: "Run") -> list:
 
 
 def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
-    """Read what resuming the run folder would restore, and what would change; and plan what would follow."""
+    """Describe what resuming the run folder would restore and what would change; return it with the plan from there."""
     from app.checkpoints.resume import fitting
     from app.distributed import layout
     from app.rundir.folder import Effect
@@ -192,69 +196,3 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     except UserError as error:
         found["trouble"] = str(error)
     return {**found, "warnings": warnings}, plan
-
-
-def _show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str, Any], uncounted: str) -> None:
-    a = about
-    stop = f", stopping after {a['stop_at']}" if a["stop_at"] else ""
-    frozen = a["parameters"] - a["trained"]
-    lines = {
-        "samples": f"{a['samples']:,}, seen {a['epochs']:.4g} times: {a['seen']:,}",
-        "steps": f"{a['steps']:,} of {a['global_batch']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
-        "micro-batches": f"{a['micro_batches']} a step, so as many processes at most",
-        "tokens": "lengths are not known"
-        if a["tokens_per_step"] is None
-        else f"{a['tokens_per_step']:,.0f} a step; {a['padding']:.1%} of what is computed is padding",
-        "parameters": f"{a['parameters']:,}; {f'{frozen:,} of them frozen' if frozen else 'all trained'}",
-        "optimizer": ", ".join(a["optimizers"]),
-        "checkpoint": f"{size(a['checkpoint'])} on disk; {a['checkpoints']} of them at most: {size(a['disk'])}",
-    }
-    print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")
-    head = ["profile", "layout", "samples/step", "idle", "weights", "gradients", "sums", "optimizer", "in all"]
-    print(table([*head, "save copy", "verdict"], [_row(layout) for layout in layouts], right=range(3, 10)))
-    from app.commands.plan import largest_micro_batch
-    from app.commands.plan.memory import LEFT_OUT
-
-    print(f"memory is that of one process; sums: exact mode's; save copy: on the host; not in the table: {LEFT_OUT}\n")
-    for layout in layouts:
-        if layout["peak"]:
-            print(f"{layout['profile']}: {largest_micro_batch.sentence(layout['peak'])}")
-    if uncounted:
-        print(f"activations could not be counted, as the loop does not work on tensors without contents: {uncounted}")
-    print()
-    _show_folder(folder)
-
-
-def _row(layout: dict[str, Any]) -> list[str]:
-    count = layout["processes"]
-    kind = layout["wrapping"] + (f" x{count}" if count > 1 else "") + f", {layout['precision']}"
-    if layout["trouble"]:
-        return [layout["profile"], kind, *["-"] * 8, f"TROUBLE: {layout['trouble']}"]
-    spread = f"{layout['data_ranks']} x {layout['accumulation']} x {layout['rows']}"
-    held = [size(layout["memory"][name]) for name in ("weights", "gradients", "sums", "optimizer", "total", "copy")]
-    return [
-        layout["profile"],
-        kind,
-        spread,
-        f"{layout['idle']:.0%}",
-        *held,
-        "does not fit" if _too_much(layout) else layout["note"] or "ok",
-    ]
-
-
-def _show_folder(folder: dict[str, Any]) -> None:
-    for warning in folder["warnings"]:
-        print(warning)
-    if folder["step"] is None:
-        print(f"{folder['path']}: no checkpoint; the run starts at its beginning")
-    else:
-        scores = "".join(f", {name} {value:.4g}" for name, value in folder["scores"].items())
-        first = "; its evaluation comes first" if folder["unevaluated"] else ""
-        print(
-            f"{folder['path']}: resuming restores step {folder['step']} (saved on {folder['saved_on']}{scores}){first}"
-        )
-    if folder["changes"]:
-        rows = [[c["name"], repr(c["before"]), repr(c["now"]), c["effect"]] for c in folder["changes"]]
-        print(table(["changed", "before", "now", "effect"], rows))
-    if folder["trouble"]:
-        print(f"TROUBLE: {folder['trouble']}")

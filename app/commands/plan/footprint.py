@@ -1,9 +1,9 @@
-"""What one process holds at the peak of a step, by a step of the recipe's own loop on tensors without contents.
+"""The memory of one process at the peak of a step, found by a step of the recipe's own loop on empty tensors.
 
-The loop's body is gone through as it stands: its forward passes, its losses, its backward passes and its updates, with
-weights, optimizer state and one real micro-batch's inputs on the meta device (simulated_device.py). Every storage is
-followed from its first tensor to its last (live_storage.py), so what is saved for the backward pass, the copies that
-autocast makes, logits and what is there for an instant between two operations all count.
+The body of the loop runs as it is: forward passes, losses, backward passes and updates. Weights, optimizer state and
+the inputs of one real micro-batch are on the meta device, so they have no contents (simulated_device.py). Every storage
+is followed from its first tensor to its last (live_storage.py). So everything counts: what is saved for the backward
+pass, the copies that autocast makes, logits, and what exists only for an instant between two operations.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.commands.plan.live_storage import Storages
+from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
-from app.commands.plan.simulated_device import Kernels
+from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
@@ -26,14 +26,14 @@ from app.training.loader import inputs_of, map_tensors
 from app.training.step import Batch, CurrentStep
 from app.training.step_metrics import StepMetrics
 
-LOOKED_AT = 100  # steps that the largest micro-batch is looked for in
-_ROWS = 16  # that are really read; more are as large as these
-_BLOCK = 512  # bytes that CUDA's caching allocator rounds up to
+LOOKED_AT = 100  # steps among which the largest micro-batch is searched
+_ROWS = 16  # rows that are really read; further rows are taken to be as large
+_BLOCK = 512  # bytes; CUDA's caching allocator rounds up to multiples
 FIRST, LATER, UPDATE = "first", "later", "update"
 
 
-class Micro(NamedTuple):
-    """A micro-batch: samples, how many rows, and the longest row's length where lengths are known."""
+class MicroBatch(NamedTuple):
+    """A micro-batch: its samples, its number of rows, and the length of the longest row if lengths are known."""
 
     ids: np.ndarray
     epochs: np.ndarray
@@ -42,7 +42,7 @@ class Micro(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What to count for: a type of device, a precision, and --run.micro-batch."""
+    """What a footprint is asked for: a type of device, a precision, and --run.micro-batch."""
 
     device: str
     precision: str
@@ -54,15 +54,15 @@ class Footprint(NamedTuple):
 
     Args:
         held: weights, buffers and optimizer state.
-        gradients: of all that is trained.
-        inputs: of one micro-batch; in none of the others.
-        first: the peak of a step's first turn, in which gradients come into being.
-        later: the peak of any other turn, which finds those of the turns before.
-        uncast: the same where copies of weights in 16 bits do not count.
-        update: the peak of clipping and update.
+        gradients: of all trained parameters.
+        inputs: of one micro-batch; the other numbers do not contain them.
+        first: the peak of the first turn of a step, which creates the gradients.
+        later: the peak of any later turn, which finds gradients from the turns before.
+        uncast: the peak of a later turn, without the 16-bit copies of weights.
+        update: the peak while clipping and updating.
     """
 
-    micro: Micro
+    micro: MicroBatch
     held: int
     gradients: int
     inputs: int
@@ -73,15 +73,15 @@ class Footprint(NamedTuple):
 
     @property
     def activations(self) -> int:
-        """Return what a later turn holds at its peak beside what training holds all the time."""
+        """Return what a later turn holds at its peak in addition to what training holds all the time."""
         return self.later - self.held - self.gradients
 
 
-Asking = Generator[Question, Footprint, None]
+Questions = Generator[Question, Footprint, None]
 
 
-def largest(plan: BatchPlan) -> Micro:
-    """Find the micro-batch with most rows x length among those of about LOOKED_AT steps, spread over the run."""
+def largest(plan: BatchPlan) -> MicroBatch:
+    """Return the micro-batch with the most rows x length among those of about LOOKED_AT steps, spread over the run."""
     if plan.lengths is None:
         steps = [0]
     else:
@@ -92,17 +92,17 @@ def largest(plan: BatchPlan) -> Micro:
             longest = None if plan.lengths is None else int(plan.lengths[ids].max())
             cost = (len(ids) * (longest or 1), longest or 1)
             if cost > most:
-                found, most = Micro(ids, epochs, len(ids), longest), cost
+                found, most = MicroBatch(ids, epochs, len(ids), longest), cost
     return found
 
 
-def batches(asking: Asking, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
-    """Give the body of a recipe's loop what it needs to answer questions, and hand over the answers.
+def batches(asking: Questions, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
+    """Yield batches to the body of a recipe's loop, to answer questions about its memory.
 
     Args:
-        asking: yields a Question, is sent a Footprint, and so on to its end.
+        asking: yields a Question, is sent the Footprint that answers it, and so on until it ends.
     """
-    inputs: dict[int, tuple[Micro, Any]] = {}
+    inputs: dict[int, tuple[MicroBatch, Any]] = {}
     try:
         question = next(asking)
         while True:
@@ -117,13 +117,13 @@ def batches(asking: Asking, run: Any, plan: BatchPlan, data: Any, collate: Any, 
         return
 
 
-def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: dict[str, Any]) -> Iterator[Batch]:
-    """Go through the loop's body once, with two turns."""
-    storages = Storages(_BLOCK if question.device == "cuda" else 1)
-    kernels = Kernels(question.device, question.precision, storages)
+def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, counts: dict[str, Any]) -> Iterator[Batch]:
+    """Run the body of the loop once, with two turns."""
+    storages = LiveStorages(_BLOCK if question.device == "cuda" else 1)
+    simulated = SimulatedDevice(question.device, question.precision, storages)
     models = run.accelerator.models
     optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-    with emptied(models, optimizers), kernels.installed(), kernels.casting(models), _on_meta(run.accelerator):
+    with emptied(models, optimizers), simulated.installed(), simulated.casting(models), _on_meta(run.accelerator):
         held = [t for model in models for t in (*model.parameters(), *model.buffers())]
         trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         storages.add(held)
@@ -148,9 +148,9 @@ def _one_step(run: Any, question: Question, micro: Micro, inputs: Any, counts: d
 
 
 class _Phased(Batch):
-    """A batch whose turns say which they are."""
+    """A batch that tells the storages in which phase of the step they are."""
 
-    def __init__(self, gradients: Gradients, step: Step, storages: Storages):
+    def __init__(self, gradients: Gradients, step: Step, storages: LiveStorages):
         super().__init__(gradients, step)
         self._storages = storages
 
@@ -173,7 +173,7 @@ def _on_meta(accelerator: Accelerator) -> Iterator[None]:
 
 
 def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -> None:
-    """Have an optimizer make its state, and its updates the temporary tensors that they have on a device."""
+    """Have an optimizer create its state, and later updates create the temporary tensors that they need on a device."""
     fused = any(group.get("fused") for group in optimizer.param_groups)
     for group in optimizer.param_groups:
         kernels = {name: group[name] for name in ("fused", "foreach") if name in group}
@@ -186,13 +186,13 @@ def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -
             parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    if fused:  # one kernel, which makes no tensors; there is none for meta tensors
+    if fused:  # one kernel that creates no tensors, and that does not exist for meta tensors
         optimizer.step = lambda closure=None: None
         stack.callback(optimizer.__dict__.pop, "step")
 
 
-def _hollow_inputs(micro: Micro, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Any:
-    """Make a micro-batch's inputs, from its longest rows."""
+def _hollow_inputs(micro: MicroBatch, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Any:
+    """Make the inputs of a micro-batch without contents, as large as its longest rows make them."""
     taken = np.arange(micro.rows)
     if plan.lengths is not None:
         taken = np.argsort(-plan.lengths[micro.ids], kind="stable")

@@ -1,4 +1,4 @@
-"""Which micro-batch fits into a device's memory, by the peak of each profile's processes."""
+"""The largest micro-batch that fits into a device, by the peak memory of each profile's processes."""
 
 import dataclasses
 import os
@@ -8,30 +8,30 @@ from typing import Any
 import torch
 from torch import nn
 
+from app.commands.output import size
 from app.commands.plan import memory
-from app.commands.plan.footprint import Asking, Footprint, Question
-from app.commands.tables import size
+from app.commands.plan.footprint import Footprint, Question, Questions
 from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile
 from app.sampling.batch_plan import BatchPlan
 from app.training import exact_gradients
 
-# Of a GPU's memory, to be left free: for CUDA itself, its libraries, what the allocator cannot use, and our error.
+# Part of a GPU's memory to leave free: for CUDA and its libraries, for fragments, and for the error of our count.
 SPARE = 0.1
 GB = 10**9
 
 
 def key(profile: Profile) -> str:
-    """Name a profile among others."""
+    """Return a key that tells a profile from all others."""
     return f"{profile.file}:{profile.processes}"
 
 
 def room(profile: Profile, asked: float) -> int | None:
-    """Return the bytes of the device of one of a profile's processes; None where it is not there.
+    """Return the bytes of memory that one process of a profile has; None if this machine has no such device.
 
     Args:
-        asked: in GB, 0: what this machine has.
+        asked: --memory in GB; 0: what this machine has.
     """
     if asked:
         return round(asked * GB)
@@ -41,11 +41,11 @@ def room(profile: Profile, asked: float) -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
-class Fits:
-    """Ask for footprints, and find the largest micro-batch that fits, for each of several profiles."""
+class MicroBatchSearch:
+    """Asks for footprints, and finds from them the largest micro-batch that fits, for each profile."""
 
     def __init__(self, profiles: list[Profile], asked: float):
-        """Begin.
+        """Prepare to ask.
 
         Args:
             asked: memory of one device in GB; 0: what this machine has.
@@ -54,8 +54,8 @@ class Fits:
         self.found: dict[str, dict[str, Any]] = {}
         self._known: dict[Question, Footprint] = {}
 
-    def asking(self, run: Any, plan: BatchPlan) -> Asking:
-        """Ask about a rehearsed recipe, and keep what follows for each profile that can work in `found`."""
+    def asking(self, run: Any, plan: BatchPlan) -> Questions:
+        """Ask about a rehearsed recipe, and keep the result for each profile that can work in `found`."""
         self._run = run
         self._models = run.accelerator.models
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
@@ -65,7 +65,7 @@ class Fits:
             if not (profile.troubles or profile.zero_stage or refused):
                 try:
                     self.found[key(profile)] = yield from self._about(profile, plan)
-                except UserError:  # more ranks than micro-batches, which the table says
+                except UserError:  # more ranks than micro-batches; the table says so
                     continue
 
     def _about(self, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, dict[str, Any]]:
@@ -77,7 +77,7 @@ class Fits:
         found |= {"fits": None, "too_large": None, "too_much": False}
         if space is None:
             return found
-        # On a CPU what is saved is copied into the same memory.
+        # On a CPU, a checkpoint's copies are in the same memory.
         limit = space - self._held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
         # Every data rank needs a micro-batch of its own.
         most = plan.global_batch // profile.data_ranks
@@ -87,12 +87,12 @@ class Fits:
         return {**found, "fits": fits, "too_large": too_large, "too_much": peak > limit}
 
     def _search(self, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int):
-        """Return the largest size that fits and the next one, which does not, each with its bytes; None: there is none.
+        """Return the largest size that fits and the next larger one, each with its peak; None if there is no such size.
 
-        A straight line through two sizes tells where to look; what is answered was counted.
+        A straight line through two peaks says where to look next; what is returned was counted.
         """
         place = max(i for i, micro in enumerate(sizes) if micro <= max(peaks))
-        low, high = -1, len(sizes)  # the places of what fits and of what does not
+        low, high = -1, len(sizes)  # the largest place known to fit, the smallest known not to
         while high - low > 1:
             if sizes[place] not in peaks:
                 peaks[sizes[place]] = yield from self._peak(profile, plan, sizes[place])
@@ -119,13 +119,13 @@ class Fits:
 
 
 def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, models: list) -> int:
-    """Return the most bytes that one process of a profile holds at once.
+    """Return the most bytes that one process of a profile holds at any time.
 
     Args:
         held: what it holds all the time.
-        turns: that it takes in a step.
+        turns: how many it takes in a step.
     """
-    # The loader copies a step to a GPU while the one before it is computed.
+    # The loader copies the next step to a GPU while this one is computed.
     inputs = found.inputs * turns * (1 if profile.on_cpu else 2)
     if profile.wrapping in ("FSDP2", "HSDP"):
         keeps_casts = profile.precision == "fp32" or profile.compiled
@@ -133,8 +133,8 @@ def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is
         beside = most - found.held - found.gradients + gathered(models, profile)
         updating = max(0, found.update - found.held - found.gradients) // profile.shards
         return held.total + max(beside, updating) + inputs
-    # Gradients come into being in the first turn only, where no buckets of DDP are there for them; exact mode takes
-    # those of each turn away.
+    # Only the first turn creates gradients, unless DDP's buckets hold them from the start. Exact mode frees them after
+    # each turn.
     fresh = is_exact or (turns == 1 and profile.wrapping != "DDP")
     most = found.first if fresh else max(found.first, found.later)
     buckets = found.gradients if profile.wrapping == "DDP" and (is_exact or turns > 1) else 0
@@ -142,9 +142,9 @@ def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is
 
 
 def gathered(models: list[nn.Module], profile: Profile) -> int:
-    """Count the whole weights that FSDP2 has on a process at once: what no layer holds, and two of the largest layers.
+    """Count the bytes of gathered weights on a process at once: those outside layers, and two of the largest layer.
 
-    The next layer is gathered while one is computed.
+    FSDP2 gathers the next layer while it computes one.
     """
     if profile.shards == 1:
         return 0
@@ -161,7 +161,7 @@ def gathered(models: list[nn.Module], profile: Profile) -> int:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """Say what a profile's processes need at their peak, and which micro-batch fits."""
+    """Say in a sentence what a profile's processes need at their peak, and which micro-batch fits."""
     length = f" of length {found['longest']}" if found["longest"] else ""
     text = (
         f"activations {size(found['activations'])} for --run.micro-batch {found['micro_batch']} ({found['rows']} rows"
@@ -175,7 +175,7 @@ def sentence(found: dict[str, Any]) -> str:
         return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})"
     text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "
     if too_large is None:
-        return text + "and a larger one has no use with this --run.global-batch"
+        return text + "and a larger one is of no use with this --run.global-batch"
     return text + f"{too_large[0]} would not ({size(too_large[1])})"
 
 
@@ -184,7 +184,7 @@ def _question(profile: Profile, micro_batch: int) -> Question:
 
 
 def _guess(sizes: list[int], peaks: dict[int, int], limit: int) -> int:
-    """Guess the place of the largest size that fits, from the two largest that were counted."""
+    """Guess the place of the largest size that fits, from the two largest sizes that were counted."""
     *_, a, b = [0, *sorted(peaks)]
     below = peaks.get(a, 0)
     reach = b + (limit - peaks[b]) / max((peaks[b] - below) / (b - a), 1.0)

@@ -1,4 +1,4 @@
-"""The bytes of the tensors that are alive while a program runs, and the most that there were at once."""
+"""The bytes of all tensors that are alive while a program runs, and their maximum."""
 
 import weakref
 from collections import defaultdict
@@ -10,23 +10,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Storages(TorchDispatchMode):
-    """Follow every storage that operations make from its first tensor to its last, on any device, meta included.
+class LiveStorages(TorchDispatchMode):
+    """Follows every storage that operations create, from its first tensor to its last, on any device, meta included.
 
-    What a kernel allocates and frees inside itself is not seen.
+    Memory that a kernel allocates and frees by itself is not seen.
     """
 
     def __init__(self, block: int = 1):
-        """Begin with nothing.
+        """Start with no storages.
 
         Args:
-            block: that an allocator rounds sizes up to, in bytes.
+            block: bytes; the allocator rounds sizes up to multiples of it.
         """
         super().__init__()
         self.block, self.alive, self.phase = block, 0, ""
-        self.copies = 0  # of weights in another type, among those alive
+        self.copies = 0  # bytes of weights cast to another type, among those alive
         self.most: dict[str, int] = defaultdict(int)  # by phase
-        self.most_without: dict[str, int] = defaultdict(int)  # where copies do not count
+        self.most_without: dict[str, int] = defaultdict(int)  # by phase, without those copies
         self._known: dict[int, weakref.ref] = {}
         self._copying = False
 
@@ -37,7 +37,7 @@ class Storages(TorchDispatchMode):
         return result
 
     def add(self, tensors: Iterable) -> None:
-        """Follow tensors that are there; each storage counts once, whatever views it has."""
+        """Follow tensors that exist already; each storage counts once, however many views it has."""
         for tensor in tensors:
             if isinstance(tensor, tuple | list):
                 self.add(tensor)
@@ -56,7 +56,7 @@ class Storages(TorchDispatchMode):
             self._copying = False
 
     def rounded(self, size: int) -> int:
-        """Return the bytes that the allocator gives for so many."""
+        """Return the bytes that the allocator takes for a request of `size` bytes."""
         return -(-size // self.block) * self.block
 
     def _follow(self, storage: torch.UntypedStorage) -> None:

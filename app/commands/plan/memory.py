@@ -1,7 +1,7 @@
-"""What one process holds from step to step under each layout: weights, gradients, optimizer state.
+"""What one process holds all the time under each layout: weights, gradients, optimizer state.
 
-Pure arithmetic over shapes. Left out: activations, kernels' own space, and what is there for an instant, such as the
-layer that FSDP has gathered.
+Pure arithmetic over shapes. Activations, the memory that kernels need, and what exists only for an instant (such as a
+layer that FSDP has gathered) are left out.
 """
 
 import copy
@@ -21,14 +21,14 @@ LEFT_OUT = (
     "space, the program itself (about 1 GB)"
 )
 _DOUBLE = 8
-# Bytes that torch 2.13 writes around a tensor's own: an archive's head and foot, and its names in two lists.
+# Bytes that torch 2.13 writes for each tensor in addition to its contents: an archive's ends, and names in two lists.
 _AROUND = 1900
-# Of the record, with its settings and scores, and of the manifest.
+# Bytes of the record, with settings and scores, and of the manifest.
 _RECORDS = 5000
 
 
 class Shape(NamedTuple):
-    """A tensor's dimensions and the bytes of one number."""
+    """A tensor's dimensions, and the bytes of one of its numbers."""
 
     dims: tuple[int, ...]
     itemsize: int
@@ -44,14 +44,14 @@ class Shape(NamedTuple):
         return math.prod(self.dims)
 
     def bytes(self, shards: int = 1) -> int:
-        """Return what the fullest of `shards` processes holds; FSDP2 cuts the first dimension."""
+        """Return the bytes on the process that holds most of `shards` parts; FSDP2 splits the first dimension."""
         if shards == 1 or not self.dims:
             return self.numbers * self.itemsize
         return -(-self.dims[0] // shards) * math.prod(self.dims[1:]) * self.itemsize
 
 
 class Weight(NamedTuple):
-    """A parameter, and what its optimizer remembers of it; None where that could not be found out."""
+    """A parameter, and the tensors that its optimizer keeps for it; None if those could not be found out."""
 
     shape: Shape
     trained: bool
@@ -59,7 +59,7 @@ class Weight(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes of one process; `copy` are those of the host's memory while a checkpoint is written beside training."""
+    """Bytes of one process; `copy` is in the host's memory, while a checkpoint is written during training."""
 
     weights: int
     gradients: int
@@ -69,12 +69,12 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum up what training holds all the time."""
+        """Return what training holds all the time."""
         return self.weights + self.gradients + self.sums + self.optimizer
 
 
 def weigh(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> tuple[list[Weight], int]:
-    """List the parameters of models, once each, and count the bytes of their buffers."""
+    """List the parameters of models, each once, and count the bytes of their buffers."""
     known = {p: tensors for optimizer in optimizers for p, tensors in remembered(optimizer).items()}
     parameters = {p: None for model in models for p in model.parameters()}
     buffers = {b: b.nbytes for model in models for b in model.buffers()}
@@ -82,9 +82,9 @@ def weigh(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> t
 
 
 def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ...] | None]:
-    """Find out what an optimizer will remember of each parameter, by a step of a twin on tensors without contents.
+    """Find out which tensors an optimizer will keep for each parameter, by a step of a copy on empty tensors.
 
-    Every optimizer of torch.optim makes its state before it looks at a number, and then some stop, as there are none.
+    Every optimizer of torch.optim creates its state before it reads a number. Some fail then, as there are no numbers.
     """
     found = {}
     for group in optimizer.param_groups:
@@ -108,26 +108,26 @@ def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ..
 
 
 def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: int, exact: bool, beside: bool) -> Memory:
-    """Count what the fullest process of a layout holds.
+    """Count what one process of a layout holds, of all processes the one that holds most.
 
     Args:
-        turns: that each data rank takes in a step.
-        beside: checkpoints are written beside training.
+        turns: how many each data rank takes in a step.
+        beside: whether checkpoints are written while training goes on.
     """
     if profile.zero_stage:
         return _under_zero(weights, buffers, profile)
     shards = profile.shards
     held = buffers + sum(w.shape.bytes(shards) for w in weights)
     if shards > 1 and str(profile.section("fsdp_config").get("fsdp_reshard_after_forward", True)).lower() == "false":
-        held += sum(w.shape.bytes() for w in weights)  # kept whole until the backward pass is through
+        held += sum(w.shape.bytes() for w in weights)  # stay gathered until the end of the backward pass
     trained = [w for w in weights if w.trained]
     whole, part = (sum(w.shape.bytes(n) for w in trained) for n in (1, shards))
     gradients, sums = part, 0
     if shards > 1 and turns > 1:
-        # Between two synchronisations FSDP2 adds up whole gradients, those of exact mode in float64.
+        # Between two synchronisations FSDP2 sums whole gradients, in exact mode in float64.
         gradients = _doubles(trained) if exact else whole
     elif shards == 1:
-        # Buckets of DDP stay, and gradients are views of them; until a step's last turn they lie beside them.
+        # DDP keeps its buckets. Gradients are views of them after a step's last turn, and separate tensors before.
         buckets = whole if profile.wrapping == "DDP" else 0
         beside_buckets = exact or turns > 1
         gradients = max(whole, buckets + whole * beside_buckets)
@@ -137,7 +137,7 @@ def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: in
 
 
 def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
-    """Count what the fullest process copies to the host for a checkpoint: of what several have alike, its share."""
+    """Count what one process copies to the host for a checkpoint; of what several hold alike, each copies a share."""
     parts, whole = [], []
     for weight in weights:
         for shape in (weight.shape, *(weight.remembered or ())):
@@ -149,7 +149,7 @@ def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
 
 
 def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory:
-    """Count by DeepSpeed's rules: master weights and optimizer state in float32, in equal parts.
+    """Count by the rules of DeepSpeed: master weights and optimizer state are in float32, in equal parts.
 
     Stage 2 keeps whole weights and parts of gradients, stage 3 parts of both (Rajbhandari et al., *ZeRO*, 2020).
     """
@@ -163,7 +163,7 @@ def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory
 
 
 def _remembered_bytes(weight: Weight, shards: int) -> int:
-    """Count an optimizer's tensors: those of the parameter's shape are sharded with it."""
+    """Count the bytes of an optimizer's tensors; those of the parameter's shape are sharded as it is."""
     tensors = weight.remembered or ()
     return sum(t.bytes(shards if t.dims == weight.shape.dims else 1) for t in tensors)
 
@@ -173,10 +173,10 @@ def _doubles(weights: Iterable[Weight]) -> int:
 
 
 def checkpoint(tensors: Iterable[Tensor], weights: list[Weight]) -> int:
-    """Estimate the bytes of a checkpoint, as one process or DDP writes it; shards add some kilobytes a tensor.
+    """Estimate the bytes of a checkpoint of one process or DDP; shards add some kilobytes for each tensor.
 
     Args:
-        tensors: of the models, by every name that they are saved under.
+        tensors: of the models, once for each name that they are saved under.
     """
     shapes = [Shape.of(t) for t in tensors]
     shapes += [t for w in weights for t in w.remembered or ()]

@@ -1,4 +1,4 @@
-"""Tensors without contents, of torch's meta device, in place of a model's weights and its optimizer's state."""
+"""Tensors without contents, on torch's meta device, in place of a model's weights and its optimizer's state."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-class Answers(TorchFunctionMode):
-    """Answer questions about numbers that are not there with no: such as whether a mask hides nothing."""
+class NoNumbers(TorchFunctionMode):
+    """Answers no to questions about numbers that do not exist, such as whether a mask hides nothing."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.__bool__ and args[0].device.type == "meta":
@@ -19,7 +19,7 @@ class Answers(TorchFunctionMode):
 
 @contextmanager
 def emptied(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
-    """Give models and their optimizers meta tensors in place of weights and buffers; afterwards, their own again."""
+    """Give models and their optimizers meta tensors in place of weights and buffers, and their own after the block."""
     hollow: dict[Tensor, Tensor] = {}
     with ExitStack() as stack:
         for model in models:

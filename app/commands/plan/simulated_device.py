@@ -1,8 +1,8 @@
-"""The kernels and casts of a device that need not be there, for tensors without contents.
+"""The kernels and casts of a device that this machine need not have, for tensors without contents.
 
-Kernels of torch's meta device allocate what real ones would hand back. What differs between devices is decided above
-them: which attention is taken, what a dropout keeps, what autocast casts. That is settled here, at a dispatch key that
-no device of torch's own uses (torch 2.13; tests/test_footprint.py compares with real tensors).
+Kernels of torch's meta device allocate what real kernels would return. What differs between devices is decided above
+them: which attention is used, what a dropout keeps, what autocast casts. This module decides it, at a dispatch key that
+no device of torch uses (torch 2.13; tests/test_footprint.py compares with real tensors).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.commands.plan.live_storage import Storages
-from app.commands.plan.meta_tensors import Answers
+from app.commands.plan.live_storage import LiveStorages
+from app.commands.plan.meta_tensors import NoNumbers
 
 # What autocast computes in 16 bits on a GPU (torch 2.13, ATen/autocast_mode.h; tests/test_footprint.py compares), ...
 LOWER = (
@@ -54,23 +54,23 @@ _DEVICE = "privateuseone"
 _aten = torch.ops.aten
 
 
-class Kernels:
-    """What a device would take in place of the kernels that meta tensors get."""
+class SimulatedDevice:
+    """A device whose kernels meta tensors use in place of those of the meta device."""
 
-    def __init__(self, device: str, precision: str, storages: Storages):
-        """Describe a device.
+    def __init__(self, device: str, precision: str, storages: LiveStorages):
+        """Choose a device.
 
         Args:
             device: cpu or cuda.
             precision: fp32, bf16 or fp16.
-            storages: learns which tensors are copies of weights.
+            storages: is told which tensors are copies of weights.
         """
         self.device, self.dtype, self.storages = device, _TYPES.get(precision), storages
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # of weights, with each, until the forward pass is over
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id; for one forward pass
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Have operations on meta tensors behave so."""
+        """Use these kernels for meta tensors inside the block."""
         library, others = (torch.library.Library(name, "IMPL", _KEY.name) for name in ("aten", "_"))
         on_gpu = self.device == "cuda"
         try:
@@ -88,7 +88,7 @@ class Kernels:
             before = torch.is_autocast_enabled(_DEVICE)
             torch.set_autocast_enabled(_DEVICE, True)
             try:
-                with torch._C._IncludeDispatchKeyGuard(_KEY), Answers():
+                with torch._C._IncludeDispatchKeyGuard(_KEY), NoNumbers():
                     yield
             finally:
                 torch.set_autocast_enabled(_DEVICE, before)
@@ -98,7 +98,7 @@ class Kernels:
 
     @contextmanager
     def casting(self, models: list[nn.Module]) -> Iterator[None]:
-        """Have forward passes of models cast as accelerate's prepare has them."""
+        """Inside the block, have the forward passes of models cast as accelerate's prepare does."""
         from accelerate.utils import convert_outputs_to_fp32
 
         if self.dtype is None:
@@ -113,7 +113,7 @@ class Kernels:
 
     def _cast_inside(self, forward: Callable) -> Callable:
         def inside(*args, **kwargs):
-            # Of no effect on meta tensors by itself; activation checkpointing brings it back in the backward pass.
+            # It has no effect on meta tensors by itself. Activation checkpointing restores it in the backward pass.
             with torch.autocast("cpu", self.dtype):
                 try:
                     return forward(*args, **kwargs)
@@ -123,7 +123,7 @@ class Kernels:
         return inside
 
     def _register(self, library: torch.library.Library, name: str, change: Callable) -> None:
-        # Attention is settled below; torch 2.11 leaves rms_norm alone.
+        # Attention has its own kernel below; autocast of torch 2.11 does not know rms_norm.
         if name == "scaled_dot_product_attention" or not known(name, self.device):
             return
         packet, _, overload = name.partition(".")
@@ -163,7 +163,7 @@ class Kernels:
         return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
 
     def _dropout(self, tensor: Tensor, p: float, train: bool) -> Tensor:
-        """Keep one byte a number, as the GPU's fused kernel does."""
+        """Keep one byte for each number, as the fused kernel of a GPU does."""
         with _below():
             if 0 < p < 1 and train:
                 return torch.native_dropout(tensor, p, train)[0]
@@ -181,7 +181,7 @@ class Kernels:
             return taken(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def _on_gpu(self, q, k, v, mask, dropout, causal, scale, grouped) -> Tensor:
-        """Take flash attention in 16 bits without a mask, else the memory-efficient one: none keeps the matrix."""
+        """Use flash attention in 16 bits without a mask, else memory-efficient attention; neither keeps the matrix."""
         if mask is None and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.ndim == 4:
             width = q.shape[-1]
             if width % 8:
@@ -197,7 +197,7 @@ class Kernels:
         return _plain(q, k, v, mask, dropout, causal, scale, grouped)
 
     def _on_cpu(self, q, k, v, mask, dropout, causal, scale, grouped) -> Tensor:
-        """Take flash attention where there is no dropout; else the matrix is kept."""
+        """Use flash attention if there is no dropout; otherwise the matrix of scores is kept."""
         if dropout or q.ndim != 4 or (mask is not None and mask.requires_grad):
             return _plain(q, k, v, mask, dropout, causal, scale, grouped)
         operation = _aten._scaled_dot_product_flash_attention_for_cpu
@@ -216,7 +216,7 @@ def known(name: str, device: str) -> bool:
 
 
 def _below():
-    """Leave this dispatch key, for the operation itself."""
+    """Leave out this dispatch key, to run the operation itself."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY))
 
 

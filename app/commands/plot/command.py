@@ -1,10 +1,11 @@
-"""Draw the curves of runs: a PNG picture, and a page to look closer at in a browser.
+"""Draw the curves of runs: a PNG picture, and a page for a browser where curves can be zoomed.
 
     python -m app plot runs/cls
     python -m app plot runs/one runs/two --to comparison
 
-Loss, scores, learning rate, gradient norm and speed over the steps; lines mark where a run was resumed, and on which
-layout. The page holds all it needs: curves to zoom into, the last pictures, and the settings in which runs differ.
+Shows loss, scores, learning rate, gradient norm and speed over the steps. Lines mark the steps after which a run was
+resumed, and its new layout. The page needs no other file: it holds the curves, the last pictures, and the settings in
+which the runs differ.
 """
 
 import sys
@@ -19,31 +20,32 @@ from app.errors import UserError, is_installed, not_installed
 
 @dataclass
 class Options:
-    """What to draw."""
+    """Which runs to draw, and where to write."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs."""
     to: str = ""
-    """Where to: TO.png and TO.html are written, or plot.png and plot.html into a folder. Default: in the run's folder,
-    or here for several runs."""
+    """Name of the files: TO.png and TO.html are written, or plot.png and plot.html if TO is a folder. Default: plot, in
+    the run's folder; for several runs, in the current folder."""
 
 
 def main(options: Options) -> int:
     """Draw, and return the exit status.
 
     Raises:
-        UserError: a folder holds no run, nothing has been logged, or the files cannot be written.
+        UserError: a folder holds no run, nothing has been logged yet, or the files cannot be written.
     """
-    from app.commands import charts, page
+    from app.commands import curves
+    from app.commands.plot import page
     from app.rundir import history
 
     if not options.runs:
-        raise UserError("plot what? give folders of runs; `python -m app runs` lists those in runs/")
+        raise UserError("plot what? give the folders of runs; `python -m app runs` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
     stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
     if not stem.name or stem.is_dir():
         stem = stem / "plot"
-    kinds = {"png": ("matplotlib", charts.draw), "html": ("plotly", page.write)}
+    kinds = {"png": ("matplotlib", curves.draw), "html": ("plotly", page.write)}
     missing = {kind: not_installed(package) for kind, (package, _) in kinds.items() if not is_installed(package)}
     if len(missing) == len(kinds):
         raise UserError("plot needs one of two packages: " + "; ".join(missing.values()))

@@ -1,25 +1,60 @@
-"""A page on runs that needs nothing but a browser: curves to zoom into, pictures, and how the settings differ."""
+"""A page about runs that needs nothing but a browser: curves to zoom into, pictures, and how the settings differ."""
 
 import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.commands.charts import labels, marks, panels, widths
+from app.commands.curves import labels, marks, panels, widths
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
 from app.rundir.history import History
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 DASHES = ("solid", "dash", "dot")
-STYLE = """
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{{ title }}</title>
+<style>
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em }
 table { border-collapse: collapse } th, td { padding: .25em .9em .25em 0; text-align: left; vertical-align: top }
 th { border-bottom: 1px solid #999 } td { border-bottom: 1px solid #eee; font-variant-numeric: tabular-nums }
 figure { display: inline-block; margin: .5em 1em .5em 0 } figcaption { font-size: .85em; color: #555 }
 img { max-width: 100%; min-width: 128px; image-rendering: pixelated }
+</style>
+</head>
+<body>
+{% macro table(head, rows) %}
+<table>
+<tr>{% for cell in head %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% endmacro %}
+<h1>{{ title }}</h1>
+{{ table(["run", "status", "steps", "score", "layout"], summary) }}
+<h2>Curves</h2>
+{{ curves | safe }}
+{% if labels | length > 1 %}
+<h2>Where the settings differ</h2>
+{% if differences %}{{ table(["setting"] + labels, differences) }}{% else %}<p>The settings are the same.</p>{% endif %}
+{% endif %}
+{% for label, figures in pictures %}
+<h2>Pictures of {{ label }}</h2>
+{% for name, step, files in figures %}
+<figure>
+{% for data in files %}<img alt="{{ name }}" src="data:image/png;base64,{{ data }}">{% endfor %}
+<figcaption>{{ name }}, step {{ step }}</figcaption>
+</figure>
+{% endfor %}
+{% endfor %}
+</body>
+</html>
 """
 
 
@@ -29,24 +64,25 @@ def write(runs: Sequence[History], file: Path) -> None:
     Raises:
         UserError: plotly is not installed.
     """
+    from jinja2 import Environment
+
     try:
         import plotly.io
     except ImportError:
         raise UserError(f"a page of curves: {not_installed('plotly')}") from None
     curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"displaylogo": False})
-    title = html.escape(", ".join(labels(runs)))
-    parts = [
-        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
-        f"<meta name='viewport' content='width=device-width'><style>{STYLE}</style></head><body>",
-        f"<h1>{title}</h1>",
-        _summary(runs),
-        f"<h2>Curves</h2>\n{curves}",
-        _differences(runs),
-        *(_pictures(run, label) for run, label in zip(runs, labels(runs), strict=True)),
-        "</body></html>\n",
-    ]
+    names = labels(runs)
+    page = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
+    text = page.render(
+        title=", ".join(names),
+        labels=names,
+        summary=_summary(runs),
+        curves=curves,
+        differences=_differences(runs),
+        pictures=[(name, _pictures(run)) for run, name in zip(runs, names, strict=True) if run.pictures],
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
 
 
 def _figure(runs: Sequence[History]) -> Any:
@@ -90,7 +126,8 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(count)]
 
 
-def _summary(runs: Sequence[History]) -> str:
+def _summary(runs: Sequence[History]) -> list[list[Any]]:
+    """List each run's label, status, steps, score and the layouts that it ran on."""
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
         layout = "; ".join(
@@ -98,35 +135,20 @@ def _summary(runs: Sequence[History]) -> str:
             for launch in run.launches
         )
         rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
-    return _table(["run", "status", "steps", "score", "layout"], rows)
+    return rows
 
 
-def _differences(runs: Sequence[History]) -> str:
-    """List the settings that are not the same in all runs."""
-    if len(runs) < 2:
-        return ""
+def _differences(runs: Sequence[History]) -> list[list[Any]]:
+    """List the settings that are not the same in all runs, each with its value in every run."""
     settings = [flatten(run.config) for run in runs]
     names = list(dict.fromkeys(name for fields in settings for name in fields))
     differing = [n for n in names if n != "run.dir" and len({repr(fields.get(n)) for fields in settings}) > 1]
-    rows = [[as_flag(name), *(fields.get(name) for fields in settings)] for name in differing]
-    text = _table(["setting", *labels(runs)], rows) if rows else "<p>The settings are the same.</p>"
-    return f"<h2>Where the settings differ</h2>\n{text}"
+    return [[as_flag(name), *(fields.get(name) for fields in settings)] for name in differing]
 
 
-def _pictures(run: History, label: str) -> str:
-    figures = []
-    for name, files in run.pictures.items():
-        step = int(files[0].stem[5:13])
-        shown = "".join(
-            f"<img alt='{html.escape(name)}' src='data:image/png;base64,{base64.b64encode(f.read_bytes()).decode()}'>"
-            for f in files[:16]
-        )
-        figures.append(f"<figure>{shown}<figcaption>{html.escape(name)}, step {step}</figcaption></figure>")
-    return f"<h2>Pictures of {html.escape(label)}</h2>\n{''.join(figures)}" if figures else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    def line(cells: Sequence[Any], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    return "\n".join(["<table>", line(head, "th"), *(line(row, "td") for row in rows), "</table>"])
+def _pictures(run: History) -> list[tuple[str, int, list[str]]]:
+    """List a run's last pictures: their name, their step, and the first 16 files in base64."""
+    return [
+        (name, int(files[0].stem[5:13]), [base64.b64encode(file.read_bytes()).decode() for file in files[:16]])
+        for name, files in run.pictures.items()
+    ]

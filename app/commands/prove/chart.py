@@ -1,14 +1,14 @@
-"""Pictures, with matplotlib where it is installed."""
+"""A picture of a report: losses and deviations over the steps, drawn with matplotlib."""
 
 from pathlib import Path
 
 from app.commands.prove.report import Report, losses_of
 
-_SMALLEST = 1e-12  # deviations under it are drawn as 0
+_SMALLEST = 1e-12  # smaller deviations are drawn as 0
 
 
-def plot(report: Report, path: Path) -> bool:
-    """Draw the loss of each run, and how far each is from the first one at every step; False without matplotlib."""
+def draw(report: Report, path: Path) -> bool:
+    """Draw the loss of each run and its deviations from the first run; return False if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

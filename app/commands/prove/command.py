@@ -3,9 +3,9 @@
     python -m app prove recipes/cls.py --profiles accelerate_configs/cpu.yaml accelerate_configs/ddp_cpu.yaml:3
     python -m app prove recipes/cls.py --profiles one.yaml many.yaml --exact false --steps 100 --optim.lr 1e-4
 
-Every flag that is not named below is the recipe's. A profile that is outside the tolerance of the ordinary mode is
-trained once more in exact mode, which tells rounding that grows from a mistake. Ends with status 0 where all profiles
-take the same steps, also where rounding has grown between them, 1 where one does not, and 2 where that cannot be asked.
+Every flag that is not named below goes to the recipe. A profile that is outside the tolerance of the ordinary mode is
+trained once more in exact mode, which tells a mistake from rounding that grows. The exit status is 0 if all profiles
+take the same steps or differ by such rounding alone, 1 if one does not, and 2 if an option is wrong.
 """
 
 import shutil
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from app.commands.prove.report import Report
     from app.launching.profiles import Profile
 
-REPORT, PLOT = "report.json", "report.png"
-# Flags of the run that have a name here.
+REPORT, CHART = "report.json", "report.png"
+# Flags of the run that are set by an option here.
 INSTEAD = {"--run.dir": "--report", "--run.stop-at": "--steps", "--run.exact": "--exact"}
 
 
@@ -33,44 +33,44 @@ class Options:
     recipe: Annotated[Path, tyro.conf.Positional]
     """The recipe's file."""
     profiles: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--profile"])]
-    """Profiles to train under; the first one is the reference. FILE:3 starts 3 processes whatever the file says."""
+    """Profiles to train under; the first one is the reference. FILE:3 starts 3 processes, whatever the file says."""
     steps: int = 50
-    """Steps to compare: the first ones of the run that the recipe's flags describe."""
+    """Number of steps to compare. The learning rate still follows the whole run that the recipe's flags describe."""
     exact: bool = True
-    """true: in exact mode, where every bit counts. false: in the ordinary mode, within a tolerance."""
+    """true: train in exact mode, where every bit must agree. false: train in the ordinary mode, within a tolerance."""
     report: str = ""
-    """Folder for the report and for what each run wrote. Default: runs/prove- and the name of the recipe."""
+    """Folder for the report and for the run of each profile. Default: runs/prove-RECIPE."""
     json: str = ""
     """Also write the report to this file."""
     patience: float = 600.0
-    """Seconds that a run may take for one step, or to start, before it is killed."""
+    """Seconds without a step after which a run is killed; starting counts too."""
 
 
 def main(options: Options, flags: list[str]) -> int:
-    """Compare, and return the exit status.
+    """Train, compare and report; return the exit status.
 
     Args:
-        flags: the recipe's.
+        flags: of the recipe.
 
     Raises:
-        UserError: it cannot be asked so.
+        UserError: an option is wrong, or the reference fails.
     """
     profiles = _check(options, flags)
     folder = _make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
-    from app.commands.prove.chart import plot
-    from app.commands.tables import write_json
+    from app.commands.output import write_json
+    from app.commands.prove import chart
 
     report = _train(options, flags, profiles, folder)
     print(f"\n{report.text()}")
     for path in (str(folder / REPORT), options.json):
         write_json(path, report.as_dict())
-    drawn = plot(report, folder / PLOT)
-    print(f"report: {folder / REPORT}{f', {folder / PLOT}' if drawn else ' (a picture needs matplotlib)'}")
+    drawn = chart.draw(report, folder / CHART)
+    print(f"report: {folder / REPORT}{f', {folder / CHART}' if drawn else ' (a picture needs matplotlib)'}")
     return report.status
 
 
 def _train(options: Options, flags: list[str], profiles: list["Profile"], folder: Path) -> "Report":
-    """Train under each profile; where the first one shows that there is nothing to compare with, under no other."""
+    """Train under each profile; stop after the first one if it cannot be the reference."""
     from app.commands.prove.report import Report
     from app.commands.prove.trial import OUTPUT, train
 
@@ -85,12 +85,12 @@ def _train(options: Options, flags: list[str], profiles: list["Profile"], folder
         if number == 1 and row.verdict != "reference":
             break
     if report.suspects():
-        _tell_rounding(options, flags, report)
+        _repeat_exactly(options, flags, report)
     return report
 
 
-def _tell_rounding(options: Options, flags: list[str], report: "Report") -> None:
-    """Train those that may differ by rounding alone in exact mode, where nothing is rounded otherwise."""
+def _repeat_exactly(options: Options, flags: list[str], report: "Report") -> None:
+    """Train in exact mode the reference and those runs that may differ from it by rounding alone."""
     from app.commands.prove.trial import train
 
     reference, suspects = None, report.suspects()
@@ -100,7 +100,7 @@ def _tell_rounding(options: Options, flags: list[str], report: "Report") -> None
         trial = train(options.recipe, flags, row.trial.profile, options.steps, True, into, options.patience)
         reference = reference or trial
         if row in suspects:
-            report.settle(row, reference, trial)
+            report.tell_rounding(row, reference, trial)
 
 
 def _check(options: Options, flags: list[str]) -> list["Profile"]:
@@ -125,14 +125,14 @@ def _check(options: Options, flags: list[str]) -> list["Profile"]:
 
 
 def _make_room(folder: Path) -> Path:
-    """Make the report's folder; an earlier report gives way, anything else does not."""
+    """Make the report's folder. An earlier report in it is deleted; anything else is refused."""
     try:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / REPORT).exists():
-                raise UserError(f"--report {folder}: it holds something else than a report; give another folder")
+                raise UserError(f"--report {folder}: it holds something other than a report; give another folder")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / REPORT).touch()  # so that one that was interrupted gives way, too
+        (folder / REPORT).touch()  # so that one that is interrupted can be deleted too
     except OSError as error:
         raise UserError(f"--report {folder}: {error.strerror}; give a folder that can be written") from None
     return folder

@@ -1,26 +1,25 @@
-"""Whether two runs took the same steps, from what they have written down."""
+"""Whether two runs took the same steps: compares what they have written down, step by step."""
 
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from app.commands.prove.difference import TENSORS, Comparison, Difference
-from app.rundir import metrics_file
-from app.training.audit import FILE
+from app.commands.prove.difference import ROUNDED, TENSORS, Difference
+from app.commands.prove.trace import Trace
 
 
 class Tolerances(NamedTuple):
-    """Largest relative deviations; under 0 every bit counts, as it always does in samples, inputs and learning rate.
+    """Largest relative deviations. 0: every bit must agree, as samples, inputs and learning rate always must.
 
-    A tensor's own size is no measure for it: some have no gradient but rounding (a key's bias in attention, a bias in
-    front of a norm), of which AdamW makes steps of full size.
+    Tensors are not measured by their own size: the gradient of some is rounding alone (a key's bias in attention, a
+    bias in front of a norm), and AdamW makes steps of full size of it.
 
     Args:
-        gradient: of the norm; and the distance of a tensor's gradient in parts of the norm of the whole gradient.
-        weights: the distance of a tensor in parts of the way that the whole model has gone; of a buffer in parts of its
-            own norm.
-        quiet: a tensor whose gradient in the reference has been under this part of the whole is not held to `weights`.
+        gradient: of the gradient norm; for a tensor's gradient, its distance relative to the whole gradient's norm.
+        weights: for a parameter, its distance relative to the distance that the whole model has moved since the start;
+            for a buffer, relative to its own norm.
+        quiet: a tensor whose gradient in the reference was smaller than this part of the whole need not keep `weights`.
     """
 
     loss: float = 0.0
@@ -32,30 +31,60 @@ class Tolerances(NamedTuple):
 EXACT = Tolerances()
 # Law 3 for the loss. Healthy layouts of recipes/cls.py were apart by 3e-6, 5e-5 and 2e-5 after 100 steps.
 ORDINARY = Tolerances(loss=1e-5, gradient=1e-3, weights=1e-3, quiet=1e-4)
-# A way shorter than this part of the weights' norm is not a measure: float32 rounds them by 2**-24 of it.
-ROUNDED = 2**-24 / ORDINARY.weights
+# The least distance moved to measure by, relative to the norm of the weights: float32 rounds them by 2**-24 of it.
+LEAST_MOVED = 2**-24 / ORDINARY.weights
 
 
-class Trace(NamedTuple):
-    """What a run has written down: the names of its buffers, and by step what metrics.jsonl and audit.jsonl say."""
+class Growth(NamedTuple):
+    """How a relative deviation has grown, from the first step that has one to the step with the largest."""
 
-    buffers: set[str]
-    steps: dict[int, dict[str, Any]]
+    begin: int
+    first: float
+    end: int
+    largest: float
+
+    @property
+    def rate(self) -> float:
+        """Return the factor by which it has grown in each step."""
+        return (self.largest / self.first) ** (1 / (self.end - self.begin))
+
+    def __str__(self) -> str:
+        way = f"{self.first:.1e} in step {self.begin}, {self.largest:.1e} in step {self.end}"
+        return f"{way}, {self.rate:.2g}-fold a step"
 
 
-def read(folder: Path) -> Trace:
-    """Read what a run with --run.audit and --run.log-every 1 has written, as far as steps are whole."""
-    steps: dict[int, dict[str, Any]] = {}
-    for name in (FILE, "metrics.jsonl"):
-        for line in metrics_file.read(folder / name):
-            if name == FILE or "ids" in line:  # not an evaluation
-                steps.setdefault(line["step"], {}).update(line)
-    whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}
-    return Trace(set(whole.get(0, {}).get("buffers", ())), whole)
+@dataclass
+class Comparison:
+    """How a run compares with the reference.
+
+    Args:
+        steps: how many steps both have made.
+        first: the difference nearest to the cause, in the first step that has one.
+        tensor: the first difference that names tensors.
+        deviations: by quantity, the relative deviation of each step in order.
+    """
+
+    steps: int
+    first: Difference | None = None
+    tensor: Difference | None = None
+    deviations: dict[str, list[float]] = field(default_factory=dict)
+
+    def growth(self, what: str) -> Growth | None:
+        """Return how a quantity's deviation has grown; None if it has not."""
+        there = [(step, size) for step, size in enumerate(self.deviations.get(what, []), 1) if 0 < size < math.inf]
+        if not there:
+            return None
+        (begin, first), (end, largest) = there[0], max(there, key=lambda pair: pair[1])
+        return Growth(begin, first, end, largest) if end > begin else None
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Tell whether the first step agreed and what differs later can differ by rounding."""
+        return self.first is not None and self.first.step > 1 and self.first.what in ROUNDED
 
 
 def compare(reference: Trace, other: Trace, tolerances: Tolerances) -> Comparison:
-    """Compare two runs step by step, as far as both have come."""
+    """Compare two runs, over the steps that both have made."""
     common = sorted(reference.steps.keys() & other.steps.keys())
     result = Comparison(max(common, default=0))
     buffers, quiet = reference.buffers | other.buffers, set()
@@ -81,7 +110,7 @@ def compare(reference: Trace, other: Trace, tolerances: Tolerances) -> Compariso
 
 
 def _computed(a: dict, b: dict, tolerances: Tolerances) -> Iterator[Difference]:
-    """Find what differs in what a step computes, nearest to the cause first."""
+    """Yield what differs in what a step computes, nearest to the cause first."""
     if a["ids"] != b["ids"]:
         yield Difference("samples", [], a["ids"], b["ids"])
     fed = [f"micro-batch {i}" for i, ours, theirs in _pairs(a["inputs"], b["inputs"]) if ours != theirs]
@@ -104,11 +133,11 @@ def _computed(a: dict, b: dict, tolerances: Tolerances) -> Iterator[Difference]:
 
 
 def _kept(a: dict, b: dict, buffers: set[str], quiet: set[str], scale: float, tolerance: float) -> Iterator[Difference]:
-    """Find what differs in what a step leaves behind.
+    """Yield what differs in the weights and buffers after a step.
 
     Args:
-        quiet: tensors that are left out.
-        scale: what distances of weights are measured by.
+        quiet: tensors to leave out.
+        scale: the length that distances of weights are divided by.
     """
     apart = _distances(a["weights"], b["weights"])
     weights = {name: _ratio(apart[name], scale) for name in apart if name not in buffers | quiet}
@@ -118,14 +147,14 @@ def _kept(a: dict, b: dict, buffers: set[str], quiet: set[str], scale: float, to
 
 
 def _far(what: str, sizes: dict[str, float], tolerance: float) -> Iterator[Difference]:
-    """Name the tensors that are too far apart, the farthest first."""
+    """Yield one difference with the tensors that are too far apart, the farthest first."""
     far = sorted((n for n, size in sizes.items() if size > tolerance or not tolerance), key=sizes.get, reverse=True)
     if far:
         yield Difference(what, [_plain(name) for name in far], deviation=sizes[far[0]])
 
 
 def relative(a: float | None, b: float | None) -> float:
-    """Return the difference of two numbers in parts of the larger one; infinite where only one of them is there."""
+    """Return the difference of two numbers relative to the larger one; infinite if only one of them is a number."""
     if a == b:
         return 0.0
     if a is None or b is None or not math.isfinite(a - b):
@@ -142,7 +171,7 @@ def _losses(a: dict, b: dict) -> list[tuple[str, Any, Any]]:
 
 
 def _columns(a: dict, b: dict, column: str) -> list[tuple[str, Any, Any]]:
-    """Pair a column and those of further optimizers."""
+    """Pair the values of a column, and of the same column of further optimizers."""
     return [pair for pair in _pairs(a, b) if pair[0] == column or pair[0].startswith(f"{column}/")]
 
 
@@ -151,7 +180,7 @@ def _largest(pairs: Iterable[tuple[str, Any, Any]]) -> float:
 
 
 def _distances(a: dict[str, dict], b: dict[str, dict]) -> dict[str, float]:
-    """Estimate, by sketches, how far the tensors whose bits differ are apart; infinite where there is no telling."""
+    """Estimate from sketches the distance between tensors whose bits differ; infinite if it cannot be estimated."""
     apart = {}
     for name, ours, theirs in _pairs(a, b):
         if ours and theirs and ours["hash"] == theirs["hash"]:
@@ -162,11 +191,11 @@ def _distances(a: dict[str, dict], b: dict[str, dict]) -> dict[str, float]:
 
 
 def _scale(start: dict[str, dict], now: dict[str, dict], buffers: set[str]) -> float:
-    """Measure how far the parameters have gone, but not under what rounding them can make; their size at the start."""
+    """Return how far the parameters have moved, at least what rounding them can make; at the start, their norm."""
     size = _norm({name: about for name, about in now.items() if name not in buffers})
     gone = _distances(start, now)
     moved = math.hypot(*(gone[name] for name in gone if name not in buffers))
-    return max(moved, ROUNDED * size) if start is not now else size
+    return max(moved, LEAST_MOVED * size) if start is not now else size
 
 
 def _norm(tensors: dict[str, dict]) -> float:
@@ -174,7 +203,7 @@ def _norm(tensors: dict[str, dict]) -> float:
 
 
 def _quiet(gradients: dict[str, dict], part: float) -> set[str]:
-    """Name the tensors whose gradient, where it is not 0, is under a part of the whole one."""
+    """Name the tensors whose gradient is not 0, but smaller than a part of the whole gradient."""
     limit = part * _norm(gradients)
     return {name for name, about in gradients.items() if 0 < (about["norm"] or 0.0) < limit}
 
@@ -184,5 +213,5 @@ def _ratio(length: float, scale: float | None) -> float:
 
 
 def _plain(name: str) -> str:
-    """Leave out where a run has only one model to name."""
+    """Shorten the name of a tensor of a run's first model."""
     return name.removeprefix("models.0.")

@@ -1,15 +1,15 @@
-"""How two runs compare, in words: where they first differ, in what, and what that usually comes from."""
+"""A difference between two runs, in words: where it is, and what it usually comes from."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 GRADIENT = (
     "the same losses and another gradient: the weighting or the reduction. A gradient averaged on each rank instead of "
     "weighed by its micro-batch's share; a backward pass outside run.backward; gradients changed by hand before "
     "run.step; a model that batch.micros was not given"
 )
-# What is compared, in the order in which a step makes it: the first that differs is nearest to the cause.
+# What is compared, in the order in which a step computes it. The first that differs is nearest to the cause.
 MEANS = {
     "samples": "other samples make the step: load_data gives other rows, lengths or weights here. Look in it for the "
     "rank, the number of processes, an unsorted listing of files, or random numbers without a seed",
@@ -30,8 +30,8 @@ MEANS = {
     "a codebook, a queue): the steps agree, and scores will not. GroupNorm and LayerNorm keep none, and SyncBatchNorm "
     "on GPUs keeps those of all",
 }
-TENSORS = ("gradients", "weights", "buffers")  # of these, places are names of tensors
-ROUNDED = ("loss", "loss weights", "gradient norm", "gradients", "weights")  # what rounding can make different
+TENSORS = ("gradients", "weights", "buffers")  # a difference in these names tensors as its places
+ROUNDED = ("loss", "loss weights", "gradient norm", "gradients", "weights")  # these can differ by rounding
 START = (
     "the runs begin with other weights: build_model draws from a generator of its own or reads the rank, or something "
     "draws from the global ones on this layout only, before the model is built"
@@ -40,11 +40,11 @@ START = (
 
 @dataclass
 class Difference:
-    """One thing in which a step of a run differs from the reference's.
+    """One quantity in which a step differs from the same step of the reference.
 
     Args:
-        places: the micro-batches or tensors that it is in, of tensors the one that differs most first.
-        deviation: relative; None where there is nothing to measure.
+        places: the micro-batches or tensors that differ; the tensor that differs most is the first.
+        deviation: relative; None if there is nothing to measure.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def means(self) -> str:
-        """Say what such a difference usually comes from, where it is the first one."""
+        """Say what usually causes such a difference, if it is the first one."""
         return MEANS[self.what] if self.step or self.what == "buffers" else START
 
     def __str__(self) -> str:
@@ -67,51 +67,3 @@ class Difference:
             text += f" (relative {self.deviation:.1e})"
         more = f" and {len(self.places) - 1} more" if len(self.places) > 1 else ""
         return f"{text}, in {self.places[0]}{more}" if self.places else text
-
-
-class Growth(NamedTuple):
-    """How a relative deviation has grown: from the first step that has one to the step with the largest."""
-
-    begin: int
-    first: float
-    end: int
-    largest: float
-
-    @property
-    def rate(self) -> float:
-        """Return by what factor it has grown in a step."""
-        return (self.largest / self.first) ** (1 / (self.end - self.begin))
-
-    def __str__(self) -> str:
-        way = f"{self.first:.1e} in step {self.begin}, {self.largest:.1e} in step {self.end}"
-        return f"{way}, {self.rate:.2g}-fold a step"
-
-
-@dataclass
-class Comparison:
-    """How a run compares with the reference.
-
-    Args:
-        steps: how many both have made.
-        first: the difference nearest to the cause, in the first step that has one.
-        tensor: the first difference that names tensors.
-        deviations: of every step in order, by quantity, relative.
-    """
-
-    steps: int
-    first: Difference | None = None
-    tensor: Difference | None = None
-    deviations: dict[str, list[float]] = field(default_factory=dict)
-
-    def growth(self, what: str) -> Growth | None:
-        """Tell how a quantity's deviation has grown; None where it has not."""
-        there = [(step, size) for step, size in enumerate(self.deviations.get(what, []), 1) if 0 < size < math.inf]
-        if not there:
-            return None
-        (begin, first), (end, largest) = there[0], max(there, key=lambda pair: pair[1])
-        return Growth(begin, first, end, largest) if end > begin else None
-
-    @property
-    def may_be_rounding(self) -> bool:
-        """Tell whether the runs began alike and what then differs is what rounding can make different."""
-        return self.first is not None and self.first.step > 1 and self.first.what in ROUNDED

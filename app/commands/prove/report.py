@@ -4,14 +4,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.commands.prove.compare import EXACT, ORDINARY, Tolerances, compare
-from app.commands.prove.difference import Comparison, Difference, Growth
+from app.commands.output import table
+from app.commands.prove.compare import EXACT, ORDINARY, Comparison, Growth, Tolerances, compare
+from app.commands.prove.difference import Difference
 from app.commands.prove.trial import OUTPUT, Trial
-from app.commands.tables import table
 from app.distributed.layout import changes_bits, in_short
 from app.sampling.hashing import hash_of
 
-# Of a run's refusals, those that answer what is asked; any other says that it was asked wrongly.
+# These refusals are results. Any other refusal means that the run was started with wrong flags.
 _NOT_EXACT = re.compile(r"--run\.exact: ")
 _RANKS_DIFFER = re.compile(r"rank \d+ (would go through|has drifted)")
 _LAYOUT = ("data_ranks", "processes", "wrapping", "precision", "device")
@@ -23,9 +23,9 @@ class Row:
     """One run in a report.
 
     Args:
-        verdict: reference; same; different, from the reference or on its own ranks; rounding that grows, where it is
-            different in the ordinary mode and the same in exact mode; refused, because it cannot be the same in exact
-            mode; failed, where it ended early; or not run, because it was asked wrongly.
+        verdict: reference; same; different, from the reference or between its own ranks; rounding that grows, if it is
+            different in the ordinary mode and the same in exact mode; refused, if exact mode cannot make it the same;
+            failed, if it ended early; not run, if its flags were wrong.
     """
 
     trial: Trial
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass
 class Report:
-    """Runs of a recipe, each compared with the first one."""
+    """Runs of one recipe, each compared with the first."""
 
     recipe: str
     flags: list[str]
@@ -46,17 +46,17 @@ class Report:
 
     @property
     def tolerances(self) -> Tolerances:
-        """Return what counts as the same."""
+        """Return the deviations up to which runs count as the same."""
         return EXACT if self.exact else ORDINARY
 
     @property
     def status(self) -> int:
-        """Return 0 where all are the same but for rounding, 1 where one is not, 2 where one was asked wrongly."""
+        """Return 0 if all are the same but for rounding, 1 if one is not, 2 if one had wrong flags."""
         verdicts = {row.verdict for row in self.rows}
         return 1 if verdicts & {"different", "refused", "failed"} else 2 * ("not run" in verdicts)
 
     def add(self, trial: Trial) -> Row:
-        """Compare another run with the first one."""
+        """Add a run, and compare it with the first one."""
         reference = self.rows[0].trial if self.rows else trial
         comparison = compare(reference.trace, trial.trace, self.tolerances)
         row = Row(trial, comparison, _verdict(trial, comparison, is_reference=not self.rows))
@@ -65,12 +65,12 @@ class Report:
         return row
 
     def suspects(self) -> list[Row]:
-        """List the runs that may differ by rounding alone, which exact mode can tell."""
+        """List the runs that may differ by rounding alone, which training in exact mode can tell."""
         rows = [] if self.exact else self.rows[1:]
         return [row for row in rows if row.comparison.may_be_rounding and not row.trial.ended]
 
-    def settle(self, row: Row, reference: Trial, other: Trial) -> None:
-        """Take in how a suspect compares in exact mode with the first run in exact mode."""
+    def tell_rounding(self, row: Row, reference: Trial, other: Trial) -> None:
+        """Decide whether a suspect differs by rounding alone, from the reference and the suspect in exact mode."""
         found = compare(reference.trace, other.trace, EXACT)
         ended = reference.ended or other.ended
         if ended:
@@ -85,7 +85,7 @@ class Report:
             )
 
     def text(self) -> str:
-        """Make the table, and say below it what differs and what that usually means."""
+        """Return the table of runs, and below it what differs and what that usually means."""
         head = ("profile", "layout", "steps", "last loss", "weights", "verdict", "first difference")
         lines = [table(head, [_cells(row) for row in self.rows], right=[2])]
         for row in self.rows:
@@ -94,7 +94,7 @@ class Report:
         return "\n".join([*lines, "", self.summary()])
 
     def summary(self) -> str:
-        """Say in a line what came of it."""
+        """Return the result in one line."""
         others = [row for row in self.rows if row.verdict not in ("reference", "same")]
         if not others:
             how = "to the last bit" if self.exact else f"within {_in_words(self.tolerances)}"
@@ -102,7 +102,7 @@ class Report:
         return "; ".join(f"{row.trial.profile.name}: {row.verdict}" for row in others)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the report as plain values, for JSON."""
         fields = {"recipe": self.recipe, "flags": self.flags, "steps": self.steps, "exact": self.exact}
         fields |= {"status": self.status, "summary": self.summary(), "tolerances": self.tolerances._asdict()}
         return {**fields, "profiles": [_row_as_dict(row) for row in self.rows]}
@@ -127,13 +127,13 @@ def _cells(row: Row) -> tuple:
 
 
 def _digest(trial: Trial) -> str:
-    """Hash all weights after the last step."""
+    """Return a hash of all weights after the last step."""
     weights = trial.trace.steps[trial.made]["weights"]
     return hash_of({name: weights[name]["hash"] for name in sorted(weights)})
 
 
 def _first(row: Row) -> str:
-    """Name step, quantity and tensor of the first difference in a few words; or why it ended."""
+    """Return step, quantity and place of the first difference in a few words, or why the run ended."""
     first, tensor = row.comparison.first, row.comparison.tensor
     if first is None:
         return row.trial.ended if len(row.trial.ended) <= 60 else row.trial.ended[:57] + "..."
@@ -149,7 +149,7 @@ def _details(row: Row) -> list[str]:
 
 
 def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
-    """Say what the user should know of how a run was compared."""
+    """List what the user should know about how a run was compared."""
     notes, trial = [], row.trial
     if trial.where["processes"] != trial.profile.processes:
         notes.append(
@@ -159,7 +159,7 @@ def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
         notes.append("this is the layout of the reference: it shows that a run repeats, and no more")
     changes = [change for change in changes_bits(reference.where, trial.where) if exact or "threads" not in change]
     if row.verdict == "different" and changes:
-        notes.append(f"beside the layout, {'; '.join(changes)}: that alone changes bits")
+        notes.append(f"in addition to the layout, {'; '.join(changes)}: that alone changes bits")
     growths = _growths(row)
     if growths and not exact:
         notes.append(f"apart from the reference: {'; '.join(f'{what} {growth}' for what, growth in growths.items())}")
@@ -203,6 +203,6 @@ def _difference_as_dict(difference: Difference | None) -> dict[str, Any] | None:
 
 
 def losses_of(trial: Trial) -> list[float | None]:
-    """List the loss of every step; of several, the first by name."""
+    """List the loss of every step; of several losses, the first by name."""
     steps = [line for step, line in sorted(trial.trace.steps.items()) if step]
     return [line.get(next(iter(line["losses"]), "loss")) for line in steps]

@@ -1,4 +1,4 @@
-"""Train a recipe for some steps under one profile, audited, from another program."""
+"""Training a recipe under one profile for some steps, in processes of its own, with an audit of every step."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.commands.prove.compare import Trace, read
+from app.commands.prove.trace import Trace, read
 from app.launching.launcher import Stalled, run, words_of
 from app.launching.profiles import Profile
 from app.rundir.metrics_file import Follower
@@ -22,13 +22,13 @@ _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?!subprocess|torch.distributed.elastic
 
 @dataclass
 class Trial:
-    """What came of it.
+    """One training of the recipe, and its outcome.
 
     Args:
-        ended: in what words it ended early; nothing where it made all steps.
-        refused: it was refused with a message for the user.
-        where: the layout and versions in run.json; empty where it never began.
-        warnings: of the run, each once.
+        ended: why it ended early; empty if it made all steps.
+        refused: whether it ended with a message for the user.
+        where: layout and versions, from run.json; empty if it never began.
+        warnings: that it printed, each once.
     """
 
     profile: Profile
@@ -42,28 +42,28 @@ class Trial:
 
     @property
     def begun(self) -> bool:
-        """Tell whether it came as far as its first step."""
+        """Tell whether it reached its first step."""
         return 0 in self.trace.steps
 
     @property
     def made(self) -> int:
-        """Count the steps."""
+        """Count the steps that it made."""
         return max(self.trace.steps, default=0)
 
 
 def train(
     recipe: Path, flags: list[str], profile: Profile, steps: int, exact: bool, folder: Path, patience: float
 ) -> Trial:
-    """Train for `steps` steps, into a new folder; its checkpoints and model are not kept.
+    """Train for `steps` steps into a new folder, whose checkpoints and model are deleted afterwards.
 
     Args:
         flags: of the recipe.
-        patience: seconds that may pass without a step.
+        patience: seconds without a step after which the run is killed.
     """
     folder.mkdir(parents=True)
     mode = {"dir": str(folder), "stop-at": str(steps), "exact": str(exact).lower(), "audit": "true", "resume": "auto"}
     mode |= {"log-every": "1", "check-every": "1"}
-    # What takes time and is not compared.
+    # These take time and are not compared.
     mode |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
     own = [word for name, value in mode.items() for word in (f"--run.{name}", value)]
     words = words_of(profile.file, profile.processes, recipe, *flags, *own, "--run.trackers")
@@ -84,7 +84,7 @@ def train(
 
 
 def trial_of(profile: Profile, folder: Path, ended: str, seconds: float) -> Trial:
-    """Read what a run has left in its folder."""
+    """Read the outcome of a run from its folder."""
     trace, where = read(folder), {}
     if 0 in trace.steps:
         about = json.loads((folder / "run.json").read_text())
@@ -96,7 +96,7 @@ def trial_of(profile: Profile, folder: Path, ended: str, seconds: float) -> Tria
 
 
 def reason(output: str) -> str:
-    """Find in what a launch printed why it failed: the message for its user, its first error, or what it said last."""
+    """Find why a launch failed in its output: the message for the user, the first error, or the last lines."""
     lines = output.splitlines()
     for position, line in enumerate(lines):
         if line.startswith("error: "):
@@ -105,12 +105,12 @@ def reason(output: str) -> str:
     found = next((match for match in map(_ERROR.match, lines) if match), None)
     if found:
         return found[1]
-    # Such as a flag that the recipe does not have; the launcher's own traceback is behind it.
+    # Such as a flag that the recipe does not have. The launcher's own traceback comes after it.
     return "\n".join(output.partition("Traceback (most recent call last)")[0].strip().splitlines()[-12:])
 
 
 class _Watch:
-    """Show how far a run is by its metrics.jsonl."""
+    """A progress bar for a run in another process, which reads its metrics.jsonl."""
 
     def __init__(self, path: Path, steps: int):
         self.file, self.lines = Follower(path), 0
@@ -118,7 +118,7 @@ class _Watch:
         self.progress.start(0, steps)
 
     def __call__(self) -> int:
-        """Show what is new; return how many lines there are."""
+        """Show the new lines, and return how many lines there are."""
         for line in self.file.new():
             self.lines += 1
             self._show(line)

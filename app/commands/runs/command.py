@@ -1,10 +1,10 @@
-"""List runs: how far each is, its score, on what it runs, and when it last wrote something.
+"""List runs: how far each is, its score, its layout, and when it last wrote something.
 
     python -m app runs
     python -m app runs /data/runs other/run --json runs.json
 
-Looks in folders and in those below them, three levels deep. A run is `running`, `finished`, `preempted` (stopped with
-steps left), `failed`, or `lost`: it says that it runs, and its process is gone. Repeating its command resumes it.
+Looks into folders three levels deep. A run is `running`, `finished`, `preempted` (stopped with steps left), `failed`,
+or `lost` (its folder says running, but its process is gone). Repeating its command resumes it.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from typing import Annotated
 
 import tyro
 
-from app.commands.tables import table, write_json
+from app.commands.output import table, write_json
 
 
 @dataclass
 class Options:
-    """Where to look."""
+    """Where to look for runs."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
-    """Folders of runs, or with runs below them."""
+    """Folders of runs, or folders that contain some."""
     json: str = ""
     """Also write the list to this file."""
 
@@ -30,7 +30,7 @@ def main(options: Options) -> int:
     """Print the list, and return the exit status.
 
     Raises:
-        UserError: a folder is not there.
+        UserError: a folder does not exist.
     """
     from app.rundir import history
 

@@ -1,1 +1,1 @@
-"""python -m app torture: a run that is killed again and again."""
+"""python -m app torture: kill a run again and again."""

@@ -4,10 +4,10 @@
     python -m app torture recipes/cls.py --profiles accelerate_configs/ddp_cpu.yaml accelerate_configs/fsdp_cpu.yaml:3
 
 The launcher, one rank, or all processes are killed with SIGKILL: half of the times at a random moment, half while a
-checkpoint is being written, renamed or deleted. A run that has finished must have every line of metrics.jsonl and every
-bit of the weights that the untouched one has. Several profiles take turns, in exact mode. Every flag that is not named
-below is the recipe's. Ends with status 0 where nothing was lost, 1 where something was, and 2 where the recipe fails
-by itself.
+checkpoint is being written, renamed or deleted. A run that finishes must have every line of metrics.jsonl and every bit
+of the weights that the untouched run has. Several profiles take turns, in exact mode. Every flag that is not named
+below goes to the recipe. The exit status is 0 if nothing was lost, 1 if something was, and 2 if the recipe fails by
+itself.
 """
 
 import random
@@ -31,31 +31,31 @@ class Options:
     recipe: Annotated[Path, tyro.conf.Positional]
     """The recipe's file."""
     kills: int = 20
-    """How often to kill. Runs that finish before make room for new ones."""
+    """Number of kills. When a run finishes before, a new one is started."""
     profiles: tuple[str, ...] = ("ddp_cpu",)
-    """Profiles to start and resume under; FILE:3 starts 3 processes whatever the file says."""
+    """Profiles to start and resume under; FILE:3 starts 3 processes, whatever the file says."""
     save_every: int = 3
-    """Save a checkpoint every so many steps."""
+    """Steps between two checkpoints."""
     seed: int = 0
-    """Seed of the moments and victims."""
+    """Seed of the random choice of what is killed, and when."""
     folder: str = ""
-    """Folder for all runs; what an earlier torture left there goes. Default: runs/torture- and the recipe's name."""
+    """Folder for all runs; what an earlier torture left in it is deleted. Default: runs/torture-RECIPE."""
     patience: float = 60.0
-    """Seconds within which processes must end whose launcher or neighbour was killed."""
+    """Seconds within which the other processes must end after the launcher or one rank was killed."""
     json: str = ""
-    """Also write what happened to this file."""
+    """Also write the kills and the differences to this file."""
 
 
 def main(options: Options, flags: list[str]) -> int:
-    """Torture, and return the exit status.
+    """Kill, resume and compare; return the exit status.
 
     Args:
-        flags: the recipe's.
+        flags: of the recipe.
 
     Raises:
-        UserError: it cannot be asked so, or the recipe fails by itself.
+        UserError: an option is wrong, or the recipe fails by itself.
     """
-    from app.commands.tables import table, write_json
+    from app.commands.output import table, write_json
 
     torture = Torture(options.recipe, _flags(options, flags), *_places(options), options.patience)
     print("training the run that is left alone", flush=True)
@@ -94,7 +94,7 @@ def _places(options: Options) -> tuple[list[profiles.Profile], Path]:
     folder = Path(options.folder or f"runs/torture-{options.recipe.stem}")
     mark = folder / "torture"
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
-        raise UserError(f"--folder {folder}: it holds something else than an earlier torture; give another folder")
+        raise UserError(f"--folder {folder}: it holds something other than an earlier torture; give another folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark.touch()

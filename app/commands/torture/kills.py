@@ -1,4 +1,4 @@
-"""Killing runs of a recipe again and again, and comparing what becomes of them with a run that was left alone."""
+"""Killing runs of a recipe again and again, and comparing those that finish with a run that was left alone."""
 
 import random
 import signal
@@ -21,12 +21,12 @@ MOMENTS = ("writing", "renaming", "deleting")
 
 
 class Lost(Exception):
-    """A run that did not go on."""
+    """Raised for a run that could not be resumed, or hung."""
 
 
 @dataclass
 class Kill:
-    """One kill: what was killed, in which moment, and how far the run was."""
+    """One kill: what was killed, at which moment, and how many lines the run had logged."""
 
     who: str
     moment: str
@@ -37,7 +37,7 @@ class Kill:
 
 @dataclass
 class Torture:
-    """Kill runs of one recipe, and compare those that finish with the one that was left alone."""
+    """Kill runs of one recipe, and compare those that finish with one that was left alone."""
 
     recipe: Path
     flags: list[str]
@@ -50,7 +50,7 @@ class Torture:
     differences: list[str] = field(default_factory=list)
 
     def untouched(self) -> None:
-        """Train the reference, under the first profile."""
+        """Train the run that is left alone, under the first profile."""
         self._start(self.folder / "untouched", self.profiles[0])
         status = self._wait(self._process)
         if status:
@@ -58,7 +58,7 @@ class Torture:
         self._expected = outcome(self.folder / "untouched")
 
     def run(self, kills: int, chance: random.Random) -> None:
-        """Kill until it has been done so many times, and let the last run finish."""
+        """Kill so many times, starting new runs where some finish, and let the last run finish."""
         number = 0
         while len(self.kills) < kills:
             number += 1
@@ -69,16 +69,16 @@ class Torture:
             found = compare(self._expected, outcome(folder))
             self.finished += 1
             self.differences += [f"{folder.name}: {text}" for text in found]
-            self.say(f"{folder.name} finished: {found[0] if found else 'the run that was never touched'}")
+            self.say(f"{folder.name} finished: {found[0] if found else 'the same as the untouched run'}")
 
     def _until_killed(self, folder: Path, chance: random.Random) -> bool:
-        """Start or resume a run and kill it; tells whether it did not finish before."""
+        """Start or resume a run and kill it; return False if it finished before that."""
         profile, step = chance.choice(self.profiles), _steps(folder)
         moment = chance.choice(MOMENTS) if chance.random() < 0.5 else "training"
         who = chance.choice(("all", "the launcher", "one rank"))
         self._start(folder, profile)
         if moment == "training":
-            # Now and then before the first step: while the program starts, loads, or resumes.
+            # Sometimes before the first step: while the program starts, loads, or resumes.
             here = (lambda: True) if chance.random() < 0.2 else (lambda: _steps(folder) > step)
             pause = chance.uniform(0, 4.0)
         else:
@@ -96,7 +96,7 @@ class Torture:
         return True
 
     def _ended(self, folder: Path, profile: Profile, step: int) -> bool:
-        """Look at a run that ended before it was killed: it has finished, or it is lost."""
+        """Return False for a run that finished before it was killed; raise Lost for one that failed."""
         if self._process.returncode == 0:
             return False
         raise Lost(
@@ -133,7 +133,7 @@ class Torture:
                 continue
 
     def _leave(self, who: str) -> None:
-        """See that what was not killed ends by itself."""
+        """Check that the processes that were not killed end by themselves."""
         self._wait(self._process)
         _, alive = psutil.wait_procs(self._family, timeout=self.patience)
         if alive:
@@ -154,7 +154,7 @@ class Torture:
 
 
 def outcome(folder: Path) -> dict:
-    """Read what a finished run must have in common with the untouched one."""
+    """Read what a finished run must have in common with the untouched one: its metrics and its weights."""
     whole, damaged = metrics_file.read_lines(folder / "metrics.jsonl")
     lines = [line.fields for line in whole]
     for line in lines:
@@ -168,7 +168,7 @@ def outcome(folder: Path) -> dict:
 
 
 def compare(expected: dict, found: dict) -> list[str]:
-    """Say in what two outcomes differ, the steps first."""
+    """List in what two outcomes differ, the steps first."""
     differences = []
     pairs = zip(expected["lines"], found["lines"], strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
@@ -194,7 +194,11 @@ def _steps(folder: Path) -> int:
 
 
 def _moment(folder: Path, since: float) -> str:
-    """Tell what is happening to a run's checkpoints; what earlier kills have left there does not count."""
+    """Tell what is happening to a run's checkpoints: one of MOMENTS, or nothing.
+
+    Args:
+        since: drafts that are older than this time were left by earlier kills, and do not count.
+    """
     newest, drafts = -1, []
     try:
         for path in (folder / "checkpoints").iterdir():

@@ -1,1 +1,1 @@
-"""python -m app watch: a run that is going on."""
+"""python -m app watch: follow a run while it trains."""

@@ -1,8 +1,8 @@
-"""Watch a run that is going on: how far it is, its latest numbers, the shape of its curves.
+"""Follow a run while it trains: how far it is, its latest numbers, the shape of its curves.
 
     python -m app watch runs/cls
 
-Ends with the run, or by Ctrl-C, which leaves the run alone. Where the output is no terminal, says once how things are.
+Ends with the run, or with Ctrl-C, which does not touch the run. If the output is not a terminal, prints once and ends.
 """
 
 import time
@@ -17,16 +17,16 @@ from app.errors import UserError
 
 @dataclass
 class Options:
-    """What to watch."""
+    """Which run to follow."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
     every: float = 1.0
-    """Seconds between two looks."""
+    """Seconds between two updates."""
 
 
 def main(options: Options) -> int:
-    """Show the run until it ends, and return the exit status: 1 where it failed or was lost.
+    """Show the run until it ends; return 1 if it failed or was lost, else 0.
 
     Raises:
         UserError: the folder holds no run.

@@ -18,7 +18,7 @@ STYLES = {"running": "green", "finished": "green", "preempted": "yellow", "faile
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Draw numbers as blocks of eight heights, means of neighbours where there are more than fit."""
+    """Draw numbers as blocks of eight heights; neighbours are averaged if there are more than `width`."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return ""
@@ -31,7 +31,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 
 
 def seconds_left(run: History) -> float | None:
-    """Estimate how long the steps that are left take at the last speed; None where that is not known."""
+    """Estimate, by the last speed, the seconds that the remaining steps take; None if no speed is known."""
     speeds = [value for value in run.column("samples_per_second")[1] if value > 0]
     batch = run.config.get("run", {}).get("global_batch")
     steps = run.info.get("steps")
@@ -41,7 +41,7 @@ def seconds_left(run: History) -> float | None:
 
 
 def view(run: History) -> RenderableType:
-    """Lay out what is known of a run now."""
+    """Lay out the state of a run: how far it is, its numbers, its error."""
     status, steps = run.status, int(run.info.get("steps") or 0)
     head = Text.assemble((str(run.folder), "bold"), "  ", (status, STYLES.get(status, "")))
     if run.launches:
@@ -64,5 +64,5 @@ def view(run: History) -> RenderableType:
     if run.info.get("error"):
         parts.append(Text(str(run.info["error"]), style="red"))
     if status == "lost":
-        parts.append(Text("its process is gone; the same command goes on from the last checkpoint", style="red"))
+        parts.append(Text("its process is gone; the same command resumes it from the last checkpoint", style="red"))
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""The curves of runs: which panels there are, and what is drawn in each; as a PNG picture, with matplotlib."""
+"""The curves of runs: which panels there are and what each shows; drawn as a PNG picture with matplotlib."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Mark:
-    """A step behind which a run was begun anew, and on what it went on."""
+    """A step after which a run was resumed, and what it was resumed on."""
 
     step: int
     text: str
 
 
 def panels(runs: Sequence[History]) -> list[Panel]:
-    """Sort what runs have logged into panels: losses, scores, learning rates, gradient norms, speeds, and the rest."""
+    """Sort logged values into panels: losses, scores, learning rates, gradient norms, speeds, and the others."""
     names = list(dict.fromkeys(name for run in runs for name in run.columns))
 
     def take(title: str, *starts: str) -> list[Panel]:
@@ -47,7 +47,7 @@ def panels(runs: Sequence[History]) -> list[Panel]:
 
 
 def marks(run: History) -> list[Mark]:
-    """List where a run made further steps after a stop, saying where its layout changed."""
+    """List the steps after which a run was resumed, with the layout if that had changed."""
     found, before = [], None
     for launch in run.launches:
         step, layout = launch["step"], launch["layout"]
@@ -58,13 +58,13 @@ def marks(run: History) -> list[Mark]:
 
 
 def labels(runs: Sequence[History]) -> list[str]:
-    """Name runs by their folders, with as much of the path as tells them apart."""
+    """Name runs by their folders; by their whole paths if two folders have the same name."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def widths(count: int) -> list[float]:
-    """Give the widths of so many runs' lines, in points: earlier ones stand out below later ones that lie on them."""
+    """Return the line width of each run, in points. Earlier lines are wider, so that they show under later ones."""
     return [1.4 + 3 * (count - 1 - place) / max(count - 1, 1) for place in range(count)]
 
 

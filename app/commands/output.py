@@ -1,4 +1,4 @@
-"""What a command leaves at its end: a plain table, and a file for programs."""
+"""What commands print and write at their end: a plain table, a JSON file for programs, sizes in words."""
 
 import json
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from app.errors import UserError
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
-    """Lay out rows under a head, in columns as wide as they need.
+    """Lay out rows under a head, each column as wide as its widest cell.
 
     Args:
-        right: the columns that hold numbers.
+        right: the columns to align on the right, which hold numbers.
     """
     texts = [[str(cell) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head) - 1)]
-    widths.append(len(head[-1]))  # text that may be long
+    widths.append(len(head[-1]))  # the last column may hold long texts
 
     def line(row: list[str]) -> str:
         cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
@@ -27,10 +27,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[in
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:
-    """Write what --json FILE asks for; nothing without a file.
+    """Write the file that --json names; without a name, do nothing.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     if not path:
         return
@@ -42,7 +42,7 @@ def write_json(path: str, content: dict[str, Any]) -> None:
 
 
 def size(count: float) -> str:
-    """Write a number of bytes in a few digits: `0`, `812 B`, `1.5 GB`; units are powers of 1000."""
+    """Format a number of bytes with about three digits: `0 B`, `812 B`, `1.5 GB`. Units are powers of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5 or unit == "TB":
             break

@@ -1,0 +1,25 @@
+"""What a run that is compared has written down, step by step."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.rundir import metrics_file
+from app.training.audit import FILE
+
+
+class Trace(NamedTuple):
+    """What a run has written down: the names of its buffers; by step, its lines of metrics.jsonl and audit.jsonl."""
+
+    buffers: set[str]
+    steps: dict[int, dict[str, Any]]
+
+
+def read(folder: Path) -> Trace:
+    """Read the steps that a run with --run.audit and --run.log-every 1 has written to both files."""
+    steps: dict[int, dict[str, Any]] = {}
+    for name in (FILE, "metrics.jsonl"):
+        for line in metrics_file.read(folder / name):
+            if name == FILE or "ids" in line:  # not an evaluation
+                steps.setdefault(line["step"], {}).update(line)
+    whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}
+    return Trace(set(whole.get(0, {}).get("buffers", ())), whole)

@@ -1,0 +1,1 @@
+"""python -m app runs: the list of runs."""
