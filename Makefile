@@ -6,13 +6,16 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test lint torture bench bench-gpu wheels setup
+.PHONY: train test check lint torture bench bench-gpu wheels setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
 test: $(READY)  ## every test, real launches included
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+check: lint  ## lint, and the tests that start no processes
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long"
 
 torture: $(READY)  ## 200 kills of the text classifier, under three profiles in turn
 	$(BIN)/python -m app torture recipes/cls.py --kills 200 \

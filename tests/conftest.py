@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["launch_marker"]
 os.environ["WANDB_MODE"] = "offline"
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -28,6 +29,15 @@ def caches(tmp_path_factory):
     folder = tmp_path_factory.mktemp("caches")
     os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets"), "HF_HUB_OFFLINE": "1"}
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launches_that_stay():
+    """End them with the tests."""
+    from standing import end_all
+
+    yield
+    end_all()
 
 
 def write_rows(path: Path, count: int) -> Path:

@@ -1,5 +1,6 @@
 """Start real launches, within a time limit that ends every process they began; read what runs have left."""
 
+import functools
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,14 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed.checkpoint as dcp
+import yaml
 from safetensors.torch import load_file
 
 from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
 from app.launching.launcher import family, kill_tree, words_of
 from app.rundir.throughput import SPEEDS
+from standing import Standing, stand, stand_warm
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -33,17 +37,30 @@ class Result:
     output: str
 
 
+def environment(more: dict | None = None) -> dict[str, str]:
+    """Return what every command finds in its environment, and more."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(more or {})}
+
+
+def kill_with_stacks(pid: int) -> None:
+    """Kill a process and all its descendants, once they have printed where each of their threads is."""
+    for member in family(pid):
+        with suppress(psutil.Error):
+            member.send_signal(signal.SIGABRT)  # Python's fault handler prints the stacks at it
+    time.sleep(1)
+    kill_tree(pid)
+
+
 def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = None) -> Result:
     """Run a command to its end; past `timeout` seconds, kill it and all its descendants, and fail.
 
     The failure shows where every thread of every process was.
     """
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
     words = [str(word) for word in words]
     process = subprocess.Popen(
         words,
         cwd=cwd,
-        env=environment,
+        env=environment(env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -52,11 +69,7 @@ def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = 
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        for member in family(process.pid):
-            with suppress(psutil.Error):
-                member.send_signal(signal.SIGABRT)  # Python's fault handler prints the stacks at it
-        time.sleep(1)
-        kill_tree(process.pid)
+        kill_with_stacks(process.pid)
         output, _ = process.communicate()
         raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-12000:]}") from None
     return Result(process.returncode, output)
@@ -64,8 +77,67 @@ def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = 
 
 def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     """Run a script with its flags under `accelerate launch` and one of the project's profiles, or a file."""
-    file = profile if isinstance(profile, Path) else PROFILES / f"{profile}.yaml"
-    return run(words_of(file, processes if processes > 1 else 0, *words), **options)
+    return run(words_of(file_of(profile), processes if processes > 1 else 0, *words), **options)
+
+
+def python(*words, timeout: float = 150, **env: str) -> Result:
+    """Run Python with a script, -m or -c, as `run` does, but for its imports, which have been made (standing.py)."""
+    return _finish(stand_warm(environment(env)), *words, timeout=timeout)
+
+
+def share(profile: str | Path, processes: int, script: Path, *words, timeout: float = 150) -> Result:
+    """Run a script as `launch` does, on a launch that stays for other tests (standing.py). On CPU.
+
+    The script must leave its processes as it found them; a status other than 0 ends the launch.
+    """
+    standing = stand(file_of(profile), processes if processes > 1 else 0, environment())
+    return _finish(standing, script, *words, timeout=timeout)
+
+
+def _finish(standing: Standing, *words, timeout: float) -> Result:
+    """Run a command in processes that stand, within a time limit."""
+    words = [str(word) for word in words]
+    status, output = standing.run(ROOT, *words, timeout=timeout)
+    if status is None:
+        kill_with_stacks(standing.process.pid)
+        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{standing.output()[-12000:]}")
+    return Result(status, output)
+
+
+def filled(root: Path, script: Path) -> Callable[..., tuple[Path, str]]:
+    """Return a function from a layout to the folder that a script fills on it when first asked, and what it prints."""
+
+    @functools.cache
+    def filled(profile: str | Path, processes: int, *words) -> tuple[Path, str]:
+        folder = root / "-".join(map(str, [Path(profile).stem, processes, *words]))
+        folder.mkdir(parents=True)
+        result = share(profile, processes, script, folder, *words)
+        assert result.status == 0, result.output[-6000:]
+        return folder, result.output
+
+    return filled
+
+
+def profile_of(folder: Path, name: str, **settings) -> Path:
+    """Write a profile of accelerate_configs with other settings into a folder; return its file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()) | settings))
+    return file
+
+
+def hsdp_on_cpu(folder: Path) -> Path:
+    """Write the profile of two groups that shard over two CPU ranks each; return its file."""
+    sizes = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 2}
+    known = yaml.safe_load((PROFILES / "hsdp.yaml").read_text())["parallelism_config"]
+    assert sizes.keys() <= known.keys()
+    how = {"num_processes": 4, "use_cpu": True, "mixed_precision": "no", "parallelism_config": known | sizes}
+    return profile_of(folder, "hsdp", **how)
+
+
+def file_of(profile: str | Path) -> Path:
+    """Find a profile's file by the profile's name, or take the file itself."""
+    return profile if isinstance(profile, Path) else PROFILES / f"{profile}.yaml"
 
 
 def launch_many(profile: str | Path, processes: int, recipe: Path, commands: list[list], folder: Path, **options):
@@ -86,7 +158,8 @@ def launch_all(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{Path(profile).stem}-{processes}-{time.monotonic_ns()}.json"
     file.write_text(json.dumps([(str(r), [str(word) for word in flags], c and str(c)) for r, flags, c in commands]))
-    result = launch(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
+    start = share if "use_cpu: true" in file_of(profile).read_text() and "env" not in options else launch
+    result = start(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
     assert result.status == 0, result.output[-6000:]
 
 

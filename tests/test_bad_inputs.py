@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from app import UserError, parse
-from launching import PROFILES, ROOT, launch, launch_many, metrics, run
+from launching import PROFILES, ROOT, launch, launch_many, metrics, python, run
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -39,7 +39,7 @@ def refused(tmp_path_factory, rows):
     ],
 )
 def test_the_program_says_it_once_and_ends_with_status_2(tmp_path, rows, flags, words):
-    result = run([sys.executable, RECIPE, *QUICK, "--data.path", rows(101), "--run.dir", tmp_path / "run", *flags])
+    result = python(RECIPE, *QUICK, "--data.path", rows(101), "--run.dir", tmp_path / "run", *flags)
     assert result.status == 2 and "Traceback" not in result.output
     assert not (tmp_path / "run").exists()
     for word in words:
@@ -88,7 +88,7 @@ def test_empty_and_one_sided_data(refused, tmp_path):
 def test_folder_that_cannot_be_written(tmp_path, rows):
     (tmp_path / "file").touch()
     flags = [*QUICK, "--data.path", rows(101), "--run.dir", tmp_path / "file" / "run"]
-    result = run([sys.executable, RECIPE, *flags])
+    result = python(RECIPE, *flags)
     assert result.status == 2 and "--run.dir" in result.output and "Traceback" not in result.output
 
 
@@ -152,7 +152,7 @@ def snapshot(folder):
 )
 def test_another_run_in_the_same_folder(finished, flags, words):
     folder, before = finished[0], snapshot(finished[0])
-    result = run([sys.executable, RECIPE, *finished[1], *flags])
+    result = python(RECIPE, *finished[1], *flags)
     assert result.status == 2 and "Traceback" not in result.output
     for word in words:
         assert word in result.output
@@ -174,14 +174,14 @@ def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
         file.write_bytes(data)
 
     flip(4)
-    result = run([sys.executable, RECIPE, *flags])
+    result = python(RECIPE, *flags)
     assert result.status == 0, result.output
     assert "step-00000004 is damaged" in result.output and "__0_0.distcp" in result.output
     assert "after step 2 of 4" in result.output
     assert [line["step"] for line in metrics(folder) if "ids" in line][-1] == 4
     flip(2), flip(4)
     before = snapshot(folder)
-    result = run([sys.executable, RECIPE, *flags])
+    result = python(RECIPE, *flags)
     assert result.status == 2 and "no checkpoint" in result.output and "Traceback" not in result.output
     assert {p: d for p, d in snapshot(folder).items() if "checkpoints" in str(p)} == {
         p: d for p, d in before.items() if "checkpoints" in str(p)
@@ -192,7 +192,7 @@ def test_loss_that_is_not_finite(rows, tmp_path):
     """A learning rate that explodes: the step and the samples are named, and the last checkpoint is finite."""
     flags = [*QUICK, "--data.path", rows(101), "--optim.name", "SGD", "--optim.lr", 1e30, "--optim.clip", 0]
     flags += ["--run.dir", tmp_path / "run", "--run.save-every", 1, "--run.global-batch", 16, "--run.epochs", 9]
-    result = run([sys.executable, RECIPE, *flags])
+    result = python(RECIPE, *flags)
     assert result.status == 2 and "Traceback" not in result.output
     assert "of step" in result.output and "samples [" in result.output
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"

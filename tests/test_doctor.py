@@ -41,6 +41,7 @@ def test_this_machine(tmp_path):
     assert all(f"{name}  " in result.output for name in found) and "Traceback" not in result.output
 
 
+@pytest.mark.launches
 def test_ranks_that_do_not_meet_are_given_up(monkeypatch):
     """With what to try; no process is left."""
     before = psutil.Process().children()
@@ -52,6 +53,7 @@ def test_ranks_that_do_not_meet_are_given_up(monkeypatch):
     assert found.verdict == TROUBLE and "cat" in found.found and found.fix
 
 
+@pytest.mark.launches
 def test_a_folder_that_cannot_hold_runs(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")

@@ -18,6 +18,7 @@ from app.launching.flags import parse
 from app.rundir import history
 from launching import ROOT
 
+pytestmark = pytest.mark.long
 # Of 17 samples or so: the last step is short, as a reader's own is.
 SHORT = "--run.steps 0 --run.epochs 0.0036"
 SMALL = "--run.steps 2 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from app import parse
-from launching import PROFILES, ROOT, launch, launch_many, metrics, run, scores, steps
+from launching import PROFILES, ROOT, hsdp_on_cpu, launch, launch_many, metrics, profile_of, run, scores, steps
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -107,11 +107,9 @@ def bf16(rows, tmp_path_factory):
 
     @functools.cache
     def bf16(profile, processes):
-        text = (PROFILES / f"{profile}.yaml").read_text().replace("mixed_precision: 'no'", "mixed_precision: bf16")
-        (root / f"{profile}.yaml").write_text(text)
         folder = root / f"{profile}-{processes}"
         commands = [flags_of(rows, folder / "run"), flags_of(rows, folder / "exact", "--run.exact", "true")]
-        launch_many(root / f"{profile}.yaml", processes, RECIPE, commands, root)
+        launch_many(profile_of(root, profile, mixed_precision="bf16"), processes, RECIPE, commands, root)
         return folder
 
     return bf16
@@ -137,9 +135,6 @@ def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
 
 def test_hybrid_sharding_by_the_profile(rows, tmp_path):
     """Two groups of two on CPU ranks: the steps of one process, which also goes on where the groups stopped."""
-    text = (PROFILES / "hsdp.yaml").read_text().replace("num_processes: 8", "num_processes: 4\nuse_cpu: true")
-    text = text.replace("shard_size: 4", "shard_size: 2").replace("mixed_precision: bf16", "mixed_precision: 'no'")
-    (tmp_path / "hsdp.yaml").write_text(text)
 
     def flags(name, *more):
         exact = "true" if name.startswith("exact") else "false"
@@ -147,7 +142,7 @@ def test_hybrid_sharding_by_the_profile(rows, tmp_path):
 
     # The profile has the number of processes.
     commands = [flags("run", "--run.stop-at", 2), flags("exact")]
-    launch_many(tmp_path / "hsdp.yaml", 1, RECIPE, commands, tmp_path)
+    launch_many(hsdp_on_cpu(tmp_path), 1, RECIPE, commands, tmp_path)
     where = json.loads((tmp_path / "exact" / "run.json").read_text())["layout"]
     assert (where["wrapping"], where["data_ranks"]) == ("HSDP", 4)
     recipe = load(RECIPE)

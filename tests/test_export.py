@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from app.commands.export import model_card
 from app.rundir import history
-from launching import ROOT, launch_all, run, saved_state
+from launching import ROOT, launch_all, python, run, saved_state
 from laws.small import SMALL
 from standin import TOKEN, hub
 from tiny import train
@@ -40,7 +40,7 @@ def exported(runs):
     folders = {name: runs / "out" / name for name in SMALL}
     calls = [["export", str(runs / n), "--step", str(STEP), "--to", str(folder)] for n, folder in folders.items()]
     program = f"import sys\nfrom app.__main__ import main\nfor words in {calls!r}:\n    assert main(words) == 0"
-    result = run([sys.executable, "-c", program])
+    result = python("-c", program)
     assert result.status == 0, result.output
     return folders
 
@@ -131,7 +131,7 @@ def test_pushing(runs, exported):
     ],
 )  # fmt: skip
 def test_what_cannot_be(runs, words, environment, said):
-    result = app(runs / "cls", *words, **environment)
+    result = python("-m", "app", "export", runs / "cls", *words, **{"HF_HUB_OFFLINE": "0", **environment})
     assert result.status == 2 and said in result.output, result.output
 
 
@@ -139,7 +139,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs, tmp_path):
     shutil.copytree(runs / "cls", tmp_path / "run")
     file = next((tmp_path / "run/checkpoints/step-00000004/state").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
-    result = app(tmp_path / "run")
+    result = python("-m", "app", "export", tmp_path / "run", HF_HUB_OFFLINE="0")
     assert result.status == 2 and "step 4 is damaged" in result.output
 
 

@@ -14,7 +14,7 @@ from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, MicroBa
 from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
 from app.launching import dry_run, profiles
-from launching import PROFILES, ROOT, run
+from launching import PROFILES, ROOT, python, run
 
 
 class Words(nn.Module):
@@ -226,8 +226,7 @@ def script(folder, factor="1", after="pass"):
 
 def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path):
     mine = script(tmp_path, factor="model.weight.sum().item()")
-    command = [sys.executable, "-m", "app", "plan", mine, "--run.dir", tmp_path / "run"]
-    result = run([*command, "--profile", "cpu"], env={"PYTHONPATH": str(ROOT)})
+    result = python("-m", "app", "plan", mine, "--run.dir", tmp_path / "run", "--profile", "cpu")
     assert result.status == 0, result.output
     assert "activations could not be counted" in result.output and "item()" in result.output
     assert "one process, fp32" in result.output and not (tmp_path / "run").exists()
@@ -260,6 +259,6 @@ def asking():
 
 
 def test_a_peak_above_the_devices_memory_is_no_good_plan(tmp_path):
-    command = [sys.executable, "-m", "app", "plan", script(tmp_path), "--run.dir", tmp_path / "run"]
-    result = run([*command, "--profile", "gpu", "--memory", "1e-7"], env={"PYTHONPATH": str(ROOT)})
+    command = ["-m", "app", "plan", script(tmp_path), "--run.dir", tmp_path / "run"]
+    result = python(*command, "--profile", "gpu", "--memory", "1e-7")
     assert result.status == 1 and "does not fit" in result.output and "not even" in result.output, result.output

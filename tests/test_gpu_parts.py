@@ -17,6 +17,7 @@ from benchmarks.gpu.running import run_part
 from benchmarks.gpu.summary import merge
 from launching import ROOT, run
 
+pytestmark = pytest.mark.launches
 ABOUT = {"machine": {"cpu": "a processor", "cores": 2, "torch": "2.11"}, "commit": "abc1234"}
 FINDS = """
 import json

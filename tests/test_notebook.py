@@ -33,6 +33,7 @@ def test_the_notebook_has_no_outputs_in_the_project():
     assert not any(cell.get("outputs") for cell in nbformat.read(NOTEBOOK, as_version=4).cells)
 
 
+@pytest.mark.launches
 def test_cells_show_texts_pictures_and_curves(executed):
     notebook, _ = executed
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -42,6 +43,7 @@ def test_cells_show_texts_pictures_and_curves(executed):
     assert "Warning" not in printed and "Traceback" not in printed
 
 
+@pytest.mark.launches
 def test_kernel_ddp_and_fsdp_are_one_run(executed):
     """And it is the run that began in a terminal and went on in the kernel."""
     _, folder = executed
@@ -54,6 +56,7 @@ def test_kernel_ddp_and_fsdp_are_one_run(executed):
     assert furthest(texts, third) < 1e-5
 
 
+@pytest.mark.launches
 def test_a_loss_of_a_cell_travels_to_the_processes(executed):
     _, folder = executed
     plain, smooth = steps(folder / "texts"), steps(folder / "smooth")

@@ -72,6 +72,7 @@ def gone(pid):
     return False
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize("end", ["stalled", "interrupted"])
 def test_all_that_a_launch_began_ends_with_it(tmp_path, end):
     """Where nothing moves, and where Ctrl-C or an error ends this program; also what left the process group."""
@@ -99,6 +100,7 @@ def test_a_signal_ends_a_launch_too(tmp_path):
     assert process.wait(10) == 143 and gone(int(note.read_text()))
 
 
+@pytest.mark.launches
 def test_a_launcher_that_dies_leaves_nothing_behind(tmp_path):
     note = tmp_path / "pid"
     dying = PARENT.replace("time.sleep(60)\n", "time.sleep(1.5)\nsys.exit(3)\n")
@@ -106,6 +108,7 @@ def test_a_launcher_that_dies_leaves_nothing_behind(tmp_path):
     assert gone(int(note.read_text()))
 
 
+@pytest.mark.launches
 def test_a_launch_that_ends_gives_its_status_and_output(tmp_path):
     words = [sys.executable, "-c", "print('said'); raise SystemExit(3)"]
     assert run(words, tmp_path / "output", lambda: None, 30) == 3

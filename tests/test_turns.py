@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.copies import covered
 from benchmarks.turns import Contestant, ratios, take_turns
 
+pytestmark = pytest.mark.launches
 STEPS = """
 import json, os, time
 from pathlib import Path

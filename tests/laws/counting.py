@@ -1,7 +1,7 @@
 """Count what three steps do on this layout: collectives, and times that the host waits for a number.
 
-counting.py FILE CLIP [changing]: the counts of a silent step and of a step that logs, written by the main process as
-JSON; of a model whose buffer training changes, where that is asked for.
+counting.py FOLDER CLIP [changing]: the counts of a silent step and of a step that logs, written by the main process to
+FOLDER/counts.json; of a model whose buffer training changes, where that is asked for.
 """
 
 import json
@@ -30,7 +30,7 @@ class Config:
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
-            dir=sys.argv[1] + ".run", global_batch=12, micro_batch=3, steps=8, log_every=6, save_every=100, trackers=()
+            dir=sys.argv[1] + "/run", global_batch=12, micro_batch=3, steps=8, log_every=6, save_every=100, trackers=()
         )
     )
 
@@ -110,7 +110,8 @@ def count_reads():
         def read(tensor, *args, **kwargs):
             frame = sys._getframe(1)
             if "/app/" in frame.f_code.co_filename:
-                reads[f"app/{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+                file = frame.f_code.co_filename.rpartition("/app/")[2]
+                reads[f"app/{file}:{frame.f_code.co_name}"] += 1
             return original(tensor, *args, **kwargs)
 
         return patch.object(torch.Tensor, method, read)
@@ -123,5 +124,5 @@ def count_reads():
 
 if __name__ == "__main__":
     report_user_errors()
-    with counting(Path(sys.argv[1])):
+    with counting(Path(sys.argv[1]) / "counts.json"):
         main(float(sys.argv[2]), sys.argv[3:] == ["changing"])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from launching import PROFILES, furthest_loss, launch_all
+from launching import furthest_loss, launch_all, profile_of
 from laws.small import SMALL
 
 GPUS = torch.cuda.device_count()
@@ -35,11 +34,8 @@ def recipes(*names: str) -> list:
 
 def profile(folder: Path, name: str, precision: str = "no") -> Path:
     """Write a profile of accelerate_configs with another precision; return its file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = yaml.safe_load((PROFILES / f"{name}.yaml").read_text()) | {"mixed_precision": precision}
     file = folder / f"{name}-{precision}.yaml"
-    file.write_text(yaml.safe_dump(settings))
-    return file
+    return profile_of(folder, name, mixed_precision=precision).rename(file)
 
 
 def launch(profile: Path, processes: int, commands: list[tuple], folder: Path, **options) -> None:

@@ -3,12 +3,11 @@
 A codebook, spectral norm, running statistics, a queue with an integer pointer and a flag, in one model.
 """
 
-import functools
 import json
 
 import pytest
 
-from launching import ROOT, launch, saved_state, scores, steps
+from launching import ROOT, filled, saved_state, scores, steps
 from laws.changing import STEPS
 
 SCRIPT = ROOT / "tests" / "laws" / "changing.py"
@@ -19,16 +18,12 @@ SEVERAL = LAYOUTS[1:]
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
     """Give a function from a layout to the folder of its runs, what each rank wrote, and all that was printed."""
-    root = tmp_path_factory.mktemp("changing")
+    runs = filled(tmp_path_factory.mktemp("changing"), SCRIPT)
 
-    @functools.cache
     def changed(profile, processes):
-        folder = root / f"{profile}-{processes}"
-        folder.mkdir(exist_ok=True)
-        result = launch(profile, processes, SCRIPT, folder)
-        assert result.status == 0, result.output[-3000:]
+        folder, output = runs(profile, processes)
         told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
-        return folder, told, result.output
+        return folder, told, output
 
     return changed
 

@@ -5,21 +5,15 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from launching import PROFILES, ROOT, launch
+from launching import ROOT, filled, profile_of
 
 
 @pytest.fixture(scope="module")
 def cast(tmp_path_factory):
     """Launch two ranks under DDP and under FSDP2; return their folders."""
-    folder = tmp_path_factory.mktemp("casts")
-    for name in ("ddp_cpu", "fsdp_cpu"):
-        text = (PROFILES / f"{name}.yaml").read_text()
-        assert "mixed_precision: 'no'" in text
-        (folder / f"{name}.yaml").write_text(text.replace("mixed_precision: 'no'", "mixed_precision: bf16"))
-        (folder / name).mkdir()
-        result = launch(folder / f"{name}.yaml", 2, ROOT / "tests/laws/casting.py", folder / name)
-        assert result.status == 0, result.output
-    return {name: folder / f"{name}_cpu" for name in ("ddp", "fsdp")}
+    root = tmp_path_factory.mktemp("casts")
+    runs = filled(root, ROOT / "tests/laws/casting.py")
+    return {n: runs(profile_of(root, f"{n}_cpu", mixed_precision="bf16"), 2)[0] for n in ("ddp", "fsdp")}
 
 
 def about(folder, rank=0):

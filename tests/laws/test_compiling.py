@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import yaml
 
-from launching import PROFILES, ROOT, launch_all
+from launching import ROOT, launch_all, profile_of
 from laws.small import SMALL
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.log-every", 5, "--run.trackers"]
@@ -21,15 +20,7 @@ CASES = [*(("cpu", run) for run in RUNS), ("ddp_cpu", "lm")]
 def profile(tmp_path_factory):
     """Give a function from a profile's name to one that compiles, with a backend that takes no time."""
     root = tmp_path_factory.mktemp("profiles")
-
-    def profile(name):
-        settings = yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
-        settings["dynamo_config"] = {"dynamo_backend": "AOT_EAGER"}
-        file = root / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(settings))
-        return file
-
-    return profile
+    return lambda name: profile_of(root, name, dynamo_config={"dynamo_backend": "AOT_EAGER"})
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from launching import ROOT, launch, launch_many, scores, steps
+from launching import ROOT, filled, launch_many, scores, steps
 from laws import drawn
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -71,19 +71,9 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 def noisy(tmp_path_factory):
     """Give a function from a layout to the folder of drawn.py."""
     root = tmp_path_factory.mktemp("drawn")
-
-    @functools.cache
-    def noisy(profile, processes):
-        folder = root / f"{profile}-{processes}"
-        folder.mkdir()
-        if processes == 1:
-            drawn.main(folder, "0")
-        else:
-            result = launch(profile, processes, ROOT / "tests" / "laws" / "drawn.py", folder)
-            assert result.status == 0, result.output[-3000:]
-        return folder
-
-    return noisy
+    drawn.main(root, "0")
+    runs = filled(root, ROOT / "tests" / "laws" / "drawn.py")
+    return lambda profile, processes: runs(profile, processes)[0] if processes > 1 else root
 
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), ("ddp_cpu", 5)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launching import ROOT, launch, metrics
+from launching import ROOT, metrics, share
 from laws import faults
 
 
@@ -14,7 +14,7 @@ from laws import faults
 def told(tmp_path_factory):
     """Give what both ranks were told, by case; and the folder of the runs."""
     folder = tmp_path_factory.mktemp("faults")
-    result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
+    result = share("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
     assert result.status == 0, result.output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder, result.output
 
@@ -59,7 +59,7 @@ def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
     (words, made), (other, _) = (rank["stopping"] for rank in told[0])
     assert f"the gradient of step {made + 1} is nan" in words and 0 < made < 39 and words == other
     assert any(place.format(micro, micro // 2) in words for micro in range(3))
-    result = launch("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", tmp_path, "stopping")
+    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", tmp_path, "stopping")
     assert result.status == 0, result.output[-3000:]
     later = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["stopping"][0] for rank in range(2)]
     assert f"the loss of step {made + 1} was not finite (micro-batch" in later[0] and later[0] == later[1]

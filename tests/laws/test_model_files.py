@@ -1,11 +1,9 @@
 """The files of a finished model do not depend on the layout that wrote them."""
 
-import functools
-
 import pytest
 from safetensors.torch import load_file
 
-from launching import ROOT, hashes, launch
+from launching import ROOT, filled, hashes
 from laws.writing import Shared
 
 LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}
@@ -14,16 +12,8 @@ LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Give a function from a layout to the folder with the models that it wrote."""
-    root = tmp_path_factory.mktemp("models")
-
-    @functools.cache
-    def written(layout):
-        (root / layout).mkdir()
-        result = launch(*LAYOUTS[layout], ROOT / "tests/laws/writing.py", root / layout)
-        assert result.status == 0, result.output
-        return root / layout
-
-    return written
+    models = filled(tmp_path_factory.mktemp("models"), ROOT / "tests/laws/writing.py")
+    return lambda layout: models(*LAYOUTS[layout])[0]
 
 
 @pytest.mark.parametrize("layout", ["ddp3", "fsdp2"])

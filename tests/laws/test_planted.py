@@ -120,6 +120,7 @@ def test_prove_says_that_layouts_are_the_same(tmp_path):
     assert not [*folder.glob("*/checkpoints"), *folder.glob("*/model")]
 
 
+@pytest.mark.launches
 def test_prove_turns_a_refusal_of_exact_mode_into_its_verdict(tmp_path, capsys):
     chosen = (str(PROFILES / "cpu.yaml"), str(PROFILES / "ddp_cpu.yaml"))
     options = command.Options(RECIPE, chosen, STEPS, report=str(tmp_path / "report"))

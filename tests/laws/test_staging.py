@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.checkpoints.deduplicate import divide
 from app.checkpoints.safe_reader import StateReader
-from launching import PROFILES, ROOT, launch
+from launching import ROOT, hsdp_on_cpu, share
 from laws.staging import Model
 
 SHAPES = {name: tensor.shape for name, tensor in Model().state_dict().items()}
@@ -27,11 +27,8 @@ def staged(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     profile, processes, copies = "ddp_cpu", int(request.param[-1]), int(request.param[-1])
     if request.param == "hsdp4":
-        text = (PROFILES / "hsdp.yaml").read_text().replace("num_processes: 8", "num_processes: 4\nuse_cpu: true")
-        text = text.replace("shard_size: 4", "shard_size: 2").replace("mixed_precision: bf16", "mixed_precision: 'no'")
-        profile, processes, copies = folder / "hsdp.yaml", 1, 2  # the profile has the number of processes
-        profile.write_text(text)
-    result = launch(profile, processes, ROOT / "tests/laws/staging.py", folder)
+        profile, processes, copies = hsdp_on_cpu(folder), 1, 2  # the profile has the number of processes
+    result = share(profile, processes, ROOT / "tests/laws/staging.py", folder)
     assert result.status == 0, result.output
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
     assert len(reports) == int(request.param[-1])

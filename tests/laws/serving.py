@@ -1,0 +1,95 @@
+"""Stay on a layout, and run one script after another: serving.py FOLDER [fork], see `Standing` in tests/standing.py.
+
+Each rank reads commands from a named pipe of its own, FOLDER/rank-R, one JSON list a line: a number, the working
+folder, the script and its arguments. It ends when the test process does. FOLDER/NUMBER-R has the status when the rank
+is through. With `fork`, each command is a process of its own, which ends as Python ends; the imports are made before.
+"""
+
+import gc
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+
+def commands(pipe: Path):
+    """Yield commands until whoever writes them is gone."""
+    # Without waiting for a writer: the test process opened its end before this process was started, or has ended.
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    with open(descriptor) as lines:
+        yield from map(json.loads, lines)
+
+
+def run_script(folder: str, script: str, arguments: list[str]) -> None:
+    """Run a script as Python would run it; afterwards, what it set for its whole process is as it was."""
+    environment, mask = dict(os.environ), os.umask(0o022)
+    os.umask(mask)
+    before = sys.path[:], sys.argv, sys.excepthook
+    os.chdir(folder)
+    sys.path[0], sys.argv = (folder if script.startswith("-") else str(Path(script).parent)), [script, *arguments]
+    run(script)
+    sys.path[:], sys.argv, sys.excepthook = before
+    os.umask(mask)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def run(script: str) -> None:
+    """Run a file, or what Python's -m or -c is given."""
+    if script.startswith("-"):
+        sys.argv = sys.argv[1:]
+    if script == "-m":
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif script == "-c":
+        exec(sys.argv[0], {"__name__": "__main__"})
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+def main(folder: Path) -> None:
+    """Serve until the test process ends."""
+    rank = os.environ.get("RANK", "0")
+    for number, where, script, arguments in commands(folder / f"rank-{rank}"):
+        run_script(where, script, arguments)
+        gc.collect()  # models in reference cycles would hold memory
+        end(folder / f"{number}-{rank}", 0)
+
+
+def end(file: Path, status: int) -> None:
+    """Say that a command is through, once all that it printed is there."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    draft = file.with_suffix(".draft")
+    draft.write_text(str(status))
+    draft.rename(file)
+
+
+def fork(folder: Path) -> tuple[str, str, list[str]] | None:
+    """Fork a process for each command, and return the command in it; return None when the test process ends."""
+    import_all()
+    for number, where, script, arguments in commands(folder / "rank-0"):
+        child = os.fork()
+        if not child:
+            os.setsid()
+            return where, script, arguments
+        end(folder / f"{number}-0", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return None
+
+
+def import_all() -> None:
+    """Import what takes long."""
+    import datasets
+    import transformers
+
+    import app.run
+
+    assert app.run and datasets and transformers.AutoModelForSequenceClassification
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] != ["fork"]:
+        main(Path(sys.argv[1]))
+    elif (command := fork(Path(sys.argv[1]))) is not None:
+        run_script(*command)
