@@ -37,6 +37,7 @@ wheels: $(READY)  ## what a machine with torch, accelerate and transformers, and
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy app recipes
 
 setup: $(READY)
 

@@ -173,7 +173,7 @@ def as_flag(name: str) -> str:
 
 def flatten(fields: dict, prefix: str = "") -> dict[str, Any]:
     """Turn nested fields into dotted names."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{name}.")
@@ -216,7 +216,8 @@ def defaults(config: Any) -> dict[str, Any]:
             found[field.name] = field.default_factory()
         elif dataclasses.is_dataclass(value):
             found |= {f"{field.name}.{name}": default for name, default in defaults(value).items()}
-    return flatten(_plain({k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in found.items()}))
+    parts = {k: v for k, v in found.items() if dataclasses.is_dataclass(v) and not isinstance(v, type)}
+    return flatten(_plain(found | {k: dataclasses.asdict(v) for k, v in parts.items()}))
 
 
 def diff(before: dict, after: dict, default: dict[str, Any] | None = None) -> dict[str, tuple[Any, Any]]:

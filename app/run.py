@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -103,18 +104,19 @@ class Run:
         self.logger = RunLogger(self.accelerator.is_main_process, self.folder, settings.quiet)
         at = self.dir / "checkpoints"
         self.watchdog = Watchdog(settings.timeout, self.logger.failed, [at, draft_of(self.dir / "model")])
-        kept = {"keep": settings.keep, "best": settings.best}
-        asked = {"check_owner": self.folder.check, "on_block": self.watchdog.moved}
-        self.checkpoint_store = CheckpointStore(at, rank, world, **kept, **asked)
+        self.checkpoint_store = CheckpointStore(
+            at, rank, world, settings.keep, settings.best, check_owner=self.folder.check, on_block=self.watchdog.moved
+        )
         self.buffers = Buffers(self.accelerator, self.warn)
-        about = self.accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog
-        self.checkpoint_manager = CheckpointManager(*about, settings.save_async)
+        self.checkpoint_manager = CheckpointManager(
+            self.accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
+        )
         self.stopping = Preemption(self.accelerator.device, self.logger.failed)
         if not self.dry_run:
             has = bool(self.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
-        about = (
+        services = Services(
             self.accelerator,
             self.gradients,
             self.logger,
@@ -123,10 +125,12 @@ class Run:
             self.stopping,
             self.watchdog,
         )
-        self._loop = StepLoop(settings, Services(*about))
+        self._loop = StepLoop(settings, services)
         seed_all(settings.seed)
 
-    def __exit__(self, kind, error, traceback) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
         if isinstance(error, Left):
             self._loop.left, error = True, None
         cause, advice = error, self.gradients.explained(error)
@@ -149,7 +153,8 @@ class Run:
             self.watchdog.close()
             self.stopping.close()
             if mendable(error):
-                error.audible = self.accelerator.is_main_process or not collectives.heard_on_main(error)
+                heard = self.accelerator.is_main_process or not collectives.heard_on_main(error)
+                error.audible = heard  # type: ignore[union-attr]  # read where the error is reported
             self.logger.close()
             if self.accelerator.is_main_process:
                 self._leave_folder(error)
@@ -203,11 +208,11 @@ class Run:
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not self.dry_run:  # which is on a CPU; names of weights are the same
             model = batch_norm.synchronised(model, self.accelerator)
-        if settings is not None:
-            check_optim(settings)
+        if isinstance(optim, OptimConfig):
+            check_optim(optim)
             if not self.accelerator.is_fsdp2:  # which moves a shard at a time
                 model.to(self.accelerator.device)
-            optim = build_optimizer(model, settings)
+            optim = build_optimizer(model, optim)
         if not model.training:
             model.train()  # from_pretrained gives a model in evaluation mode
         for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
@@ -310,7 +315,7 @@ class Run:
             name: under which the loss of the global batch is logged.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
-        self._loop.backward(parts, sum(loss.values()) if isinstance(loss, dict) else loss, micro)
+        self._loop.backward(parts, cast(Tensor, sum(loss.values())) if isinstance(loss, dict) else loss, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, update, and clear the gradients."""

@@ -114,7 +114,7 @@ def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
     from app.tasks.vision.frechet import PixelFrechet
     from app.tasks.vision.pictures import sheet
 
-    scores, shown = run.scores_of(PixelFrechet(known)), []
+    scores, shown = run.scores_of(PixelFrechet(known)), list[torch.Tensor]()
     for micro in run.evaluation(generator, latents, torch.stack):
         made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
         scores.update(micro.weight, made)

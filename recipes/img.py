@@ -86,15 +86,11 @@ def vision_config(shape: VisionScratch, size: int, **head):
             attention_probs_dropout_prob=shape.dropout,
             **head,
         )
-    stages = {
-        "embedding_size": shape.width,
-        "hidden_sizes": [shape.width, 2 * shape.width, 4 * shape.width],
-        "depths": [shape.layers] * 3,
-    }
+    widths, depths = [shape.width, 2 * shape.width, 4 * shape.width], [shape.layers] * 3
     if shape.norm == "batch":
-        return ResNetConfig(**stages, layer_type="basic", **head)
+        return ResNetConfig(embedding_size=shape.width, hidden_sizes=widths, depths=depths, layer_type="basic", **head)
     # Big Transfer: a ResNet with GroupNorm and standardised weights. transformers' ResNet class has neither.
-    return BitConfig(**stages, num_groups=8, **head)
+    return BitConfig(embedding_size=shape.width, hidden_sizes=widths, depths=depths, num_groups=8, **head)
 
 
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:

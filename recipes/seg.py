@@ -77,7 +77,7 @@ def build_model(config: Config, patches, names):
     }
     network = UNet(**arguments)
     # FSDP shards these one by one. If it sharded whole units, gradients that meet at a skip would add in another order.
-    network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]
+    network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]  # type: ignore[assignment]  # a list
     return network, [Card(arguments=arguments, window=patches.cases.window, classes=names)]
 
 
@@ -100,7 +100,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     from app.tasks.segmentation.panels import panel
     from app.tasks.segmentation.windows import sliding_window
 
-    scores, shown = run.scores_of(Overlap(cases.names)), {}
+    scores, shown = run.scores_of(Overlap(cases.names)), dict[str, list]()
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
         images, truth = micro.inputs["image"], micro.inputs["mask"]
         logits = sliding_window(partial(predict, model), images, cases.window, run.config.micro_batch, cases.overlap)

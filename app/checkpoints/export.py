@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import DistributedType, clean_state_dict_for_safetensors, extract_model_from_parallel
@@ -18,6 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
 from app.rundir import atomic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Card:
@@ -62,7 +65,7 @@ def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path,
 
         logging.disable_progress_bar()
         with _own_class(plain):
-            plain.save_pretrained(draft, state_dict=weights, max_shard_size=shard)
+            cast("PreTrainedModel", plain).save_pretrained(draft, state_dict=weights, max_shard_size=shard)
     else:
         from safetensors.torch import save_file
 
@@ -107,7 +110,8 @@ def _open_to_readers(folder: Path) -> None:
 def _own_class(model: nn.Module) -> Iterator[None]:
     """Give a model its own class back for a while: FSDP2 makes another, whose source would be found in torch."""
     sharded = type(model)
-    model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    own = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    model.__class__ = cast(type[nn.Module], own)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ folder could run code in the next run.
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -57,6 +57,10 @@ class StateReader(dcp.FileSystemReader):
         _check(path, found)
         found.storage_meta = stored.StorageMeta(load_id=self.load_id)
         return found
+
+    def read_entries(self) -> dict[str, stored.TensorStorageMetadata]:
+        """Read the size and type of each tensor, by its name; errors are those of `read_metadata`."""
+        return cast(dict[str, stored.TensorStorageMetadata], self.read_metadata().state_dict_metadata)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,8 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
 
     def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
         # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
-        ahead = {} if stager is None and accelerator.device.type == "cuda" else {"per_thread_copy_ahead": 0}
+        from_gpu = stager is None and accelerator.device.type == "cuda"
+        ahead: dict[str, Any] = {} if from_gpu else {"per_thread_copy_ahead": 0}
         writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
         with _on_one_process_too():
             dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
@@ -69,7 +71,7 @@ def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
     names = naming.parameter_names(accelerator.models)
-    objects = {"optimizers": [], "objects": []}
+    objects: dict[str, Any] = {"optimizers": [], "objects": []}
     for index, optimizer in enumerate(accelerator.optimizers):
         found, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
         tensors |= found
@@ -103,7 +105,7 @@ def load(accelerator: Accelerator, folder: str) -> None:
     names = naming.parameter_names(accelerator.models)
 
     def wanted(saved: dict) -> dict:
-        found = {}
+        found: dict[str, Any] = {}
         for index, optimizer in enumerate(accelerator.optimizers):
             found |= state_dict.optimizer_targets(index, optimizer.optimizer, names, saved)
         return found | _empty(saved, "objects.")
@@ -129,9 +131,7 @@ def load_weights(accelerator: Accelerator, folder: str) -> None:
 def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
     """Read the models' tensors, and those that `wanted` asks for; return all that were read."""
     reader = StateReader(folder)
-    saved = {
-        name: (entry.size, entry.properties.dtype) for name, entry in reader.read_metadata().state_dict_metadata.items()
-    }
+    saved = {name: (entry.size, entry.properties.dtype) for name, entry in reader.read_entries().items()}
     tensors, _ = state_dict.model_tensors(accelerator.models)
     _compare(folder, saved, tensors)
     tensors |= wanted(saved) | _empty(saved, "extras.")

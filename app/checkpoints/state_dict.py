@@ -22,10 +22,12 @@ _IMPLEMENTATION = {"params", "fused", "foreach", "capturable", "differentiable"}
 
 def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Collect parameters and persistent buffers by name, sharded ones as DTensor; and the modules' extra state."""
-    tensors, extras = {}, {}
+    tensors: dict[str, Tensor] = {}
+    extras: dict[str, Any] = {}
     for index, model in enumerate(models):
         for name, value in get_model_state_dict(model).items():
-            (tensors if isinstance(value, Tensor) else extras)[f"models.{index}.{name}"] = value
+            held: dict[str, Any] = tensors if isinstance(value, Tensor) else extras
+            held[f"models.{index}.{name}"] = value
     return tensors, extras
 
 

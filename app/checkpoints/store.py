@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,7 +174,7 @@ class CheckpointStore:
                 problem = error
             problems = collectives.agree(problem and UserError(str(problem)))
             if not problems:
-                return folder / STATE, collectives.from_main(lambda folder=folder: record.read(folder))
+                return folder / STATE, collectives.from_main(partial(record.read, folder))
             unread = any(collectives.gather(isinstance(problem, OSError) and not isinstance(problem, _NOT_WHOLE)))
             (self._unread if unread else self._damaged).add(step)
             bad.append(problems[0])

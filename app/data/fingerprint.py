@@ -4,7 +4,7 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -94,6 +94,7 @@ def _apart(value: Any, seen: dict[int, Any]) -> Any:
     """
     if id(value) in seen:
         return seen[id(value)]
+    made: Any
     if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
         made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
     elif type(value) in (list, tuple) and len(value) <= FIELDS:
@@ -122,7 +123,7 @@ def _copied(value: Any, seen: dict[int, Any]) -> Any:
 def _digests(row: Any) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of each field of a row; a row that is no collection is one field without a name."""
     if isinstance(row, Mapping):
-        fields = row.items()
+        fields: Iterable[tuple[Any, Any]] = row.items()
     elif isinstance(row, tuple | list) and len(row) <= FIELDS:
         fields = enumerate(row)
     else:

@@ -7,7 +7,7 @@ a list of the private names that other modules of app use, such as those of torc
 import datetime
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, ParallelismConfig
 from accelerate.utils import imports as accelerate_imports
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 
@@ -96,7 +97,7 @@ def start_fsdp(model: nn.Module) -> None:
 
     Among this is the type in which a layer's gradients are reduced.
     """
-    model._get_fsdp_state()._lazy_init()
+    cast(FSDPModule, model)._get_fsdp_state()._lazy_init()
 
 
 def sharded_like(original: DTensor, shard: Tensor) -> DTensor:
@@ -129,6 +130,6 @@ def last_collectives() -> bytes:
 
     The record of NCCL knows its communicators too; a torch without NCCL does not have it.
     """
-    recorder = torch._C._distributed_c10d
+    recorder: Any = torch._C._distributed_c10d
     dump: Callable[[], bytes] = getattr(recorder, "_dump_nccl_trace", recorder._dump_fr_trace)
     return dump()

@@ -131,9 +131,9 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
             outcome = None, _portable(error)
     _meet("machines")
     found = {rank: each for rank, each in enumerate(gather(outcome)) if each is not None}
-    for _, error in found.values():
-        if error is not None:
-            raise error
+    for _, problem in found.values():
+        if problem is not None:
+            raise problem
     return {rank: value for rank, (value, _) in found.items()}
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from app.errors import mendable
@@ -214,7 +215,7 @@ def report_user_errors() -> None:
     previous = sys.excepthook
     atexit.register(_leave)  # before torch and others register theirs, so that it runs last
 
-    def hook(kind, error, traceback):
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         global leave_with
         leave_with = 130 if issubclass(kind, KeyboardInterrupt) else None
         if issubclass(kind, KeyboardInterrupt):

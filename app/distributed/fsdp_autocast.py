@@ -7,7 +7,7 @@ graph keeps the weight itself in place of the copy.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ class LateCasts:
         self._roots: dict[nn.Parameter, Tensor] | None = None  # of this forward pass of the model
         for module in model.modules():
             if isinstance(module, _KINDS) and type(module).forward in {kind.forward for kind in _KINDS}:
-                module.forward = self._casting(module, module.forward)
+                module.forward = self._casting(module, module.forward)  # type: ignore[method-assign]  # only of this one
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -44,22 +44,23 @@ class LateCasts:
         finally:
             self._roots = None
 
-    def _casting(self, module: nn.Module, forward):
+    def _casting(self, module: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wrap a layer's forward pass; hooks before and after it still see the weights themselves."""
 
         @functools.wraps(forward)
-        def casting(*args, **kwargs):
+        def casting(*args: Any, **kwargs: Any) -> Tensor:
             if not torch.is_autocast_enabled(self.device):
                 return forward(*args, **kwargs)
-            weights = dict(module._parameters)
+            held: dict[str, Any] = module._parameters
+            weights = dict(held)
             copies = {n: self._cast(p) for n, p in weights.items() if p is not None and p.dtype == torch.float32}
             places = {copy.untyped_storage().data_ptr(): weights[name] for name, copy in copies.items()}
-            module._parameters.update(copies)
+            held.update(copies)
             self._sources |= places
             try:
                 return forward(*args, **kwargs)
             finally:
-                module._parameters.update(weights)
+                held.update(weights)
                 for place in places:
                     self._sources.pop(place, None)
 
@@ -95,12 +96,12 @@ class _Root(torch.autograd.Function):
     """The cast of a weight in the graph, without its numbers."""
 
     @staticmethod
-    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = weight.dtype
         return weight.new_empty((), dtype=dtype).expand(weight.shape)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.to(ctx.dtype), None
 
 
@@ -108,9 +109,9 @@ class _Use(torch.autograd.Function):
     """The numbers of a cast, for one use."""
 
     @staticmethod
-    def forward(ctx, root: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, root: Tensor, weight: Tensor) -> Tensor:
         return weight.to(root.dtype)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None

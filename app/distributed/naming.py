@@ -29,7 +29,9 @@ def tied_names(models: list[nn.Module]) -> dict[str, str]:
 
 def shared_names(model: nn.Module) -> dict[str, str]:
     """Map each further name of a shared parameter of one model to its first name."""
-    (model,), first, further = plain([model]), {}, {}
+    (model,) = plain([model])
+    first: dict[nn.Parameter, str] = {}
+    further: dict[str, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         name = _unwrapped(name)
         if first.setdefault(parameter, name) != name:

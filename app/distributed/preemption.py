@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,10 +43,11 @@ class Preemption:
         """
         self.asked = ""  # the signal that asked this rank
         self._failed = failed
-        self._device, self._events = device, deque()
+        self._device = device
+        self._events: deque[torch.Event] = deque()
         self._last: int | None = None
         self._key, self._evaluations = "", 0
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}  # handlers
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> None:
@@ -169,7 +171,8 @@ def _forget_in_child() -> None:
     global _listening
     if _listening is not None:
         _listening._give_back(-1)
-        _listening._pipe = _listening = None
+        _listening._pipe = None
+        _listening = None
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

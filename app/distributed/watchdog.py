@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from app.distributed import accelerate_patches, collectives, environment
 
@@ -48,7 +49,7 @@ class Watchdog:
             shutil.rmtree(self._collectives, ignore_errors=True)
         if self.seconds:
             # A connection of its own, as another thread may be waiting on the shared one.
-            store = None if collectives.alone() else collectives.store().clone()
+            store = None if collectives.alone() else collectives.store().clone()  # type: ignore[attr-defined]  # torch's stub lacks it
             key = f"samestep/hang/{_runs}"
             self._thread = threading.Thread(target=self._watch, args=(store, key), name="watchdog", daemon=True)
             self._thread.start()
@@ -97,7 +98,7 @@ class Watchdog:
             # A thread that asks the store while the interpreter ends aborts the process. Without a store it may hang.
             self._thread.join(5)
 
-    def _watch(self, store, key: str) -> None:
+    def _watch(self, store: dist.Store | None, key: str) -> None:
         every = min(max(self.seconds / 10, 1.0), 10.0)
         try:
             while not self._closed.wait(every):
@@ -119,15 +120,15 @@ class Watchdog:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _look(self, store, key: str) -> None:
+    def _look(self, store: dist.Store | None, key: str) -> None:
         """Count as progress what has moved in a long block, here or on another rank."""
         moved = False
         if self._long:
-            before, self._seen = self._seen, (self._blocks, _bytes_in(self.folders))
-            moved = self._seen != before
+            seen, self._seen = self._seen, (self._blocks, _bytes_in(self.folders))
+            moved = self._seen != seen
         if store is not None:
-            before, self._heard = self._heard, store.add(key, int(moved))
-            moved = self._heard != before
+            heard, self._heard = self._heard, store.add(key, int(moved))
+            moved = self._heard != heard
         if moved:
             self._beat = time.monotonic()
 

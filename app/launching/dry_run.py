@@ -4,7 +4,7 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,16 @@ class Finished(BaseException):
 class Loop:
     """What goes through the body of a rehearsed recipe's loop, and how that failed, where it did."""
 
-    def __init__(self, batches: Callable[..., Iterator[Any]]):
+    def __init__(self, batches: Callable[..., Generator[Any, None, None]]):
         """Describe it.
 
         Args:
             batches: takes the Run, the BatchPlan, and data, collate and augment as run.batches does; gives a Batch for
                 each time that the body is to be gone through.
         """
-        self.batches, self.reached, self.failed = batches, None, ""
-        self._going: Iterator[Any] | None = None
+        self.batches, self.failed = batches, ""
+        self.reached: Reached | None = None
+        self._going: Generator[Any, None, None] | None = None
 
     def begin(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Go through the body."""

@@ -5,14 +5,18 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from app.config import as_flag, flatten
 from app.errors import UserError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def parse(config_class: type[T], args: list[str] | None = None) -> T:
@@ -80,7 +84,7 @@ def _fill_help(config_class: type) -> None:
     for field in dataclasses.fields(config_class):
         if field.name in texts and "help" not in field.metadata:
             text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(texts[field.name]))
-            field.metadata = {**field.metadata, "help": text}
+            field.metadata = MappingProxyType({**field.metadata, "help": text})
         if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
             _fill_help(field.type)
 

@@ -83,7 +83,8 @@ class History:
     @property
     def pictures(self) -> dict[str, list[Path]]:
         """List, by name, the pictures of the last step that has any."""
-        folder, found = self.folder / "images", {}
+        folder = self.folder / "images"
+        found: dict[str, dict[str, list[Path]]] = {}
         for file in sorted(folder.rglob("step-*.png")):
             found.setdefault(file.parent.relative_to(folder).as_posix(), {}).setdefault(file.stem[:13], []).append(file)
         return {name: steps[max(steps)] for name, steps in found.items()}
@@ -121,7 +122,7 @@ def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
     Raises:
         UserError: one of the folders does not exist.
     """
-    found = {}
+    found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(

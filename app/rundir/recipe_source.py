@@ -45,9 +45,9 @@ def differences(before: str, now: str) -> list[str]:
     trees = [_meaning(source) for source in (before, now)]
     if ast.dump(trees[0]) == ast.dump(trees[1]):
         return []
-    lines = (ast.unparse(tree).splitlines() for tree in trees)
+    old, new = (ast.unparse(tree).splitlines() for tree in trees)
     # The first two lines of a diff name the files.
-    found = list(difflib.unified_diff(*lines, lineterm="", n=0))[2:]
+    found = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
     return [*found[:LINES_SHOWN], *([f"... {len(found) - LINES_SHOWN} more"] if len(found) > LINES_SHOWN else [])]
 
 
@@ -58,7 +58,7 @@ def _meaning(source: str) -> ast.Module:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             kept = [statement for statement in body if not _is_text(statement)]
-            node.body = kept or [ast.Pass()]
+            body[:] = kept or [ast.Pass()]
     return tree
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    from transformers import PreTrainedModel
 
 # Keys of a line in metrics.jsonl that depend on the clock, and so differ between two otherwise equal runs.
 SPEEDS = ("samples_per_second", "tokens_per_second", "mfu")
@@ -41,7 +41,7 @@ class Cost:
     flops: float
 
     @classmethod
-    def of(cls, model: "nn.Module", tokens: int) -> "Cost":
+    def of(cls, model: "PreTrainedModel", tokens: int) -> "Cost":
         """Count the cost of a transformer's sample with `tokens` tokens.
 
         Follows the PaLM paper (Chowdhery et al. 2022, appendix B). Each weight takes a multiplication and an addition

@@ -45,7 +45,7 @@ class Trackers:
                 why = mendable(error) or f"{type(error).__name__}: {error}"
                 self.warn(f"warning: tracker {name} did not start and is left out: {why}")
 
-    def _start(self, name: str, kind: type, config: dict, resumed_from: int) -> Any:
+    def _start(self, name: str, kind: Any, config: dict, resumed_from: int) -> Any:
         project = self.folder.parent.name if name == "wandb" else self.folder.name
         options: dict[str, Any] = {}
         if name == "wandb":
@@ -71,7 +71,7 @@ class Trackers:
         # tensorboard takes no lists, and must be told that channels come last; accelerate passes on what it gets.
         stacked = {name: np.stack(arrays) for name, arrays in images.items()}
 
-        def send(tracker):
+        def send(tracker: Any) -> None:
             if hasattr(tracker, "log_images"):
                 options = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
                 tracker.log_images(stacked, step=step, **options)
@@ -81,7 +81,7 @@ class Trackers:
     def log_model(self, model: Path) -> None:
         """Hand a model's folder to wandb, as an artifact of this run."""
 
-        def send(tracker):
+        def send(tracker: Any) -> None:
             if tracker.name == "wandb":
                 import wandb
 

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ class Turn(NamedTuple):
     A micro-batch whose samples all have weight 0 is an idle turn too.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # it hides tuple.index, which nobody needs
     ids: np.ndarray
     epochs: np.ndarray
     weight: float
@@ -40,7 +41,7 @@ class Turn(NamedTuple):
 class Step(NamedTuple):
     """What one data rank does in one step; micro-batches and weight of the whole global batch."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # as in Turn
     turns: list[Turn]
     micros: int
     weight: float
@@ -73,7 +74,9 @@ class BatchPlan:
     made: int = 0
 
     @classmethod
-    def of_run(cls, settings: RunConfig, samples: int, lengths=None, weights=None) -> "BatchPlan":
+    def of_run(
+        cls, settings: RunConfig, samples: int, lengths: np.ndarray | None = None, weights: np.ndarray | None = None
+    ) -> "BatchPlan":
         """Plan a run's steps from its settings.
 
         Raises:
@@ -148,7 +151,7 @@ class BatchPlan:
                 digest.update(b"|")
                 continue
             for start in range(0, len(known), DIGESTED):  # a copy of a piece, not of all
-                digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8"))
+                digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8").data)
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:
@@ -166,7 +169,7 @@ class BatchPlan:
         ids, epochs = permutation.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
         pieces = -(-len(ids) // self.micro_batch)
         if self.lengths is None:
-            cuts = even_cuts(len(ids), pieces)
+            cuts: Sequence[int] | np.ndarray = even_cuts(len(ids), pieces)
         else:
             lengths = self.lengths[ids]
             by_length = np.argsort(-lengths, kind="stable")
@@ -243,7 +246,8 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
     longest = np.maximum(lengths, 1).tolist()
 
     def starts(limit: int) -> list[int]:  # of pieces that cost `limit` at most; the longest row costs no more
-        found, position = [], 0
+        found: list[int] = []
+        position = 0
         while position < rows and len(found) <= pieces:
             found.append(position)
             position += limit // longest[position]
@@ -262,7 +266,7 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
 
 def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
     """Halve the fullest of the pieces that begin where `found` says, until there are so many: every rank has work."""
-    by_cost = []
+    by_cost: list[tuple[int, int, int]] = []
 
     def add(start: int, size: int) -> None:
         if size > 1:  # of those that cost alike, the first

@@ -26,7 +26,10 @@ def hash_of_bytes(pieces: Iterable[np.ndarray | bytes], bits: int = 128) -> str:
     """
     hasher = {64: xxhash.xxh3_64, 128: xxhash.xxh3_128}[bits]()
     for piece in pieces:
-        hasher.update(piece if isinstance(piece, bytes) else np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+        if isinstance(piece, bytes):
+            hasher.update(piece)
+        else:
+            hasher.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()
 
 
@@ -40,7 +43,7 @@ def hash_of(value: Any) -> str:
 def _feed(hasher: xxhash.xxh3_64, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
-        _feed_bytes(hasher, f"tensor {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy())
+        _feed_bytes(hasher, f"tensor {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         _feed_bytes(hasher, f"array {value.dtype} {value.shape}", value.tobytes())
     elif hasattr(value, "mode") and hasattr(value, "tobytes"):  # an image of PIL
@@ -67,6 +70,6 @@ def _feed_all(hasher: xxhash.xxh3_64, kind: str, items: list) -> None:
         _feed(hasher, item)
 
 
-def _feed_bytes(hasher: xxhash.xxh3_64, kind: str, data: bytes | np.ndarray) -> None:
+def _feed_bytes(hasher: xxhash.xxh3_64, kind: str, data: bytes | memoryview) -> None:
     hasher.update(f"{kind} {len(data)}:".encode())
     hasher.update(data)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from app.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -61,7 +62,7 @@ def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: i
         "tie_word_embeddings": size.tied,
     }
     if size.shape == "llama":
-        shape = LlamaConfig(
+        llama = LlamaConfig(
             hidden_size=size.width,
             # Three matrices of 8/3 times the width have as many weights as two of four times the width.
             intermediate_size=64 * math.ceil(size.width / 24),
@@ -72,7 +73,7 @@ def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: i
             attention_dropout=size.dropout,
             **names,
         )
-        return LlamaForCausalLM(shape)
+        return LlamaForCausalLM(llama)
     shape = GPT2Config(
         n_embd=size.width,
         n_layer=size.layers,
@@ -95,7 +96,7 @@ def _leave_out_biases(model: "PreTrainedModel") -> None:
     from transformers.pytorch_utils import Conv1D
 
     class Unbiased(Conv1D):
-        def forward(self, x):
+        def forward(self, x: "Tensor") -> "Tensor":
             return x @ self.weight
 
     for module in model.modules():

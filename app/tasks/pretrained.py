@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from app.data.images.processor import ImageProcessor
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
 
 if TYPE_CHECKING:
-    from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 # The positions of these kinds of models start after the padding token's id.
 AFTER_PADDING = {
@@ -48,7 +50,7 @@ def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") 
     return check_tokenizer(tokenizer, max_length, flag)
 
 
-def load_model(kind: type, name: str, **settings: Any) -> "PreTrainedModel":
+def load_model(kind: "type[_BaseAutoModelClass]", name: str, **settings: Any) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Args:
@@ -61,7 +63,7 @@ def load_model(kind: type, name: str, **settings: Any) -> "PreTrainedModel":
         return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
 
 
-def load_processor(name: str, size: int = 0) -> "BaseImageProcessor":
+def load_processor(name: str, size: int = 0) -> ImageProcessor:
     """Load the image processor of the model that --model names, the kind that needs no torchvision.
 
     Args:
@@ -89,14 +91,14 @@ def load_processor(name: str, size: int = 0) -> "BaseImageProcessor":
     return processor
 
 
-def _timm_processor(config: "PreTrainedConfig") -> "BaseImageProcessor":
+def _timm_processor(config: "PreTrainedConfig") -> ImageProcessor:
     """Make the image processor that a model of timm was trained for; timm's own needs torchvision."""
     from transformers import ViTImageProcessorPil
 
     about = config.pretrained_cfg or {}
     _, height, width = about.get("input_size", (3, 224, 224))
     known = {k: about[name] for k, name in (("image_mean", "mean"), ("image_std", "std")) if name in about}
-    return ViTImageProcessorPil(size={"height": height, "width": width}, **known)
+    return cast(ImageProcessor, ViTImageProcessorPil(size={"height": height, "width": width}, **known))
 
 
 def check_timm(name: str, kind: str = "") -> None:

@@ -30,17 +30,20 @@ def _reduction(name: str) -> Choice:
     return Choice(read, lambda value: setattr(cuda.matmul, name, value), False)
 
 
+_cudnn: Any = cudnn  # torch sets these settings when it is imported, and declares no types of them
+_mkldnn: Any = mkldnn
+
 # In this order, and given back in it: torch's older settings write the newer ones, and where the two disagree torch
 # raises an error at whoever reads the older ones.
 CHOICES = {
     "matmul": Choice(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     "cudnn_tf32": _attribute(cudnn, "allow_tf32", False),
     "float32_matmul": _attribute(cuda.matmul, "fp32_precision", "ieee"),
-    "float32_matmul_cpu": _attribute(mkldnn.matmul, "fp32_precision", "ieee"),
-    "float32_convolution_cpu": _attribute(mkldnn.conv, "fp32_precision", "ieee"),
-    "float32_recurrent_cpu": _attribute(mkldnn.rnn, "fp32_precision", "ieee"),
-    "float32_convolution": _attribute(cudnn.conv, "fp32_precision", "ieee"),
-    "float32_recurrent": _attribute(cudnn.rnn, "fp32_precision", "ieee"),
+    "float32_matmul_cpu": _attribute(_mkldnn.matmul, "fp32_precision", "ieee"),
+    "float32_convolution_cpu": _attribute(_mkldnn.conv, "fp32_precision", "ieee"),
+    "float32_recurrent_cpu": _attribute(_mkldnn.rnn, "fp32_precision", "ieee"),
+    "float32_convolution": _attribute(_cudnn.conv, "fp32_precision", "ieee"),
+    "float32_recurrent": _attribute(_cudnn.rnn, "fp32_precision", "ieee"),
     "fp16_reduced_sums": _reduction("allow_fp16_reduced_precision_reduction"),
     "bf16_reduced_sums": _reduction("allow_bf16_reduced_precision_reduction"),
     "fp16_accumulation": _attribute(cuda.matmul, "allow_fp16_accumulation", False),

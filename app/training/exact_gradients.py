@@ -22,6 +22,8 @@ from app.training import deterministic_settings, grid_rounding, nondeterministic
 from app.training.gradient_grid import GRID, Grid, Shards, Sums
 from app.training.gradients import Gradients
 
+_deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
+
 _asked_in_time = False  # this process first used the GPU in an exact run
 
 LIMIT = 2.0 ** (52 - GRID)  # of the gradient's norm, and of its sums over micro-batches: exact below
@@ -41,7 +43,7 @@ class ExactGradients(Gradients):
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.said: set[str] = set()
         if accelerator.device.type == "cuda":
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            _deterministic.fill_uninitialized_memory = False
             torch.use_deterministic_algorithms(True)
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
@@ -155,7 +157,7 @@ def settings() -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    fill = _deterministic.fill_uninitialized_memory
     os.environ.setdefault(name, ":4096:8")
     try:
         with deterministic_settings.settled():
@@ -165,7 +167,7 @@ def settings() -> Iterator[None]:
         if before is None:
             os.environ.pop(name, None)
         torch.use_deterministic_algorithms(kernels, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        _deterministic.fill_uninitialized_memory = fill
 
 
 def _check(accelerator: Accelerator) -> None:

@@ -3,11 +3,12 @@
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from app.distributed import accelerate_patches, collectives
@@ -183,7 +184,7 @@ class Shards:
         self.rounded: set[nn.Parameter] = set()
         self.unchecked = set(self.names)
         for module in filter(_is_sharded, model.modules()):
-            module.set_gradient_divide_factor(1.0)
+            cast(FSDPModule, module).set_gradient_divide_factor(1.0)
             places = [(inner, name, inner._parameters[name]) for inner, name in _own_parameters(module)]
             # Behind FSDP2's own hook, which makes the whole parameters of this module and of those inside it; the
             # first one makes the tensors that stay, whether or not these modules' own forward is ever called.

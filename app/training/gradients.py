@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
@@ -108,7 +109,7 @@ class Gradients:
         """Forget the optimizer's gradients."""
         if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # whose engine does so by itself
             # accelerate's own zero_grad reads a signature in each step, which takes longer than clearing.
-            optimizer.optimizer.zero_grad(set_to_none=True)
+            cast(AcceleratedOptimizer, optimizer).optimizer.zero_grad(set_to_none=True)
         for module in self._sharded:
             # A forward pass without a backward pass leaves whole weights, which the update has made old ones.
             module.reshard()

@@ -15,11 +15,22 @@ from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
 from app.sampling.seeding import sample_generator, seed_all
 
+Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
+Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
+
 
 class _Steps(Dataset):
     """Steps as items, so that a torch DataLoader can start at any of them."""
 
-    def __init__(self, plan, data, collate, augment, rank: int, ranks: int):
+    def __init__(
+        self,
+        plan: BatchPlan | EvaluationPlan,
+        data: Sequence,
+        collate: Collate,
+        augment: Augment | None,
+        rank: int,
+        ranks: int,
+    ):
         self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
         self.rank, self.ranks = rank, ranks
 
@@ -36,7 +47,9 @@ class _Steps(Dataset):
         return inputs_of(self.data, self.collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
 
 
-def inputs_of(data, collate, augment, ids: list[int], epochs: list[int], seed: int) -> Any:
+def inputs_of(
+    data: Sequence, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
+) -> Any:
     """Fetch rows, change each by its own random generator where there is `augment`, and make model inputs of them."""
     rows = fetch(data, ids)
     if augment is not None:
@@ -49,12 +62,12 @@ def load(
     plan: BatchPlan | EvaluationPlan,
     steps: range,
     data: Sequence,
-    collate: Callable[[list], Any],
+    collate: Collate,
     rank: int,
     ranks: int,
     device: torch.device,
     workers: int = 0,
-    augment: Callable[[Any, np.random.Generator], Any] | None = None,
+    augment: Augment | None = None,
 ) -> Iterator[Step]:
     """Iterate over a data rank's part of `steps`, on the device, loaded and copied ahead of need.
 
@@ -134,13 +147,14 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
         changed.update({key: map_tensors(change, item) for key, item in value.items()})
         return changed
     if isinstance(value, Mapping):
-        return type(value)({key: map_tensors(change, item) for key, item in value.items()})
+        kind: Any = type(value)  # whose constructor takes items, as that of dict does
+        return kind({key: map_tensors(change, item) for key, item in value.items()})
     if isinstance(value, list | tuple):
         items = [map_tensors(change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
-def _as_it_is(step: Step) -> Step:
+def _as_it_is(step: Any) -> Any:
     """Keep torch from turning numpy arrays and numbers into tensors."""
     return step

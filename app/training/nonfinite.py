@@ -66,7 +66,7 @@ class FirstFault:
         return f"the {what} of step {step + 1} was not finite ({'; '.join(lines) or 'every loss of it was finite'})"
 
     def _read(self) -> Fault | None:
-        step, place = divmod(self._first.item(), _SPAN)
+        step, place = divmod(int(self._first.item()), _SPAN)
         if self._first.item() == _NONE:
             return None
         order = [order for begin, order in self._orders if begin <= step][-1]

@@ -40,8 +40,8 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     if config.name in FUSED and all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters):
         arguments["fused"] = True
 
-    decay = {"name": "decay", "params": [p for p in parameters if p.ndim >= 2]}
-    no_decay = {"name": "no_decay", "params": [p for p in parameters if p.ndim < 2]}
+    decay: dict[str, typing.Any] = {"name": "decay", "params": [p for p in parameters if p.ndim >= 2]}
+    no_decay: dict[str, typing.Any] = {"name": "no_decay", "params": [p for p in parameters if p.ndim < 2]}
     if "weight_decay" in accepted:
         no_decay["weight_decay"] = 0.0
     return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from typing import overload
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,14 @@ def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
             sums[part] += rounded.sum()
             term = term - rounded
     return torch.zeros(PARTS, dtype=torch.float64) if sums is None else sums
+
+
+@overload
+def total(parts: Tensor) -> Tensor: ...
+
+
+@overload
+def total(parts: list[float]) -> float: ...
 
 
 def total(parts: Tensor | list[float]) -> Tensor | float:

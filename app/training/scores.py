@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,13 @@ from app.errors import UserError
 from app.training import reproducible_sums
 from app.training.metrics import BOUND, COUNT, Measure
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
 
 def plain(values: dict[str, Any]) -> dict[str, float]:
     """Make plain numbers of scores, such as tensors with one element."""
-    numbers = {}
+    numbers: dict[str, Any] = {}  # and texts, which JSON keeps too
     for name, value in values.items():
         try:
             numbers[name] = value if isinstance(value, int | float | str) else float(value)
@@ -37,7 +40,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module, training in modes.items():
             module.training = training  # one by one: the recipe may keep some in evaluation mode
             if hasattr(module, "reshard"):  # FSDP2 keeps whole parameters until a backward pass, which never comes
-                module.reshard()
+                cast("FSDPModule", module).reshard()
 
 
 class Scores:
@@ -80,7 +83,7 @@ class Scores:
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
         (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
-        results = {}
+        results: dict[str, float] = {}
         for measure, total in zip(self.measures, totals, strict=True):
             measure.total = total
             results |= {prefix + name: score for name, score in measure.scores().items()}

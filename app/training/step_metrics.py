@@ -85,8 +85,8 @@ class StepMetrics:
         if not collectives.alone():
             torch.distributed.all_reduce(slots)
             slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
-        norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
-        numbers = torch.cat([norms, slots]).tolist()  # waits for the device
+        measured = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
+        numbers = torch.cat([measured, slots]).tolist()  # waits for the device
         norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
         parts, (earlier, high, low, fresh), prints = parts[: own - 4], parts[own - 4 : own], parts[own:]
         if earlier:

@@ -39,8 +39,10 @@ def _try(backend: str, seconds: float) -> Finding:
     root = str(Path(app.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-m", "app.commands.doctor.allreduce", backend, str(port)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
-    pair = [subprocess.Popen([*words, str(rank)], **pipes) for rank in (0, 1)]
+    pipe = subprocess.PIPE
+    pair = [
+        subprocess.Popen([*words, str(rank)], stdout=pipe, stderr=pipe, text=True, env=environment) for rank in (0, 1)
+    ]
     fix = "GLOO_SOCKET_IFNAME=lo (or the network card's name), and no firewall between local ports"
     if backend == "nccl":
         fix = "NCCL_DEBUG=INFO says why; NCCL_P2P_DISABLE=1 or a newer driver often helps"

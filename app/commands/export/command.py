@@ -88,7 +88,7 @@ def _say_what(options: Options, step: int, state: Path, target: Path | None) -> 
     from app.checkpoints.safe_reader import StateReader
     from app.commands.export import upload
 
-    entries = StateReader(state).read_metadata().state_dict_metadata
+    entries = StateReader(state).read_entries()
     weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
     count = sum(entry.size.numel() for entry in weights.values())
     amount = size(sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights.values()))

@@ -84,7 +84,7 @@ def _usual() -> list[str]:
     from app.launching.profiles import FOLDER
 
     gpus = gpus_here()
-    names = ("cpu", "ddp_cpu", "fsdp_cpu")
+    names: tuple[str, ...] = ("cpu", "ddp_cpu", "fsdp_cpu")
     if gpus:
         names = ("gpu", f"ddp:{gpus}", f"fsdp:{gpus}") if gpus > 1 else ("gpu", "cpu")
     pairs = (name.partition(":") for name in names)

@@ -7,13 +7,14 @@ pass, the copies that autocast makes, logits, and what exists only for an instan
 """
 
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
@@ -96,7 +97,9 @@ def largest(plan: BatchPlan) -> MicroBatch:
     return found
 
 
-def batches(asking: Questions, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any) -> Iterator[Batch]:
+def batches(
+    asking: Questions, run: Any, plan: BatchPlan, data: Any, collate: Any, augment: Any
+) -> Generator[Batch, None, None]:
     """Yield batches to the body of a recipe's loop, to answer questions about its memory.
 
     Args:
@@ -154,7 +157,7 @@ class _Phased(Batch):
         super().__init__(gradients, step)
         self._storages = storages
 
-    def micros(self, *models, frozen=()) -> Iterator[Turn]:
+    def micros(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> Iterator[Turn]:
         for position, turn in enumerate(super().micros(*models, frozen=frozen)):
             self._storages.phase = LATER if position else FIRST
             yield turn
@@ -177,7 +180,7 @@ def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -
     fused = any(group.get("fused") for group in optimizer.param_groups)
     for group in optimizer.param_groups:
         kernels = {name: group[name] for name in ("fused", "foreach") if name in group}
-        stack.callback(group.update, kernels)
+        stack.callback(partial(group.update, kernels))
         if fused:
             group["fused"] = False
         elif device == "cuda" and kernels.get("foreach", False) is None:
@@ -187,7 +190,7 @@ def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if fused:  # one kernel that creates no tensors, and that does not exist for meta tensors
-        optimizer.step = lambda closure=None: None
+        optimizer.step = lambda closure=None: None  # type: ignore[method-assign]  # only of this one
         stack.callback(optimizer.__dict__.pop, "step")
 
 

@@ -66,7 +66,7 @@ class LiveStorages(TorchDispatchMode):
         size = self.rounded(storage.nbytes())
         copied = size if self._copying else 0
 
-        def freed(_) -> None:
+        def freed(_: object) -> None:
             del self._known[key]
             self.alive -= size
             self.copies -= copied

@@ -93,7 +93,7 @@ def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ..
             parameter.grad = torch.empty_like(parameter)
         twin = copy.copy(optimizer)
         twin.state = defaultdict(dict)
-        kernels = {name: False for name in ("fused", "foreach") if name in group}
+        kernels: dict[str, object] = {name: False for name in ("fused", "foreach") if name in group}
         twin.param_groups = [{**group, "params": hollow, **kernels}]
         whole = True
         try:
@@ -138,7 +138,8 @@ def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: in
 
 def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
     """Count what one process copies to the host for a checkpoint; of what several hold alike, each copies a share."""
-    parts, whole = [], []
+    parts: list[int] = []
+    whole: list[int] = []
     for weight in weights:
         for shape in (weight.shape, *(weight.remembered or ())):
             sharded = profile.shards > 1 and shape.dims == weight.shape.dims

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +26,9 @@ def emptied(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) ->
     with ExitStack() as stack:
         for model in models:
             for module in model.modules():
-                for own in (module._parameters, module._buffers):
-                    stack.callback(own.update, dict(own))
+                held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+                for own in held:
+                    stack.callback(partial(own.update, dict(own)))
                     own.update({n: _hollow(t, hollow) for n, t in own.items() if t is not None})
         for optimizer in optimizers:
             stack.callback(setattr, optimizer, "state", optimizer.state)

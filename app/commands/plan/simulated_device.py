@@ -49,7 +49,7 @@ HIGHER_ON_CPU = (
 )
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_KEY = torch._C.DispatchKey.AutocastPrivateUse1
+_KEY = torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # torch's stub lacks it
 _DEVICE = "privateuseone"
 _aten = torch.ops.aten
 

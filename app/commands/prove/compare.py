@@ -91,7 +91,7 @@ def compare(reference: Trace, other: Trace, tolerances: Tolerances) -> Compariso
     for step in common:
         a, b = reference.steps[step], other.steps[step]
         scale = _scale(reference.steps[common[0]]["weights"], a["weights"], buffers)
-        found = []
+        found: list[Difference] = []
         if step:
             found += _computed(a, b, tolerances)
             quiet |= _quiet(a["gradients"], tolerances.quiet)
@@ -116,20 +116,20 @@ def _computed(a: dict, b: dict, tolerances: Tolerances) -> Iterator[Difference]:
     fed = [f"micro-batch {i}" for i, ours, theirs in _pairs(a["inputs"], b["inputs"]) if ours != theirs]
     if fed:
         yield Difference("inputs", fed)
-    for name, *pair in _losses(a, b):
-        if relative(*pair) > tolerances.loss:
+    for name, there, here in _losses(a, b):
+        if relative(there, here) > tolerances.loss:
             own = _pairs(a["losses"].get(name, {}), b["losses"].get(name, {}))
             micros = [f"micro-batch {i}" for i, *losses in own if relative(*losses) > tolerances.loss]
-            yield Difference("loss" if micros else "loss weights", micros, *pair, relative(*pair))
-    for _, *pair in _columns(a, b, "grad_norm"):
-        if relative(*pair) > tolerances.gradient:
-            yield Difference("gradient norm", [], *pair, relative(*pair))
+            yield Difference("loss" if micros else "loss weights", micros, there, here, relative(there, here))
+    for _, there, here in _columns(a, b, "grad_norm"):
+        if relative(there, here) > tolerances.gradient:
+            yield Difference("gradient norm", [], there, here, relative(there, here))
     gradients = _distances(a["gradients"], b["gradients"])
     whole = _norm(a["gradients"])
     yield from _far("gradients", {n: _ratio(d, whole) for n, d in gradients.items()}, tolerances.gradient)
-    for _, *pair in _columns(a, b, "lr"):
-        if relative(*pair):
-            yield Difference("learning rate", [], *pair, relative(*pair))
+    for _, there, here in _columns(a, b, "lr"):
+        if relative(there, here):
+            yield Difference("learning rate", [], there, here, relative(there, here))
 
 
 def _kept(a: dict, b: dict, buffers: set[str], quiet: set[str], scale: float, tolerance: float) -> Iterator[Difference]:

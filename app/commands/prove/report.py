@@ -199,7 +199,7 @@ def _row_as_dict(row: Row) -> dict[str, Any]:
 
 
 def _difference_as_dict(difference: Difference | None) -> dict[str, Any] | None:
-    return difference and {**asdict(difference), "means": difference.means}
+    return {**asdict(difference), "means": difference.means} if difference else None
 
 
 def losses_of(trial: Trial) -> list[float | None]:

@@ -60,7 +60,7 @@ def view(run: History) -> RenderableType:
             numbers.add_row(name, *shown, sparkline(values))
     bar = Table.grid(padding=(0, 2))
     bar.add_row(ProgressBar(total=max(1, steps), completed=run.step, width=WIDTH), ", ".join(about))
-    parts = [head, bar, numbers]
+    parts: list[RenderableType] = [head, bar, numbers]
     if run.info.get("error"):
         parts.append(Text(str(run.info["error"]), style="red"))
     if status == "lost":

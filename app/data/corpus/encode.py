@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def conversation(messages: list[dict], tokenizer: "PreTrainedTokenizerBase", whe
     """
 
     def write(count: int, **options) -> str:
-        return tokenizer.apply_chat_template(messages[:count], tokenize=False, **options)
+        return cast(str, tokenizer.apply_chat_template(messages[:count], tokenize=False, **options))
 
     whole, segments, done = write(len(messages)), [], 0
     for turn, message in enumerate(messages):

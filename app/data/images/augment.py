@@ -1,7 +1,7 @@
 """Augmentation, drawn for each sample with its own generator, and applied to whole micro-batches."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from app.data.config import Augment
+from app.data.images.processor import ImageProcessor
 from app.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import BaseImageProcessor
 
 
 class Draw:
@@ -62,7 +60,7 @@ class ImageCollate:
         self.offset = torch.tensor(mean).reshape(shape) / torch.tensor(deviation).reshape(shape)
 
     @classmethod
-    def of(cls, processor: "BaseImageProcessor") -> "ImageCollate":
+    def of(cls, processor: ImageProcessor) -> "ImageCollate":
         """Normalise as an image processor of transformers does."""
         channels = len(processor.image_mean) if processor.do_normalize else 1
         mean = processor.image_mean if processor.do_normalize else [0.0] * channels

@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
+from app.data.images.processor import ImageProcessor
 from app.data.tables.columns import check_columns, is_text, name_of, row_name
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
@@ -21,7 +22,6 @@ from app.sampling.hashing import hash_of_bytes, key_of
 if TYPE_CHECKING:
     from datasets import Dataset
     from PIL.Image import Image
-    from transformers import BaseImageProcessor
 
 # Part of the cache's key: raise it when the stored pixels change.
 FORMAT = 1
@@ -146,13 +146,13 @@ def _state_of(path: str) -> tuple:
     return os.path.abspath(path), status.st_size, status.st_mtime_ns
 
 
-def own_processor(column: ImageColumn, size: int) -> "BaseImageProcessor":
+def own_processor(column: ImageColumn, size: int) -> ImageProcessor:
     """Make the image processor of a model from scratch; its mean and deviation must still be set."""
     from transformers import ViTImageProcessorPil
 
     if not size:
         size = min(max(*column.read(0).size, SMALLEST), LARGEST)
-    return ViTImageProcessorPil(size={"height": size, "width": size})
+    return cast(ImageProcessor, ViTImageProcessorPil(size={"height": size, "width": size}))
 
 
 class Images:
@@ -160,7 +160,7 @@ class Images:
 
     def __init__(
         self,
-        read: Callable[[Sequence[int]], Sequence[np.ndarray]],
+        read: Callable[[Sequence[int]], Iterable[np.ndarray]],
         shape: tuple[int, ...],
         labels: np.ndarray | None = None,
     ):
@@ -192,7 +192,7 @@ class Images:
         count = min(len(self), most)
         for start in range(0, count, ROWS_AT_ONCE):
             places = np.arange(start, min(start + ROWS_AT_ONCE, count)) * len(self) // count
-            yield np.stack(self.read(places.tolist()))
+            yield np.stack(list(self.read(places.tolist())))
 
     def statistics(self, scale: float) -> tuple[list[float], list[float]]:
         """Return mean and standard deviation of each channel's pixels times `scale`, over at most 10,000 images.
@@ -211,7 +211,7 @@ class Images:
 
 
 def load_images(
-    column: ImageColumn, processor: "BaseImageProcessor", cache_gb: float, labels: np.ndarray | None = None
+    column: ImageColumn, processor: ImageProcessor, cache_gb: float, labels: np.ndarray | None = None
 ) -> Images:
     """Bring images to the size that a processor gives them, once for all runs if they fit into the cache.
 
@@ -235,7 +235,7 @@ def load_images(
 class _Decode:
     """Decode rows of a column and bring them to a processor's size."""
 
-    def __init__(self, column: ImageColumn, processor: "BaseImageProcessor"):
+    def __init__(self, column: ImageColumn, processor: ImageProcessor):
         self.column, self.processor = column, processor
         self.shape = self._one(0).shape
 
@@ -244,8 +244,9 @@ class _Decode:
         return [self._one(row) for row in rows]
 
     def _one(self, row: int) -> np.ndarray:
-        settings = {"do_rescale": False, "do_normalize": False, "do_convert_rgb": False}
-        (pixels,) = self.processor(self.column.read(row), **settings, return_tensors="np")["pixel_values"]
+        image = self.column.read(row)
+        made = self.processor(image, do_rescale=False, do_normalize=False, do_convert_rgb=False, return_tensors="np")
+        (pixels,) = made["pixel_values"]
         if pixels.shape != getattr(self, "shape", pixels.shape):
             raise UserError(
                 f"the model's image processor brings images to several sizes, {pixels.shape[1:]} and "

@@ -7,7 +7,7 @@ are longer than the header. So every column is read as text, and becomes numbers
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,11 +57,18 @@ def quotes_balance(file: str) -> bool:
     They are plain characters where a value would go on after its closing quote, where rows would not all have the same
     number of values, and where each line by itself has that number although quotes would join some of them.
     """
-    limit, tabs = csv.field_size_limit(LONGEST_QUOTED), set()
+    limit = csv.field_size_limit(LONGEST_QUOTED)
+    tabs: set[int] = set()
+
+    def counted(lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            if line.strip():
+                tabs.add(line.count("\t"))
+                yield line
+
     try:
         with open_text(file, newline="") as stream:
-            lines = (tabs.add(line.count("\t")) or line for line in stream if line.strip())
-            rows = csv.reader(lines, delimiter="\t", strict=True)
+            rows = csv.reader(counted(stream), delimiter="\t", strict=True)
             widths = Counter(map(len, rows))
         joined = rows.line_num > widths.total()
         return len(widths) < 2 and not (joined and tabs == {width - 1 for width in widths})

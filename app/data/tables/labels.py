@@ -24,8 +24,11 @@ SHOWN = 8
 class LabelFlags(Protocol):
     """The flags of --data that say what the labels are, as in app.data.config.TextData."""
 
-    label: tuple[str, ...]
-    problem: str
+    @property
+    def label(self) -> tuple[str, ...]: ...
+
+    @property
+    def problem(self) -> str: ...
 
 
 @dataclass
@@ -72,23 +75,24 @@ def read_labels(train: "Dataset", evaluation: "Dataset", config: LabelFlags) -> 
         values = [np.stack([read(LabelColumn(table, name)) for name in columns], axis=1) for table in tables]
         if problem == REGRESSION and len(columns) == 1:
             values = [column[:, 0] for column in values]
-        return Labels(problem, list(columns), *values)
+        return Labels(problem, list(columns), values[0], values[1])
 
     lists = [LabelColumn(table, columns[0]) for table in tables]
     if problem == MULTI and (width := _vector_width(lists[0])):
-        return Labels(problem, [str(i) for i in range(width)], *(_vectors(column, width) for column in lists))
+        vectors = [_vectors(column, width) for column in lists]
+        return Labels(problem, [str(i) for i in range(width)], vectors[0], vectors[1])
     whole = _is_float(lists[0].items.type)
     classes = _classes(lists[0])
     names = [str(name) for name in classes.to_pylist()]
     codes = [_codes(column, classes) for column in lists]
     if problem == MULTI:
         rows = [column.spread(items, len(names)) for column, items in zip(lists, codes, strict=True)]
-        return Labels(problem, names, *rows)
+        return Labels(problem, names, rows[0], rows[1])
     if len(np.unique(codes[0])) < 2:
         raise UserError(
             f"--data.label {columns[0]}: all training rows have the label {names[codes[0][0]]}; a classifier needs two"
         )
-    return Labels(problem, names, *codes, whole)
+    return Labels(problem, names, codes[0], codes[1], whole)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -116,6 +120,7 @@ def problem_of(tables: "Sequence[Dataset]", columns: Sequence[str], wanted: str)
     """Return the problem that the columns' types stand for, or the wanted one if the columns can be read as that."""
     train = tables[0]
     kind = train.data.schema.field(columns[0]).type
+    possible: tuple[str, ...]
     if len(columns) > 1:
         possible = (MULTI, REGRESSION)
     elif is_list(kind):

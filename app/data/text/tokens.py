@@ -67,12 +67,12 @@ class TokenTable:
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict]:
         """Return the rows with these numbers, in this order."""
-        rows = np.asarray(rows, np.int64)
-        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} are not all in [0, {len(self)})")
-        chunks = np.searchsorted(self._starts, rows, side="right") - 1
+        numbers = np.asarray(rows, np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"rows {numbers.min()} to {numbers.max()} are not all in [0, {len(self)})")
+        chunks = np.searchsorted(self._starts, numbers, side="right") - 1
         items = []
-        for chunk, row in zip(chunks.tolist(), (rows - self._starts[chunks]).tolist(), strict=True):
+        for chunk, row in zip(chunks.tolist(), (numbers - self._starts[chunks]).tolist(), strict=True):
             offsets = self._offsets[chunk]
             span = slice(offsets[row], offsets[row + 1])
             item = {"input_ids": self._ids[chunk][span]}

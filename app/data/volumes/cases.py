@@ -58,7 +58,7 @@ class Cases(Sequence):
     def __len__(self) -> int:
         return len(self.cases)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:  # type: ignore[override]  # no slices
         return self.read(self.cases[index])
 
     def read(self, case: Case, window: tuple[slice, ...] = ()) -> dict[str, np.ndarray]:
@@ -80,7 +80,7 @@ class Patches(Sequence):
     def __len__(self) -> int:
         return len(self.cases) * self.each
 
-    def __getitem__(self, index: int) -> Case:
+    def __getitem__(self, index: int) -> Case:  # type: ignore[override]  # no slices
         return self.cases.cases[index // self.each]
 
     def cut(self, case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -102,7 +102,7 @@ class Patches(Sequence):
     def _turned(self, row: dict[str, np.ndarray], generator: np.random.Generator) -> dict[str, np.ndarray]:
         axes = range(1, len(self.patch) + 1)
         if "flip" in self.augment:
-            flipped = [axis for axis in axes if generator.random() < 0.5]
+            flipped = tuple(axis for axis in axes if generator.random() < 0.5)
             row = {name: np.flip(array, flipped) for name, array in row.items()}
         for plane in combinations(axes, 2) if "rotate" in self.augment else ():
             if self.patch[plane[0] - 1] == self.patch[plane[1] - 1]:

@@ -7,13 +7,17 @@ gives the numbers of a palette instead of its colours.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from app.data.tables.reading import near, unreadable
 from app.data.tables.splits import EVAL_SPLITS
 from app.errors import UserError, not_installed
+
+if TYPE_CHECKING:
+    from nibabel.spatialimages import SpatialImage
+    from PIL.Image import Image
 
 # Folders of images and of their masks inside one folder, as people lay them out.
 LAYOUTS = (("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks"), ("imagesTr", "labelsTr"))
@@ -138,7 +142,7 @@ def _read_picture(file: Path, keep_palette: bool) -> np.ndarray:
     return pages[0] if len(pages) == 1 else np.stack(pages)
 
 
-def _plain(page, keep_palette: bool) -> np.ndarray:
+def _plain(page: "Image", keep_palette: bool) -> np.ndarray:
     """Turn a page into an array [height, width, channels], of one channel or of red, green and blue."""
     if page.mode == "1" or (page.mode == "LA" and not keep_palette):
         page = page.convert("L")
@@ -154,7 +158,7 @@ def _read_nifti(file: Path) -> np.ndarray:
     except ModuleNotFoundError:
         raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
     try:
-        image = nibabel.load(file)
+        image = cast("SpatialImage", nibabel.load(file))
         if image.ndim == 2:  # nibabel turns volumes alone
             image = type(image)(np.asanyarray(image.dataobj)[..., None], image.affine)
         array = np.asanyarray(nibabel.as_closest_canonical(image).dataobj)

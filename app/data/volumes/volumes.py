@@ -60,6 +60,8 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
 
 def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, ...]]:
     """Load the cases to train on and those to evaluate on, and the names of the classes if they have any."""
+    found: dict[str, list[Pair]]
+    names: tuple[str, ...]
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")

@@ -19,6 +19,7 @@ from app.tasks.language import attention_functions
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+    from transformers import PreTrainedModel
 
 KINDS = ("auto", "model", "mask", "varlen", "flex")
 # Entries of a batch that are not inputs of a model, by the kind of attention that reads them.
@@ -49,7 +50,7 @@ class Attention:
         return batch
 
     @classmethod
-    def of(cls, model: nn.Module, asked: str, packing: str, run: Any) -> "Attention":
+    def of(cls, model: "PreTrainedModel", asked: str, packing: str, run: Any) -> "Attention":
         """Choose the kind for a model, make the model use it, and note it in run.json.
 
         Args:
@@ -60,7 +61,7 @@ class Attention:
         Raises:
             UserError: the model or device does not support it; the message says why.
         """
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        model = getattr(model, "get_base_model", lambda: model)()
         halves = run.accelerator.mixed_precision in ("bf16", "fp16")
         if run.dry_run:  # this is a CPU, whatever device the run is for
             kind = planned(model, asked)
@@ -75,7 +76,7 @@ class Attention:
         return cls(kind)
 
 
-def choose(model: nn.Module, asked: str, packing: str, device: str, halves: bool, exact: bool) -> str:
+def choose(model: "PreTrainedModel", asked: str, packing: str, device: str, halves: bool, exact: bool) -> str:
     """Return the kind of attention that a model gets; see Attention.
 
     For "auto", that is sdpa with a mask on a CPU, and varlen on a GPU that computes in bf16 or fp16. Exact mode uses
@@ -103,14 +104,14 @@ def choose(model: nn.Module, asked: str, packing: str, device: str, halves: bool
     return asked
 
 
-def planned(model: nn.Module, asked: str) -> str:
+def planned(model: "PreTrainedModel", asked: str) -> str:
     """Return a kind that needs as much memory as the one that a run on a GPU uses, and that works on any device."""
     if _own_masks(model):
         return "model"
     return asked if asked in ("model", "mask") else "causal"
 
 
-def _own_masks(model: nn.Module) -> str:
+def _own_masks(model: "PreTrainedModel") -> str:
     """Say why a model must make its masks itself; return nothing if every layer sees all tokens before a token."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -123,7 +124,7 @@ def _own_masks(model: nn.Module) -> str:
     return ""
 
 
-def _lacks(kind: str, model: nn.Module, device: str, halves: bool) -> str:
+def _lacks(kind: str, model: "PreTrainedModel", device: str, halves: bool) -> str:
     """Say why a kind of attention is not available; return nothing if it is."""
     if kind == "mask":
         return ""
@@ -163,7 +164,7 @@ def starts_of(position_ids: Tensor) -> Tensor:
 
 def model_inputs(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return the arguments of a model: masks are made on the device from what a batch knows about its documents."""
-    known = {name: value for name, value in inputs.items() if name not in NUMBERS.values()}
+    known: dict[str, Any] = {name: value for name, value in inputs.items() if name not in NUMBERS.values()}
     if NUMBERS["mask"] in inputs:
         known["attention_mask"] = document_mask(inputs[NUMBERS["mask"]])
     elif NUMBERS["flex"] in inputs:
@@ -196,7 +197,7 @@ def block_mask(numbers: Tensor) -> "BlockMask":
     return create_block_mask(sees, count, None, size, size, device=str(numbers.device))
 
 
-def never_look(model: nn.Module, device: torch.device) -> None:
+def never_look(model: "PreTrainedModel", device: torch.device) -> None:
     """Have a model of transformers use its padding mask without reading it on a GPU, which waits for the device.
 
     The price is a mask also where nothing is padded.
@@ -210,7 +211,7 @@ def _leave_padding_alone(model: nn.Module) -> None:
     """Keep models without a padding mask from checking, in each pass, whether the last tokens are padding."""
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
-            module.warn_if_padding_and_no_attention_mask = _say_nothing
+            vars(module)["warn_if_padding_and_no_attention_mask"] = _say_nothing
 
 
 def _say_nothing(input_ids: Tensor, attention_mask: Tensor | None) -> None:

@@ -7,11 +7,14 @@ heads. `documents` is what a batch knows about its documents, or None when the m
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _kernel: tuple[Callable, bool] | None = None  # what varlen_attention returned; compiled code does not ask again
 
@@ -41,7 +44,7 @@ def _known() -> None:
     AttentionMaskInterface.register("samestep_padded", padded)
 
 
-def hands_on(model: nn.Module) -> bool:
+def hands_on(model: "PreTrainedModel") -> bool:
     """Tell whether a model passes `documents` on to all of its attention, by a pass without weights."""
     _known()
     seen: list[bool] = []

@@ -1,6 +1,6 @@
 """Text from a model during its training, however it is wrapped."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -42,5 +42,5 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
             # FSDP gathers layers from all ranks, so all must go on, also those whose text has ended.
             synced_gpus=not collectives.alone(),
         )
-    text = prompt + tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True)
+    text = prompt + cast(str, tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
     return "\n".join(f"  | {line}" for line in text.splitlines())

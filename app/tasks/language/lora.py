@@ -2,13 +2,12 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from app.errors import UserError
 from app.tasks.pretrained import check_installed
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel
 
 
@@ -42,7 +41,7 @@ def check_lora(lora: Lora) -> None:
         check_installed("peft", f"--lora.rank {lora.rank}: ")
 
 
-def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel | PeftModel":
+def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel":
     """Return the model with adapters, the only parameters that are trained; with rank 0, the model itself.
 
     Raises:
@@ -56,7 +55,7 @@ def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel | Pef
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
-        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,  # type: ignore[arg-type]  # peft takes fractions too
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets) or "all-linear",
     )
@@ -64,6 +63,6 @@ def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel | Pef
         with warnings.catch_warnings():  # peft 0.21 uses a name that transformers 5.23 deprecates
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2
-            return peft.get_peft_model(model, settings)
+            return cast("PreTrainedModel", peft.get_peft_model(model, settings))  # which it wraps
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None

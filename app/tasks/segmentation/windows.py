@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def sliding_window(
     logits = sliding_window_inference(images, window, at_once, predict, overlap, mode="gaussian")
     for _ in range(most - own):
         predict(images.new_zeros(1, images.shape[1], *window))
-    return logits
+    return cast(Tensor, logits)  # as `predict` returns tensors
 
 
 def passes(count: int, sides: Sequence[int], window: Sequence[int], at_once: int, overlap: float) -> int:

@@ -27,7 +27,7 @@ class PixelFrechet(Measure):
         self.features = len(known[0])
         super().__init__(1 + self.features + self.features**2)
 
-    def update(self, images: Tensor) -> None:
+    def update(self, images: Tensor) -> None:  # type: ignore[override]  # generated images have no target
         """Add images, uint8 [samples, channels, height, width], whose sides are multiples of 8."""
         count, total, products = sums(images)
         self.state[0] += count
@@ -43,7 +43,8 @@ class PixelFrechet(Measure):
 
 def moments_of(images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Return mean and covariance of batches of images like those that `PixelFrechet.update` takes."""
-    return moments(*map(sum, zip(*map(sums, images), strict=True)))
+    counts, totals, products = zip(*map(sums, images), strict=True)
+    return moments(sum(counts), sum(totals), sum(products))
 
 
 def sums(images: Tensor) -> tuple[int, Tensor, Tensor]:
