@@ -7,11 +7,12 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from app.commands.doctor import allreduce, command, disk, findings, machine
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding
 from app.launching import profiles
-from launching import PROFILES, run
+from launching import PROFILES, ROOT, run
 
 
 def test_a_check_that_fails_or_hangs_is_a_row():
@@ -35,7 +36,9 @@ def test_this_machine(tmp_path):
     result = run([*words, "--json", out])
     found = {row["what"]: row for row in json.loads(out.read_text())["findings"] if row["verdict"] != TROUBLE}
     assert found["all-reduce, gloo x2"]["found"].endswith("of float32)"), result.output
-    assert {found[name]["verdict"] for name in ("flock", "torch", "python", "gloo", "all-reduce, gloo x2")} == {OK}
+    assert {found[name]["verdict"] for name in ("flock", "python", "gloo", "all-reduce, gloo x2")} == {OK}
+    tested = f"torch=={torch.__version__.partition('+')[0]}" in (ROOT / "requirements.lock").read_text()
+    assert found["torch"]["verdict"] == (OK if tested else NOTE)
     assert found["hub"]["verdict"] == NOTE and "hf download" in found["hub"]["fix"]
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
     assert all(f"{name}  " in result.output for name in found) and "Traceback" not in result.output

@@ -128,8 +128,8 @@ def set_time_limit(limit: datetime.timedelta, without: dist.ProcessGroup | None)
 def last_collectives() -> bytes:
     """Return what the flight recorder of torch 2.11 to 2.13 knows of this rank's last collectives, a pickle.
 
-    The record of NCCL knows its communicators too; a torch without NCCL does not have it.
+    NCCL keeps a record of its own, which knows its communicators too. A torch built with NCCL has both records.
     """
     recorder: Any = torch._C._distributed_c10d
-    dump: Callable[[], bytes] = getattr(recorder, "_dump_nccl_trace", recorder._dump_fr_trace)
+    dump: Callable[[], bytes] = recorder._dump_fr_trace if dist.get_backend() == "gloo" else recorder._dump_nccl_trace
     return dump()
