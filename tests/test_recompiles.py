@@ -20,7 +20,7 @@ def test_what_is_compiled_again_is_told_with_its_reason():
         compiled(torch.ones(size), 2 if factor == "no" else factor)
         warned.append(compiling.end(step))
     assert warned[:3] == ["", "", ""]
-    assert warned[3].startswith("warning: step 4 was compiled anew")
+    assert warned[3].startswith("warning: step 4 was compiled again")
     assert "factor" in warned[3]
     assert warned[4] == ""
     facts = compiling.facts(asked=True)["compiled"]
