@@ -35,8 +35,8 @@ from app.training import exact_gradients
 from app.training.audit import Audit
 from app.training.gradients import Gradients
 from app.training.loader import load
-from app.training.metrics import Measure
-from app.training.nonfinite import FirstFault
+from app.training.metrics import Metric
+from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
 from app.training.scores import Scores, evaluating, plain
@@ -162,7 +162,7 @@ class Run:
         if not self._begun:
             return
         asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-        if compiled := loop.compiling.facts(asked):
+        if compiled := loop.recompiles.facts(asked):
             self.logger.note(**compiled)
         if error is None and loop.steps_done == loop.plan.steps and not loop.left:
             self.logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
@@ -280,7 +280,7 @@ class Run:
         collectives.from_main(write, long=True)  # trackers may take long to start
         peak = peak_flops(here["device"], here["precision"])
         self.logger.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
-        faults = FirstFault(plan, *self._place[:3])
+        faults = FirstNonfinite(plan, *self._place[:3])
         audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
         steps = self._loop.begin(plan, start, faults, drift, audit)
         self._begun = True
@@ -373,9 +373,9 @@ class Run:
         """
         return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
-    def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
+    def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: with metrics of app.training.metrics, and torchmetrics by the names to log."""
-        return Scores(self.accelerator.device, *measures, **metrics)
+        return Scores(self.accelerator.device, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
         """Write the finished model, and print a summary; if steps remain, do neither. Every rank must call it.

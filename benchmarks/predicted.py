@@ -89,7 +89,7 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
     profile = dataclasses.replace(profile, settings=settings)
     found = largest_micro_batch.MicroBatchSearch([profile], memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
-    dry_run.rehearse(recipe, flags, loop)
+    dry_run.run_to_loop(recipe, flags, loop)
     if loop.failed:
         raise SystemExit(f"{recipe} could not be counted: {loop.failed}")
     return found.found[largest_micro_batch.key(profile)]

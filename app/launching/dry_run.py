@@ -130,7 +130,7 @@ def _refuse(place: Any) -> None:
     raise PermissionError(f"the loop would change {os.fsdecode(place)}, and a dry run changes no files")
 
 
-def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:
+def run_to_loop(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:
     """Run a recipe's file up to its loop, as one process on the CPU, and return its Run and its BatchPlan.
 
     Nothing is locked or written in the run folder, and no tracker starts.
@@ -152,26 +152,26 @@ def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[
     return reached.run, reached.plan
 
 
-def rehearse_to_end(recipe: Path, flags: list[str], beside: str = "") -> Finished:
-    """Run a recipe's file as `rehearse` does, leave out its loop, and return what it hands to run.finish.
+def run_to_end(recipe: Path, flags: list[str], import_folder: str = "") -> Finished:
+    """Run a recipe's file as `run_to_loop` does, leave out its loop, and return what it hands to run.finish.
 
     Args:
-        beside: a further folder for its imports: the one that the recipe was in when it was trained.
+        import_folder: a further folder for its imports: the one that the recipe was in when it was trained.
 
     Raises:
         UserError: there is no such file, the run would refuse to begin, or the recipe never calls run.finish.
     """
-    finished = _play(recipe, flags, Finished, DryRun(to_end=True), beside)
+    finished = _play(recipe, flags, Finished, DryRun(to_end=True), import_folder)
     if finished is None:
         raise UserError(f"{recipe} ended and never called run.finish(model, ...): it has no model to export")
     return finished
 
 
-def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, beside: str = "") -> Any:
+def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, import_folder: str = "") -> Any:
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     with _as_a_program(recipe, flags, dry):
-        sys.path[1:1] = [beside] if beside else []
+        sys.path[1:1] = [import_folder] if import_folder else []
         try:
             runpy.run_path(str(recipe), run_name="__main__")
         except awaited as left:

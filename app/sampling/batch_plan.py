@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
     index: int
     turns: list[Turn]
-    micros: int
+    micro_count: int
     weight: float
 
 
@@ -105,7 +105,7 @@ class BatchPlan:
         return -(-(self.total + self.short) // self.global_batch)
 
     @property
-    def micros_per_step(self) -> int:
+    def micro_batches_per_step(self) -> int:
         """Count the micro-batches of a full step."""
         return -(-self.global_batch // self.micro_batch)
 
@@ -115,7 +115,7 @@ class BatchPlan:
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        count, batch = self.micros_per_step, self.global_batch
+        count, batch = self.micro_batches_per_step, self.global_batch
         if ranks > count:
             smaller = f"use --run.micro-batch {batch // ranks} or a larger --run.global-batch"
             raise UserError(
@@ -123,7 +123,7 @@ class BatchPlan:
                 f"{-(-batch // count)}): at most {count} can work; "
                 + (smaller if batch >= ranks else f"use --run.global-batch {ranks} or more")
             )
-        return -(-self.micros_per_step // ranks)
+        return -(-self.micro_batches_per_step // ranks)
 
     def idle(self, ranks: int) -> float:
         """Return the share of idle turns among all turns of `ranks` data ranks in a full step.
@@ -131,12 +131,12 @@ class BatchPlan:
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        return 1 - self.micros_per_step / (ranks * self.accumulation(ranks))
+        return 1 - self.micro_batches_per_step / (ranks * self.accumulation(ranks))
 
     @property
     def rows(self) -> str:
         """Return the samples of a full step's micro-batch as text: `16`, or `10-11` if they differ."""
-        small, more = divmod(self.global_batch, self.micros_per_step)
+        small, more = divmod(self.global_batch, self.micro_batches_per_step)
         return f"{small}-{small + 1}" if more else str(small)
 
     @cached_property

@@ -26,7 +26,7 @@ class Triggers:
         """Tell whether a checkpoint is due."""
         return self.at(step, self.settings.save_every) or step == self.settings.stop_at
 
-    def measures(self, step: int) -> bool:
+    def reads_losses(self, step: int) -> bool:
         """Tell whether the host reads losses and gradient norms: to log them, or to check them before a save."""
         logs = step == 1 or step % self.settings.log_every == 0
         return logs or self.saves(step) or self.may_be_best(step) or self.checks(step)

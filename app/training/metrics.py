@@ -14,7 +14,7 @@ from app.training import reproducible_sums
 BOUND, COUNT = 2.0**40, 2**32  # limits over all ranks, below which bits do not depend on the order: a sum; its terms
 
 
-class Measure:
+class Metric:
     """Base class: `state` (float64 [size]) adds up over micro-batches and ranks, and scores follow from its total."""
 
     def __init__(self, size: int):
@@ -36,7 +36,7 @@ class Measure:
         return self.scores()
 
 
-class Classification(Measure):
+class Classification(Metric):
     """Accuracy, and F1 as the mean over classes that occur; from logits [rows, classes] and classes [rows], int64.
 
     For a class at each position, as in segmentation: [rows, classes, ...] and [rows, ...].
@@ -71,7 +71,7 @@ class Classification(Measure):
         return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
 
 
-class MultiLabel(Measure):
+class MultiLabel(Metric):
     """Accuracy over all labels of all rows, and F1 as the mean over labels; from logits and 0 or 1, [rows, labels]."""
 
     def __init__(self, labels: int):
@@ -90,7 +90,7 @@ class MultiLabel(Measure):
         return {"accuracy": _share((hit + rest).sum(), sum(self.total)), "f1": f1.mean().item()}
 
 
-class Regression(Measure):
+class Regression(Metric):
     """Mean squared error; for one value a row, also Pearson's correlation, unless all values are equal."""
 
     def __init__(self):

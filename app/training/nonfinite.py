@@ -23,7 +23,7 @@ class Fault(NamedTuple):
     micro: int
 
 
-class FirstFault:
+class FirstNonfinite:
     """Check losses and norms of steps that are not logged, without making the host wait for the device."""
 
     def __init__(self, plan: BatchPlan, rank: int, ranks_: int, device: torch.device):

@@ -7,7 +7,7 @@ from typing import Any
 FIRST = 2
 
 
-class Compiling:
+class Recompiles:
     """Count the graphs that torch.compile makes inside steps; graphs of evaluations are not counted.
 
     It reads counters of torch._dynamo on the host, which are private (torch 2.11 to 2.13), and only if some code has

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from app.distributed import collectives
 from app.errors import UserError
 from app.training import reproducible_sums
-from app.training.metrics import BOUND, COUNT, Measure
+from app.training.metrics import BOUND, COUNT, Metric
 
 
 def plain(values: dict[str, Any]) -> dict[str, float]:
@@ -43,16 +43,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Scores:
     """Own metrics and torchmetrics, updated with each sample once and combined over ranks by `compute`."""
 
-    def __init__(self, device: torch.device, *measures: Measure, **metrics: Any):
+    def __init__(self, device: torch.device, *own: Metric, **metrics: Any):
         """Collect what to score.
 
         Args:
             metrics: by name for the log: torchmetrics objects, or others with `update`, `compute` and `to`. Every rank
                 calls `compute`, which must combine the ranks.
         """
-        self.measures = measures
-        for measure in measures:
-            measure.state = measure.state.to(device)
+        self.own = own
+        for metric in own:
+            metric.state = metric.state.to(device)
         self.metrics = {name: metric.to(device) or metric for name, metric in metrics.items()}
         for metric in filter(_of_torchmetrics, self.metrics.values()):
             metric.dist_sync_fn = _gather
@@ -69,7 +69,7 @@ class Scores:
         """
         if not weight:
             return
-        for metric in (*self.measures, *self.metrics.values()):
+        for metric in (*self.own, *self.metrics.values()):
             metric.update(*values)
         self.sums[0] += weight
         if loss is not None:
@@ -78,14 +78,14 @@ class Scores:
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
         """Combine all ranks and return plain numbers. Every rank takes part, even without samples of its own."""
-        combined = torch.cat([self.sums, *(measure.state for measure in self.measures)])
+        combined = torch.cat([self.sums, *(metric.state for metric in self.own)])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
         (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
         results = {}
-        for measure, total in zip(self.measures, totals, strict=True):
-            measure.total = total
-            results |= {prefix + name: score for name, score in measure.scores().items()}
+        for metric, total in zip(self.own, totals, strict=True):
+            metric.total = total
+            results |= {prefix + name: score for name, score in metric.scores().items()}
         for name, metric in self.metrics.items():
             if _of_torchmetrics(metric):
                 # Silence its warning on a rank without samples, whose state is rightly zero.
@@ -97,7 +97,7 @@ class Scores:
         return results
 
     def _split(self, combined: Tensor) -> tuple[Tensor, ...]:
-        return combined.split([len(self.sums), *(len(measure.state) for measure in self.measures)])
+        return combined.split([len(self.sums), *(len(metric.state) for metric in self.own)])
 
 
 def _of_torchmetrics(metric: Any) -> bool:

@@ -22,11 +22,11 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training.audit import Audit
 from app.training.gradients import Gradients
-from app.training.nonfinite import FirstFault
+from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers
-from app.training.recompiles import Compiling
+from app.training.recompiles import Recompiles
 from app.training.step import Batch, CurrentStep
-from app.training.step_metrics import StepMetrics, advice, numbered
+from app.training.step_metrics import StepMetrics, advice, suffix
 
 
 class Services(NamedTuple):
@@ -58,7 +58,7 @@ class StepLoop:
     def __init__(self, settings: RunConfig, services: Services):
         """Prepare the loop; call `begin` before the first step."""
         self.settings, self.services, self.gradients = settings, services, services.gradients
-        self.optimizers, self.compiling = Optimizers(), Compiling()
+        self.optimizers, self.recompiles = Optimizers(), Recompiles()
         self.scores: dict[str, float] = {}
         """The last logged value of each score."""
         self.plan: BatchPlan | None = None
@@ -80,7 +80,7 @@ class StepLoop:
         return self.current.number if self.current.open else self.current.done
 
     def begin(
-        self, plan: BatchPlan, start: Start, faults: FirstFault, drift: DesyncCheck | None, audit: Audit | None
+        self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
     ) -> range:
         """Set where this launch begins, and return the indices (from 0) of its steps.
 
@@ -112,10 +112,10 @@ class StepLoop:
         self.current = CurrentStep(number, metrics, Batch(self.gradients, step), undo)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.global_batch)
-        self.gradients.begin(step, self._triggers.measures(number))
+        self.gradients.begin(step, self._triggers.reads_losses(number))
         # Loading this rank's rows may have drawn random numbers; seeded again, all ranks draw the same in the body.
         seed_all(self.plan.seed, step.index)
-        self.compiling.begin()
+        self.recompiles.begin()
         return self.current.batch
 
     @contextmanager
@@ -151,7 +151,7 @@ class StepLoop:
         """Clip the gradients, update the weights, and clear the gradients."""
         (index, clip), step = self.optimizers.find(optimizer), self._inside("run.step")
         step.updated = True
-        if slow := self.compiling.end(step.number):
+        if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
         if step.again:
             step.undo()
@@ -166,7 +166,7 @@ class StepLoop:
             UserError: it is not finite, and --run.nonfinite is stop.
         """
         skips, wrong = self.settings.nonfinite == "skip", ""
-        if clip or self._measures(step) or skips or not self.gradients.finite(optimizer):
+        if clip or self._reads_losses(step) or skips or not self.gradients.finite(optimizer):
             norm = self.gradients.clip(optimizer, clip)
             if not step.metrics.add_norm(norm, index):
                 wrong = step.metrics.explain(norm)
@@ -214,8 +214,8 @@ class StepLoop:
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
         services.buffers.agree()
-        if self._measures(step):
-            rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
+        if self._reads_losses(step):
+            rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
             losses, about = step.metrics.collect(services.buffers, drift)
             services.logger.step(step.number, losses, {**about, **rates})
@@ -244,9 +244,9 @@ class StepLoop:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first."""
         return self.current is None or not self.current.halfway
 
-    def _measures(self, step: CurrentStep) -> bool:
+    def _reads_losses(self, step: CurrentStep) -> bool:
         """Tell whether the host reads a step's losses and gradient norms."""
-        return self._triggers is not None and self._triggers.measures(step.number)
+        return self._triggers is not None and self._triggers.reads_losses(step.number)
 
     def _check_begun(self, call: str) -> None:
         if self.plan is None and self.current is None:

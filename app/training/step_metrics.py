@@ -13,13 +13,13 @@ from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
-from app.training.nonfinite import FirstFault
+from app.training.nonfinite import FirstNonfinite
 
 
 class StepMetrics:
     """Keep losses and gradient norms of one step on the device until they are read."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstFault, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstNonfinite, skips: bool = False):
         """Begin a step.
 
         Args:
@@ -74,13 +74,13 @@ class StepMetrics:
         """
         names = sorted({name for name, _, _ in self.losses})
         # One slot for each micro-batch, filled by one rank: on every layout, losses are summed in the same order.
-        slots = torch.zeros(len(names) * self.step.micros + 4, dtype=torch.float64, device=self.accelerator.device)
+        slots = torch.zeros(len(names) * self.step.micro_count + 4, dtype=torch.float64, device=self.accelerator.device)
         changed = buffers.found()
         slots[-3:] = torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64)
         slots[-4] = self.faults.there()
         for name, micro, loss in self.losses:
             if micro.weight:
-                place = names.index(name) * self.step.micros + micro.index
+                place = names.index(name) * self.step.micro_count + micro.index
                 slots[place] += loss.double() * (micro.weight / self.step.weight)
         own = len(slots)
         if drift is not None:
@@ -100,12 +100,12 @@ class StepMetrics:
             drift.compare_now(self.step.index + 1)
         elif drift is not None:
             drift.compare(prints, self.step.index + 1)
-        losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
+        losses = [sum(parts[i * self.step.micro_count : (i + 1) * self.step.micro_count]) for i in range(len(names))]
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled and not self.skips:
                 raise UserError(advice(self._not_finite(name, value)))
-        about = {f"grad_norm{numbered(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
+        about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
@@ -136,7 +136,7 @@ def advice(what: str) -> str:
     )
 
 
-def numbered(index: int) -> str:
+def suffix(index: int) -> str:
     """Return the suffix of an optimizer's names in the log: empty for the first, /1 for the second."""
     return f"/{index}" if index else ""
 

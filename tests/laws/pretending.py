@@ -88,7 +88,7 @@ def pretending(copies: Copies):
         patch.object(app.run, "Accelerator", Pretending),
         patch.object(AcceleratorState, "_check_initialized", lambda *known: None),  # the profile says CPU
         patch.object(app.run.Run, "batches", batches),
-        patch.object(Triggers, "measures", lambda due, step: False),
+        patch.object(Triggers, "reads_losses", lambda due, step: False),
         patch.object(Preemption, "_hold_back", lambda stopping: 2),
         patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels accept only devices that they know by name
         patch.object(torch, "tensor", tensor),
