@@ -52,7 +52,7 @@ class Run:
 
         Args:
             config: the recipe's config; its field `run` is a RunConfig.
-            name: of the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
+            name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
         self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
@@ -190,7 +190,7 @@ class Run:
         """Let one process of each machine prepare what the others reuse, such as cached data; the others wait."""
         with self.accelerator.local_main_process_first():
             yield
-        # One rank may have drawn random numbers while it prepared: without this, its initial weights would differ.
+        # One rank may have drawn random numbers in the block: seeded again, all ranks get the same initial weights.
         seed_all(self.config.seed)
 
     def prepare(self, model: nn.Module, optim: OptimConfig | torch.optim.Optimizer) -> tuple[nn.Module, Any]:
@@ -233,7 +233,7 @@ class Run:
             lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
             weights: one for each sample, in the loss; default: all 1.
             augment: changes one row; it gets a random generator for that row.
-            cost: of a sample, to log tokens per second and MFU.
+            cost: what a sample costs, to log tokens per second and MFU.
         """
         if self._begun:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
@@ -307,7 +307,7 @@ class Run:
 
         Args:
             loss: the mean over the micro-batch, a scalar; or several by name, which are logged apart and summed.
-            name: for the log, of the loss of the global batch.
+            name: the name of the loss in the log.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
         self._loop.backward(parts, sum(loss.values()) if isinstance(loss, dict) else loss, micro)
@@ -374,7 +374,7 @@ class Run:
         return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: with metrics of app.training.metrics, and torchmetrics by the names to log."""
+        """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
         return Scores(self.accelerator.device, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:

@@ -89,7 +89,7 @@ class ExactGradients(Gradients):
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = reproducible_sums.norm(parameters, LIMIT)
-        # A norm that is not finite is left out: it is handled elsewhere, or fp16's loss scale is still being found.
+        # A norm that is not finite stops the run, skips the step, or lowers fp16's loss scale: it does not count here.
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if largest and parameters:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
@@ -187,7 +187,7 @@ def refusal(zero: bool, compiled: bool) -> str:
 def _fills_vectors(parameter: nn.Parameter) -> bool:
     """Tell whether fused CPU kernels compute the same bits for a whole tensor and for shards of whole rows.
 
-    They round the last numbers, which do not fill a vector (of at most 16 numbers), in another way.
+    They round the last numbers, which do not fill a vector of up to 16 numbers, in another way.
     """
     return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
 

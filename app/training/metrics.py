@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.training import reproducible_sums
 
-BOUND, COUNT = 2.0**40, 2**32  # limits over all ranks, below which bits do not depend on the order: a sum; its terms
+BOUND, COUNT = 2.0**40, 2**32  # over all ranks; below these sizes of a sum and counts of its terms, bits are fixed
 
 
 class Metric:

@@ -82,7 +82,7 @@ class StepLoop:
     def begin(
         self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
     ) -> range:
-        """Set where this launch begins, and return the indices (from 0) of its steps.
+        """Set where this launch begins, and return the indices of its steps, counted from 0.
 
         Args:
             faults: checks losses and norms of steps that are not logged.

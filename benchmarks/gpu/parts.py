@@ -50,7 +50,7 @@ def _speed(name: str, about: str, minutes: float) -> Part:
 
 
 def _cost(recipes: Sequence[str], minutes: float) -> Part:
-    about = f"what exact mode costs {', '.join(recipes)}: items a second beside the ordinary mode"
+    about = f"what exact mode costs {', '.join(recipes)}: items a second against ordinary mode"
     words = tuple(f"exact-{recipe}" for recipe in recipes)
     small = (*words, "--small", "--rounds", "3")
     return Part(f"exact-{'-'.join(recipes)}", about, ("-m", "benchmarks.gpu.speed", *words), minutes, small=small)
@@ -71,12 +71,12 @@ PARTS = (
     _laws("cls", 2),
     _laws("lm", 2),
     _sharing(2, 4),
-    _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; beside a bare loop and Trainer", 5),
+    _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; against a bare loop and Trainer", 5),
     _cost(("lm", "cls"), 5),
     _laws("img", 2),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
-    _speed("cls", "BERT-base beside a bare loop and Trainer", 2.5),
+    _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),
     _sharing(4, 5),
     _launches("cls"),
     _launches("lm"),
@@ -84,14 +84,14 @@ PARTS = (
     _saving("1", 1),
     Part(
         "memory",
-        "peak memory beside what `plan` says",
+        "peak memory against what `plan` predicts",
         ("-m", "benchmarks.predicted"),
         3,
         small=("--small",),
         leaves="--out",
     ),
-    _speed("resnet", "ResNet-50 beside a bare loop and Trainer", 3),
-    _speed("vit", "ViT-B beside a bare loop and Trainer", 3),
+    _speed("resnet", "ResNet-50 against a bare loop and Trainer", 3),
+    _speed("vit", "ViT-B against a bare loop and Trainer", 3),
     _cost(("img", "gan", "seg"), 6),
     _saving("13", 3),
 )
