@@ -1,4 +1,4 @@
-"""The run: one training of one recipe in one folder, which goes on where it was when the command is repeated."""
+"""The run: one training of one recipe in one folder. Repeating the command resumes it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,8 @@ from app.training import exact_gradients
 from app.training.audit import Audit
 from app.training.gradients import Gradients
 from app.training.loader import load
-from app.training.metrics import Measure
-from app.training.nonfinite import FirstFault
+from app.training.metrics import Metric
+from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
 from app.training.scores import Scores, evaluating, plain
@@ -46,14 +46,14 @@ from app.training.step_loop import Services, Start, StepLoop
 
 
 class Run:
-    """Open a run folder, resume what is in it, and look after everything around the visible loop."""
+    """Open a run folder, resume the training in it, and do everything around the visible loop."""
 
     def __init__(self, config: Any, name: str = ""):
         """Describe a run.
 
         Args:
             config: the recipe's config; its field `run` is a RunConfig.
-            name: of the folder under runs/, where --run.dir is not given; default: the recipe's file.
+            name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
         self.fields, self.config = to_dict(config), config.run
         self.name, self._asked = name or _recipe_name(config), config
@@ -65,27 +65,27 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """Count the steps so far; in the body of the loop that includes the step that the body is in."""
+        """Return the number of steps made; inside the loop's body, the current step counts too."""
         return self._loop.steps_done
 
     @property
     def scores(self) -> dict[str, float]:
-        """Return the last value of each score that was logged."""
+        """Return the last logged value of each score."""
         return self._loop.scores
 
     @property
     def optimizers(self) -> Optimizers:
-        """Return the optimizers that were prepared, with their settings."""
+        """Return the prepared optimizers, with their settings."""
         return self._loop.optimizers
 
     @property
     def dry_run(self) -> bool:
-        """Tell whether the recipe is only rehearsed, for a plan or an export: on a CPU, without a run folder."""
+        """Tell whether this is a dry run, for a plan or an export: on a CPU, without a run folder."""
         return self._dry is not None
 
     def __enter__(self) -> "Run":
         check(self._asked)
-        with ExitStack() as taken:  # given back at once where the run does not begin
+        with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)
             self._taken = taken.pop_all()
         return self
@@ -96,7 +96,7 @@ class Run:
         self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
         kind = exact_gradients.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
-        # Asked for now: the answer does not depend on the data, which may take long to load.
+        # Called now for its error: it does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
@@ -167,7 +167,7 @@ class Run:
         if not self._begun:
             return
         asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-        if compiled := loop.compiling.facts(asked):
+        if compiled := loop.recompiles.facts(asked):
             self.logger.note(**compiled)
         if error is None and loop.steps_done == loop.plan.steps and not loop.left:
             self.logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
@@ -179,42 +179,42 @@ class Run:
             self.logger.failed(f"{type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
-        """Print a line, once, whatever the number of processes."""
+        """Print a line on the main process only."""
         self.logger.progress.say(text)
 
     def warn(self, text: str) -> None:
-        """Print a line to standard error, once."""
+        """Print a line to standard error, on the main process only."""
         self.logger.progress.warn(text)
 
     def note(self, **facts: Any) -> None:
-        """Have run.json tell more about this run. Call it before `batches`, with what JSON can hold."""
+        """Add facts about this run to run.json. Call it before `batches`, with values that JSON can hold."""
         self._facts |= facts
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Let one process of each machine prepare what the others then find, such as cached data."""
+        """Let one process of each machine prepare what the others reuse, such as cached data; the others wait."""
         with self.accelerator.local_main_process_first():
             yield
-        # What preparing drew from the generators must not reach the initial weights of some ranks only.
+        # One rank may have drawn random numbers in the block: seeded again, all ranks get the same initial weights.
         seed_all(self.config.seed)
 
     def prepare(self, model: nn.Module, optim: OptimConfig | torch.optim.Optimizer) -> tuple[nn.Module, Any]:
         """Place a model and make its optimizer. Call once for each model.
 
         Args:
-            optim: settings, from which the learning rate of every step follows; or an optimizer of your own, whose
-                learning rate is yours.
+            optim: settings, which determine the learning rate of every step; or an optimizer of your own, whose
+                learning rate the run does not change.
         """
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not self.dry_run:  # which is on a CPU; names of weights are the same
+        if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
         if isinstance(optim, OptimConfig):
             check_optim(optim)
-            if not self.accelerator.is_fsdp2:  # which moves a shard at a time
+            if not self.accelerator.is_fsdp2:  # FSDP2 moves one shard at a time
                 model.to(self.accelerator.device)
             optim = build_optimizer(model, optim)
         if not model.training:
-            model.train()  # from_pretrained gives a model in evaluation mode
+            model.train()  # from_pretrained returns a model in evaluation mode
         for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
             self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
@@ -230,18 +230,18 @@ class Run:
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         cost: Cost | None = None,
     ) -> Iterator[Batch]:
-        """Go through the steps that are left, resuming first. What a step's body logs belongs to that step.
+        """Resume the run, then yield the batch of each remaining step. Scores logged in the body belong to that step.
 
         Args:
-            data: indexed by sample; with `__getitems__` taking a list of ids where it has one.
-            collate: makes model inputs of a list of rows.
-            lengths: of all samples, where known: less padding, and micro-batches that cost alike.
-            weights: of all samples in the loss, where they are not all 1.
-            augment: changes one row with a random generator of its own.
-            cost: of a sample, where tokens per second and MFU are to be logged.
+            data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
+            collate: makes the model inputs from a list of rows.
+            lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
+            weights: one for each sample, in the loss; default: all 1.
+            augment: changes one row; it gets a random generator for that row.
+            cost: what a sample costs, to log tokens per second and MFU.
         """
         if self._begun:
-            raise UserError("run.batches goes through the whole run, and was called before: open another Run")
+            raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
             yield from self._dry.at_loop(self, plan, data, collate, augment)
@@ -250,20 +250,20 @@ class Run:
         yield from self._loop.go_through(load(plan, steps, data, collate, *self._place, augment))
 
     def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
-        """Have the body of the loop run once in a dry run, on a step that leaves nothing behind."""
+        """Run the loop's body once in a dry run, on a step whose changes are undone."""
         return self._loop.trying(step, gradients)
 
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
-        """Resume, open the logger, and return the plan of what is left, with the indices of its steps."""
+        """Resume, open the logger, and return the plan and the indices of the remaining steps; on every rank."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
-            self.say("DeepSpeed writes checkpoints that only this layout reads; an fsdp profile writes them for all")
+            self.say("DeepSpeed writes checkpoints that only this layout can read; with an fsdp profile, all can")
         saved, plan = self.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
         plan.check_stop(self.config)
-        # An earlier version did not write them.
+        # Checkpoints of earlier versions have no entry "buffers".
         self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
         start = Start(saved["step"], saved["scores"], bool(saved.get("unevaluated"))) if saved else Start()
         if saved:
@@ -282,10 +282,10 @@ class Run:
             origin = recipe_source.origin_of(self._asked)
             self.logger.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
 
-        collectives.from_main(write, long=True)  # trackers may take their time
+        collectives.from_main(write, long=True)  # trackers may take long to start
         peak = peak_flops(here["device"], here["precision"])
         self.logger.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
-        faults = FirstFault(plan, *self._place[:3])
+        faults = FirstNonfinite(plan, *self._place[:3])
         audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
         steps = self._loop.begin(plan, start, faults, drift, audit)
         self._begun = True
@@ -295,46 +295,46 @@ class Run:
 
     @property
     def _place(self) -> tuple[int, int, torch.device, int]:
-        """This process's data rank, of how many, its device, and the loading processes beside it."""
+        """Return this process's data rank, the number of data ranks, its device, and its number of loader workers."""
         device, workers = self.accelerator.device, self.config.workers
         workers = workers if workers >= 0 else (0 if device.type == "cpu" else 4)
         return self.accelerator.data_rank, self.accelerator.data_ranks, device, workers
 
     def due(self, every: int) -> bool:
-        """Tell whether something that happens every so many steps is due now; 0 means at the end of each epoch.
+        """Tell whether something that happens every `every` steps is due now; 0: at the end of each epoch.
 
         The last step of the run is always due.
         """
         return self._loop.due(every)
 
     def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
-        """Add a micro-batch's gradient to that of the global batch. Call once a turn.
+        """Add a micro-batch's gradient to that of the global batch. Call it once for each micro-batch, on every rank.
 
         Args:
-            loss: the mean over the micro-batch, a scalar; or several by the names to log them under, which are summed.
-            name: under which the loss of the global batch is logged.
+            loss: the mean over the micro-batch, a scalar; or several by name, which are logged apart and summed.
+            name: the name of the loss in the log.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
         self._loop.backward(parts, cast(Tensor, sum(loss.values())) if isinstance(loss, dict) else loss, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip, update, and clear the gradients."""
+        """Clip the gradients, update the weights, and clear the gradients."""
         self._loop.update(optimizer)
 
     def log(self, values: dict[str, float]) -> None:
-        """Log scores with this step, next to its loss. Every rank calls it, with the same numbers."""
+        """Log scores with this step, next to its loss. Every rank must call it, with the same numbers."""
         self._loop.log(plain(values))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
-        """Log pictures with this step: into the folder's images/, and to the trackers that take some.
+        """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.
 
         Args:
-            pictures: by name, each height x width (x 3), uint8; the main process's count.
+            pictures: by name, each height x width (x 3), uint8; those of the main process are kept.
         """
         self.logger.pending_images |= images.check(pictures)
 
     def save(self) -> None:
-        """Commit a checkpoint of this step. A failure costs a warning; earlier checkpoints stay."""
+        """Commit a checkpoint of this step, on every rank. A failure is a warning; earlier checkpoints stay."""
         self._loop.save()
 
     def evaluation(
@@ -346,14 +346,14 @@ class Run:
         weights: np.ndarray | None = None,
         micro_batch: int = 0,
     ) -> Iterator[Turn]:
-        """Go through a data set once, every sample on one rank, with the model in evaluation mode and no gradients.
+        """Go through a data set once, each sample on one rank, with the model in evaluation mode and without gradients.
 
-        Every rank makes the same number of passes; one that has nothing left gets the rows of another with weight 0.
-        What rows, collate and the body of the loop draw belongs to the micro-batch, and is the same in every evaluation
-        of a run. Arguments are those of `batches`.
+        Every rank makes the same number of forward passes; a rank without samples left gets another micro-batch's rows
+        with weight 0. Random numbers drawn by rows, collate and the loop's body depend on the micro-batch only, and
+        are the same in every evaluation of a run. The other arguments are those of `batches`.
 
         Args:
-            micro_batch: samples of one pass; 0: --run.micro-batch. 1 for samples of several sizes.
+            micro_batch: samples in one forward pass; 0: --run.micro-batch. Use 1 for samples of different sizes.
         """
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
@@ -371,22 +371,23 @@ class Run:
                 yield self.accelerator.counted_once(turn)
 
     def _may_leave(self) -> bool:
-        """Tell whether an evaluation can be left here; else the step is finished first.
+        """Tell whether an evaluation can be left here; if not, the step is finished first.
 
-        DeepSpeed's steps cannot be made again. Between a step's turns and its update, buffers are of neither step.
+        DeepSpeed's steps cannot be repeated. Between a step's first forward pass and its update, buffers belong to
+        neither step.
         """
         return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
 
-    def scores_of(self, *measures: Measure, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: app.training.metrics, and torchmetrics by the names to log them by."""
-        return Scores(self.accelerator.device, *measures, **metrics)
+    def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
+        """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
+        return Scores(self.accelerator.device, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
-        """Write the finished model, and say how the run went and how to go on; where steps are left, do neither.
+        """Write the finished model, and print a summary; if steps remain, do neither. Every rank must call it.
 
         Args:
-            parts: tokenizer, processor and the like, saved with the model.
-            use: a command that uses the model, shown to the user; {model} stands for its folder.
+            parts: the tokenizer, processor and so on to save with the model.
+            use: a command that uses the model, printed for the user; {model} is replaced by the model's folder.
 
         Returns:
             The last value of every score.

@@ -1,11 +1,11 @@
-"""Compare Samestep with bare loops and other trainers, and write what was found.
+"""Compare Samestep with bare loops and other trainers, and write the results.
 
     python -m benchmarks [--only NAME ...] [--texts NAME=FLAGS ...] [--rounds 24] [--sessions 3]
                          [--out benchmarks/results]
 
-The contestants of a row take turns of a few steps, each in its own process, and are compared turn by turn: what is
-shown is the median of the ratios, ours to theirs, and their quartiles. Turns are short, so that what else happens on
-the machine meets all alike.
+The contestants of a row take turns of a few steps, each in its own process, and are compared turn by turn: the table
+shows the median and the quartiles of the ratios, ours to theirs. Turns are short, so that other work on the machine
+slows all contestants alike.
 """
 
 import argparse

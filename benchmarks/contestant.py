@@ -11,7 +11,7 @@ from benchmarks.gate import Gate
 
 
 def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
-    """Run a recipe as it is; between two of its steps the gate is asked."""
+    """Run a recipe unchanged; between two steps, the gate decides when it goes on."""
     from app import Run, parse
 
     batches = Run.batches
@@ -30,7 +30,7 @@ def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
 
 
 def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
-    """Evaluate the classifier again and again, as its recipe does after an epoch; a "step" is one evaluation."""
+    """Evaluate the classifier repeatedly, as its recipe does after an epoch; a "step" is one evaluation."""
     from app import Run, parse
     from app.data.text.labeled_text import PadCollate
     from recipes import cls
@@ -53,7 +53,7 @@ def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
 
 
 def peer(name: str, options: argparse.Namespace, flags: list[str], gate: Gate) -> dict:
-    """Train a recipe's job by another loop."""
+    """Train a recipe's job with another loop."""
     from benchmarks.jobs import job_of
 
     job = job_of(options.recipe, flags, options.bf16, options.variant)
@@ -69,7 +69,7 @@ def peer(name: str, options: argparse.Namespace, flags: list[str], gate: Gate) -
 
 
 def main() -> None:
-    """Train, and leave the score beside the gate's pipes."""
+    """Train, and write the score next to the gate's pipes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peer")
     parser.add_argument("recipe")

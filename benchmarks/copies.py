@@ -1,8 +1,8 @@
-"""See whether a run copies the next step's inputs to the GPU while the one before it is computed.
+"""Check that a run copies the next step's inputs to the GPU while the current step is computed.
 
     python -m benchmarks.copies
 
-Images of 38 MB a step go through a few convolutions; torch's profiler says when the GPU copied, and when it computed.
+Images of 38 MB a step go through a few convolutions; torch's profiler records when the GPU copies and computes.
 """
 
 import json
@@ -21,13 +21,13 @@ ROWS = list(torch.randn(256, *SHAPE, generator=torch.Generator().manual_seed(0))
 
 @dataclass
 class Config:
-    """A run with nothing but what is measured."""
+    """A config with no field but `run`."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
 
 def record(folder: str) -> list:
-    """Train some steps in a run; return what the profiler saw of the last ones."""
+    """Train some steps in a run; return the profile of the last ones."""
     settings = RunConfig(
         dir=folder, global_batch=BATCH, micro_batch=BATCH, steps=STEPS, log_every=100, save_every=100, trackers=()
     )
@@ -48,7 +48,7 @@ def record(folder: str) -> list:
 
 
 def covered(copies: list[tuple[float, float]], kernels: list[tuple[float, float]]) -> float:
-    """Return the share of the copies' time in which a kernel ran too; both as (start, end)."""
+    """Return the share of the copies' time in which a kernel also ran; both as (start, end)."""
     merged: list[list[float]] = []
     for start, end in sorted(kernels):
         if merged and start <= merged[-1][1]:
@@ -60,7 +60,7 @@ def covered(copies: list[tuple[float, float]], kernels: list[tuple[float, float]
 
 
 def main() -> None:
-    """Print how long was copied, and the share of that time in which the GPU computed too."""
+    """Print the time of the copies, and the share of it in which the GPU also computed."""
     if not torch.cuda.is_available():
         print("no GPU: nothing is copied")
         return

@@ -1,11 +1,11 @@
-"""Time exact mode against the ordinary mode on a recipe's default job: one process, blocks of steps in turn.
+"""Time exact mode against ordinary mode on a recipe's default job, in one process, in alternating blocks of steps.
 
     python -m benchmarks.exact [cls] [--threads 1] [--blocks 12] [--steps 10]
     python -m benchmarks.exact lm --blocks 0        # only count the launches of a step
 
-Both runs live in this process and take turns, so that what else the machine does meets both alike. (On a GPU exact
-mode settles kernels for the whole process: there `benchmarks.gpu.speed exact-cls` has a process for each.) Before
-that, what one silent step of each launches is counted (benchmarks/launches.py).
+Both runs are in this process and take turns, so that other work on the machine slows both alike. (On a GPU, exact mode
+fixes kernels for the whole process; there, `benchmarks.gpu.speed exact-cls` uses a process for each mode.) First, the
+launches of one silent step of each mode are counted (benchmarks/launches.py).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from recipes import cls, lm
 
 
 def prepared(recipe: str, config, run: Run) -> tuple:
-    """Return a recipe's model and optimizer, its batches, and the function from model and inputs to the loss."""
+    """Return a recipe's model, optimizer and batches, and its loss as a function of model and inputs."""
     if recipe == "cls":
         from app.data.text.labeled_text import PadCollate
 
@@ -57,7 +57,7 @@ def steps(recipe: str, exact: bool, threads: int, folder: Path) -> Iterator[None
 
 
 def count(runs: dict[bool, Iterator[None]]) -> None:
-    """Print what a silent step, the third, launches in each mode."""
+    """Print the launches of a silent step, the third, in each mode."""
     totals = {}
     for exact, run in runs.items():
         next(run)
@@ -69,7 +69,7 @@ def count(runs: dict[bool, Iterator[None]]) -> None:
 
 
 def main() -> None:
-    """Print launches, the seconds of a step in each mode, and the median of the ratios of neighbouring blocks."""
+    """Print launches, seconds a step in each mode, and the median ratio of neighbouring blocks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", default="cls", choices=["cls", "lm"])
     parser.add_argument("--threads", type=int, default=1)
@@ -87,16 +87,16 @@ def main() -> None:
                 start = time.perf_counter()
                 for _ in range(options.steps):
                     next(runs[exact])
-                if block:  # the first one warms up
+                if block:  # warm-up
                     seconds[exact].append((time.perf_counter() - start) / options.steps)
-        for run in reversed(runs.values()):  # each gives back what it found when it began
+        for run in reversed(runs.values()):  # in reverse: each restores the settings that it found
             run.close()
     if options.blocks:
         show(seconds)
 
 
 def show(seconds: dict[bool, list[float]]) -> None:
-    """Print the seconds of a step in each mode, and their ratios."""
+    """Print the seconds a step in each mode, and their ratios."""
     ratios = [on / off for on, off in zip(seconds[True], seconds[False], strict=True)]
     print(f"ordinary {statistics.median(seconds[False]) * 1e3:.1f} ms a step")
     print(f"exact    {statistics.median(seconds[True]) * 1e3:.1f} ms a step")

@@ -1,4 +1,4 @@
-"""A contestant's side of taking turns: it trains as many steps as it is told, says how long they took, and waits."""
+"""A contestant's side of taking turns: it trains as many steps as told, reports how long they took, and waits."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Gate:
-    """Called after every step; lets the process on when its turn comes. Only the first of several processes waits."""
+    """Blocks the process after a turn until the next one; of several processes, only the first waits here."""
 
     def __init__(self):
         self.left = 0
@@ -18,7 +18,7 @@ class Gate:
         self._reports = open(f"{folder}/reports", "w") if folder else None  # noqa: SIM115
 
     def begin(self) -> None:
-        """Say that the first step may begin, and wait for the order to."""
+        """Report that the first step may begin, and wait for the order to begin."""
         self._report()
         self._wait()
 
@@ -47,18 +47,18 @@ class Gate:
 
 
 def _gpu() -> Any:
-    """Return torch.cuda where this process computes on a GPU."""
+    """Return torch.cuda if this process computes on a GPU; else None."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch and torch.cuda.is_initialized() else None
 
 
 def wait_for_gpu() -> None:
-    """Wait until a GPU that this process computes on has done what it was asked to."""
+    """Wait until the GPU has finished its work, if this process uses one."""
     if gpu := _gpu():
         gpu.synchronize()
 
 
 def _peak() -> int:
-    """Return the most memory used so far, in bytes: the GPU's, or else the process's."""
+    """Return the peak memory so far in bytes: the GPU's, or else the process's."""
     gpu = _gpu()
     return gpu.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

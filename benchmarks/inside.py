@@ -1,9 +1,9 @@
-"""Compare a recipe's loop with a bare one inside one process, where memory and caches are the same for both.
+"""Compare a recipe's loop with a bare loop in one process, where memory and caches are the same for both.
 
     python -m benchmarks.inside lm [--turns 60] [--steps 4]
 
-Processes of one program differ by several percent, each for as long as it lives; what a loop itself costs is seen here.
-Both train the same model on the same rows, a few steps each in turn.
+Two processes of one program differ by several percent for as long as they live; in one process, the cost of the loop
+itself shows. Both train the same model on the same rows, a few steps each in turn.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROWS = {"cls": "cls builtin fp32", "lm": "lm blocks", "img": "img", "seg": "seg"
 
 
 class Turn:
-    """Give two threads turns of some steps, and take the time of each."""
+    """Let two threads take turns of some steps, and time each turn."""
 
     def __init__(self, steps: int):
         self.steps, self.seconds = steps, {"ours": [], "theirs": []}
@@ -39,7 +39,7 @@ class Turn:
         self._left, self._start = self.steps, (time.perf_counter(), time.process_time())
 
     def step(self, who: str) -> None:
-        """Count a step; behind the last one of a turn let the other go, and wait."""
+        """Count a step; after the last one of a turn, let the other thread go on, and wait."""
         self._left -= 1
         if not self._left:
             wall, used = self._start
@@ -49,7 +49,7 @@ class Turn:
 
 
 class Theirs:
-    """What the bare loop calls between its steps."""
+    """The gate that the bare loop calls between its steps."""
 
     def __init__(self, turn: Turn):
         self.turn = turn
@@ -63,7 +63,7 @@ class Theirs:
 
 
 def main() -> None:
-    """Let both train; print how fast ours is, theirs being 1."""
+    """Let both train; print the ratio of our speed to theirs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=ROWS)
     parser.add_argument("--turns", type=int, default=60)
@@ -73,7 +73,7 @@ def main() -> None:
     turn = Turn(options.steps)
     with tempfile.TemporaryDirectory() as folder:
         total = (options.turns + WARM_UP) * options.steps
-        # One step more, so that neither ends while the other is at it.
+        # One step more, so that neither ends during the other's turn.
         flags = [*work.flags.split(), "--run.steps", str(total + 1), "--run.quiet", "true"]
         job = job_of(options.recipe, flags, False)
         threading.Thread(target=_train, args=(job, turn), daemon=True).start()
@@ -91,7 +91,7 @@ def _train(job, turn: Turn) -> None:
         bare.train(job, Theirs(turn))
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # ours would wait for its turn
+        os._exit(1)  # or ours would wait for its turn for ever
 
 
 def _in_turns(batches, turn: Turn, total: int):

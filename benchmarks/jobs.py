@@ -1,4 +1,4 @@
-"""What contestants train: the data, model and loss of a recipe, without anything that runs the recipe's loop."""
+"""What contestants train: a recipe's data, model and loss, without its loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from app.training.optimizer import build_optimizer, learning_rate
 
 
 class Ordered:
-    """Rows in the order in which a run of ours sees them, for contestants that take rows one after the other."""
+    """Rows in the order of our run, for contestants that read rows one after the other."""
 
     def __init__(self, rows: Sequence, ids: np.ndarray, augment: Callable | None, seed: int):
         self.rows, self.ids, self.augment, self.random = rows, ids.tolist(), augment, np.random.default_rng(seed)
@@ -32,7 +32,7 @@ class Ordered:
 
 @dataclass
 class Job:
-    """A model and the rows that it is trained on, as plain torch objects."""
+    """A model and its training rows, as plain torch objects."""
 
     model: nn.Module
     rows: Ordered
@@ -40,7 +40,7 @@ class Job:
     loss: Callable[[nn.Module, Any], Tensor]
     """Mean over a micro-batch."""
     items: Callable[[Any], int]
-    """Samples, or supervised tokens, of a micro-batch's inputs."""
+    """Returns the samples, or supervised tokens, of a micro-batch's inputs."""
     eval_rows: Sequence
     optim: OptimConfig
     run: RunConfig
@@ -49,27 +49,27 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Tell where it is trained: on a GPU where there is one to be seen."""
+        """Return the device to train on: a GPU if one is visible."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Return how a DataLoader loads ahead of need: what our run does on this device."""
+        """Return the arguments with which a DataLoader loads ahead as our run does on this device."""
         return {"num_workers": 4, "pin_memory": True} if self.device.type == "cuda" else {}
 
     def placed(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Bring a micro-batch to the device."""
+        """Copy a micro-batch to the device."""
         if self.device.type == "cpu":
             return inputs
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
 
     @property
     def turns(self) -> int:
-        """Micro-batches of a step."""
+        """Return the number of micro-batches of a step."""
         return self.run.global_batch // self.run.micro_batch
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """Make the optimizer that our run makes too."""
+        """Make the same optimizer as our run."""
         return build_optimizer(self.model, self.optim)
 
     def rate(self, step: int) -> float:
@@ -77,7 +77,7 @@ class Job:
         return learning_rate(self.optim, step, self.steps, self.run.global_batch)
 
     def autocast(self) -> torch.autocast:
-        """Compute in bf16 where that is asked for."""
+        """Return the autocast context: bf16 if chosen."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     @torch.inference_mode()
@@ -98,7 +98,7 @@ def job_of(recipe: str, flags: list[str], bf16: bool, variant: str = "") -> Job:
     """Load a recipe's data and build its model, with its own functions, from its flags.
 
     Args:
-        variant: "padded": each document of a language model is a row, padded to the longest of its micro-batch.
+        variant: "padded": each document is a row, padded to the longest of its micro-batch (language models only).
     """
     make = {"cls": _classifier, "img": _images, "seg": _segmenter, "lm": _language}[recipe]
     if recipe == "lm":
@@ -197,7 +197,7 @@ def _language(flags: list[str], bf16: bool, variant: str) -> Job:
 
 
 class _Pieces:
-    """Documents one by one; what is longer than a block is cut into several."""
+    """Documents one by one; one that is longer than a block is cut into several rows."""
 
     def __init__(self, blocks):
         self.documents, self.start = blocks.documents, blocks.start
@@ -217,7 +217,7 @@ class _Pieces:
 
 
 def _pad(rows: list[tuple[np.ndarray, int]]) -> dict[str, Tensor]:
-    """Pad documents to the longest on the right, where causal attention does not look."""
+    """Pad documents to the longest, on the right: causal attention does not see that padding."""
     longest = max(len(tokens) for tokens, _ in rows)
     inputs, targets = np.zeros((len(rows), longest), np.int64), np.full((len(rows), longest), -100)
     for i, (tokens, start) in enumerate(rows):

@@ -1,7 +1,6 @@
-"""Count what a GPU is sent: the kernels of a GPU, and on a CPU torch's operations, forward and backward.
+"""Count launches: kernels on a GPU; on a CPU, torch's operations, forward and backward.
 
-The operations of a CPU are not the kernels of a GPU, but they grow with the same things. Left out are those that only
-look at memory in another way.
+A CPU's operations are not a GPU's kernels, but both grow with the same things. Views are not counted.
 """
 
 from collections import Counter
@@ -36,7 +35,7 @@ class Launches(TorchDispatchMode):
 
 @contextmanager
 def counted() -> Iterator[Counter]:
-    """Fill a counter with the launches inside: kernels and copies where there is a GPU, else torch's operations."""
+    """Yield a counter of the launches in the block: kernels and copies on a GPU, else torch's operations."""
     found: Counter[str] = Counter()
     if not torch.cuda.is_available():
         with Launches() as launches:

@@ -2,10 +2,9 @@
 
     python -m benchmarks.memory [--width 768] [--layers 12]
 
-Each layout trains a few steps of a Llama in two processes on the CPU; what is shown is the largest resident set of a
-process up to there, before anything is saved, and what it holds after the third step. What glibc keeps of what it is
-given back makes much of the difference; so each layout also runs with a variable by which it gives everything above a
-megabyte back.
+Each layout trains a few steps of a Llama in two processes on the CPU, without a save. The table shows the largest
+resident set of a process, and its resident set after the third step. glibc keeps much of the memory that is freed, so
+each layout also runs with an environment variable that makes it return blocks above one megabyte.
 """
 
 import argparse
@@ -32,7 +31,7 @@ FLAGS = (
 
 
 def train(words: list[str]) -> None:
-    """Train in one of the processes, and print its peak in MB on a line of its own."""
+    """Train in one of the processes, and print its peak in MB on a separate line."""
     from app.data.corpus.corpus import collate
 
     config = parse(lm.Config, words)
@@ -81,7 +80,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     options = parser.parse_args()
     shape = f"--scratch.width {options.width} --scratch.layers {options.layers} --scratch.heads 12"
-    lm.load_data(parse(lm.Config, FLAGS.split()))  # tokenized here, for all
+    lm.load_data(parse(lm.Config, FLAGS.split()))  # tokenize once, for all layouts
     for profile, environment in itertools.product(("ddp_cpu", "fsdp_cpu"), ({}, RETURNING)):
         found = launch(profile, [*FLAGS.split(), *shape.split()], environment)
         peak, held, before = (max(process[name] for process in found) for name in ("peak", "held", "before"))

@@ -35,7 +35,7 @@ FLAGS = (
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and beside a shortcut."""
+    """Attention and a feed-forward network, each after a norm and with a residual connection."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform batch x length x width."""
+        """Transform [batch, length, width]."""
         parts = self.qkv(self.before_attention(x)).split(WIDTH, dim=-1)
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -53,7 +53,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """GPT-2's shape without biases; one matrix embeds and predicts."""
+    """GPT-2's shape without biases; embedding and head share one matrix."""
 
     def __init__(self, vocab: int):
         super().__init__()
@@ -65,7 +65,7 @@ class Model(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * LAYERS) if deep else 0.02)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of batch x length."""
+        """Return the mean loss of tokens [batch, length]."""
         x = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1]))
         for layer in self.layers:
             x = layer(x)
@@ -74,7 +74,7 @@ class Model(nn.Module):
 
 
 def learning_rate(step: int) -> float:
-    """Rise for 100 steps, then fall by a cosine to a tenth."""
+    """Return the learning rate: it rises for 100 steps, then follows a cosine to a tenth of the peak."""
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
     return MIN_LR + (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
@@ -103,7 +103,7 @@ def plain_steps(train: Tensor, vocab: int, seed: int, fused: bool = False) -> It
 
 @torch.no_grad()
 def plain_score(model: Model, text: Tensor) -> float:
-    """Return the mean loss over all of a text but its first token, in blocks that follow each other."""
+    """Return the mean loss over all tokens of a text but the first, in consecutive blocks."""
     total = 0.0
     for low in range(0, len(text) - 1, BLOCK):
         high = min(low + BLOCK, len(text) - 1)
@@ -180,9 +180,9 @@ def score(train: Tensor, val: Tensor, vocab: int, seeds: int, folder: Path) -> N
 
 
 def speed(train: Tensor, vocab: int, options: argparse.Namespace, folder: Path) -> None:
-    """Let all train in turn, in blocks of steps, and print medians: of their speeds, and of each block's ratios.
+    """Train all in alternating blocks of steps, and print the median speeds and the median ratios of a block.
 
-    Ratios are also those of processor time, which other work on the machine disturbs less.
+    Ratios of processor time are printed too, because other work on the machine disturbs them less.
     """
     runs = {
         "plain script": plain_steps(train, vocab, 0),
@@ -195,7 +195,7 @@ def speed(train: Tensor, vocab: int, options: argparse.Namespace, folder: Path) 
             start, used = time.perf_counter(), time.process_time()
             for _ in range(options.steps):
                 next(runs[name])
-            if block:  # the first one warms up
+            if block:  # warm-up
                 walls[name].append(time.perf_counter() - start)
                 cpus[name].append(time.process_time() - used)
     tokens = options.steps * BATCH * BLOCK

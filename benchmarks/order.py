@@ -14,7 +14,7 @@ COUNT = 1_000_000
 
 
 def seconds(call, repeats: int) -> float:
-    """Return the least time of a call: what it costs when nothing else disturbs it."""
+    """Return the shortest time of a call, in which other work disturbed it least."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Time what a run adds to a step, and see that neither its time nor its memory grows over 2,000 steps.
+"""Time what a run adds to a step, and check that its time and memory do not grow over 2,000 steps.
 
     python -m benchmarks.overhead [--steps 2000]
 
-The model is a single small layer, so that nearly all of a step is what surrounds it. The same loop runs bare; with a
-run that logs each tenth step; and with one that logs, checks and tracks (tensorboard) each step.
+The model is one small layer, so that a step consists almost only of what surrounds the model. The same loop runs bare,
+in a run that logs every tenth step, and in a run that logs, checks and tracks (tensorboard) every step.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH, BLOCK = 8, 50
 
 @dataclass
 class Config:
-    """A run with nothing but what is measured."""
+    """A config with no field but `run`."""
 
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -58,7 +58,7 @@ def bare() -> Iterator[None]:
 
 
 def main() -> None:
-    """Print milliseconds a step, early and late, and what the run that logs everything holds."""
+    """Print milliseconds a step, early and late, and the memory of the run that logs everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     blocks = max(4, parser.parse_args().steps // BLOCK)

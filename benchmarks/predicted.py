@@ -1,11 +1,11 @@
-"""Compare the peak memory that `python -m app plan` predicts with what training takes, on this machine's device.
+"""Compare the peak memory that `python -m app plan` predicts with that of training, on this machine's device.
 
     python -m benchmarks.predicted [--only lm] [--out benchmarks/results/predicted.json]
     python -m benchmarks.predicted --small      # small shapes
 
-On a GPU what is taken is torch.cuda.max_memory_allocated from the first step to the last; on a CPU, the most bytes that
-torch's own allocator had given out at once, by torch.profiler. What was there before the model does not count. Each row
-is predicted in one process and trained in another; the file has every row that is done, at once.
+On a GPU, the peak is torch.cuda.max_memory_allocated from the first step to the last; on a CPU, the most bytes that
+torch's allocator had given out at once, by torch.profiler. Memory from before the model does not count. Each row is
+predicted in one process and trained in another; each finished row is written to the file at once.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.turns import ROOT, search_path
 from benchmarks.works import QUIET
 
 RECIPES = ROOT / "recipes"
-LIMIT = 420  # seconds for a row's training
+LIMIT = 420  # seconds, for a row's training
 _LM = (
     "--scratch.kv-heads {kv} --scratch.layers {layers} --scratch.width {width} --scratch.heads {heads} "
     "--data.block {block}"
@@ -36,7 +36,7 @@ _LM = (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A recipe with flags, in a precision."""
+    """One row: a recipe with flags, in a precision."""
 
     name: str
     recipe: str
@@ -45,7 +45,7 @@ class Row:
 
 
 def rows(small: bool) -> list[Row]:
-    """List what is compared, each with several micro-batches a step where nothing else is said."""
+    """List the rows; by default, each has several micro-batches a step."""
     lm = _LM.format(**({"layers": 2, "width": 64, "heads": 4, "kv": 2, "block": 64} if small else LM_LARGE))
     middle = _LM.format(**({"layers": 2, "width": 64, "heads": 4, "kv": 2, "block": 64} if small else LM_MIDDLE))
     bert = "--scratch.layers {} --scratch.width {} --scratch.heads {}".format(*((2, 64, 2) if small else (12, 768, 12)))
@@ -80,7 +80,7 @@ LM_MIDDLE = {"layers": 12, "width": 768, "heads": 12, "kv": 12, "block": 1024}
 
 
 def predict(recipe: Path, flags: list[str], device: str, precision: str, memory: float = 0.0) -> dict[str, Any]:
-    """Return what a plan says of one process's peak; bytes."""
+    """Return the peak of one process in bytes, as a plan predicts it."""
     from app.commands.plan import footprint, largest_micro_batch
     from app.launching import dry_run, profiles
 
@@ -89,14 +89,14 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
     profile = dataclasses.replace(profile, settings=settings)
     found = largest_micro_batch.MicroBatchSearch([profile], memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
-    dry_run.rehearse(recipe, flags, loop)
+    dry_run.run_to_loop(recipe, flags, loop)
     if loop.failed:
         raise SystemExit(f"{recipe} could not be counted: {loop.failed}")
     return found.found[largest_micro_batch.key(profile)]
 
 
 def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:
-    """Train a recipe to its end, and return the most bytes that it held in its loop."""
+    """Train a recipe to its end, and return the peak of its loop in bytes."""
     from app import Run
 
     os.environ |= {"ACCELERATE_MIXED_PRECISION": "no" if precision == "fp32" else precision}
@@ -110,7 +110,7 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
             yield from batches(run, *args, **options)
 
     Run.batches = watched
-    Run.due = lambda run, every: False  # an evaluation is no part of what is predicted
+    Run.due = lambda run, every: False  # the prediction leaves evaluations out
     sys.argv = [str(recipe), *flags]
     sys.path[0] = str(recipe.parent)
     runpy.run_path(str(recipe), run_name="__main__")
@@ -130,7 +130,7 @@ def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
     held = torch.cuda.memory_allocated()
     if clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):  # in torch 2.11 to 2.13
         clear()
-        found["cublas"] = held - torch.cuda.memory_allocated()  # part of what was measured, none of what is predicted
+        found["cublas"] = held - torch.cuda.memory_allocated()  # in the measurement, but not in the prediction
 
 
 @contextmanager
@@ -146,12 +146,12 @@ def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
     with _allocations() as total, storages:
         yield
     found["measured"] = max(total) - (max(now) - sum(t.nbytes for t in models))
-    found["tensors"] = max(storages.most.values())  # without what kernels allocate inside themselves
+    found["tensors"] = max(storages.most.values())  # without memory that kernels allocate inside
 
 
 @contextmanager
 def _allocations() -> Iterator[list[int]]:
-    """Give a list that has, after the block, all that torch's CPU allocator had given out after each change."""
+    """Yield a list; after the block it has the bytes in use by torch's CPU allocator after each change."""
     from torch.profiler import ProfilerActivity, profile
 
     found: list[int] = []
@@ -168,14 +168,14 @@ def _allocations() -> Iterator[list[int]]:
 
 
 def child(words: list[str]) -> None:
-    """Predict or measure in a process of its own: predict|measure FILE DEVICE PRECISION RECIPE, and the flags."""
+    """Predict or measure in a separate process: predict|measure FILE DEVICE PRECISION RECIPE FLAGS..."""
     what, out, device, precision, recipe, *flags = words
     found = {"predict": predict, "measure": measure}[what](Path(recipe), flags, device, precision)
     Path(out).write_text(json.dumps(found))
 
 
 def compare(row: Row, device: str, folder: Path) -> dict[str, Any]:
-    """Predict and train one row; what failed says how."""
+    """Predict and train one row; a failure is in the result with its error."""
     flags = [*row.flags.split(), *QUIET.split(), "--run.steps", "3", "--optim.warmup", "0"]
     flags += ["--sample-length", "0"] if row.recipe == "lm" else []
     found: dict[str, Any] = {"flags": " ".join(flags), "precision": row.precision, "device": device}

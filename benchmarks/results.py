@@ -1,4 +1,4 @@
-"""What was measured, as a table and a picture, and on which machine."""
+"""The results of a comparison as a table and a picture, with the machine that they are from."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from app.commands.output import table
 
 
 def as_table(rows: dict[str, dict]) -> str:
-    """Lay out rows: a line for each peer."""
+    """Write the rows as a table, with a line for each peer."""
     lines = []
     for name, row in rows.items():
         ours = row["samestep"]
@@ -26,7 +26,7 @@ def as_table(rows: dict[str, dict]) -> str:
 
 
 def plot(known: dict, file: Path) -> None:
-    """Draw each ratio with its quartiles, on a logarithmic scale, and what was to be reached."""
+    """Draw each ratio with its quartiles and its target, on a logarithmic scale."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -51,7 +51,7 @@ def plot(known: dict, file: Path) -> None:
 
 
 def machine() -> dict:
-    """Name the machine and what it runs."""
+    """Return the machine's hardware and software."""
     import accelerate
     import torch
     import transformers
@@ -74,7 +74,7 @@ def machine() -> dict:
 
 
 def commit() -> str:
-    """Name the project's commit, and say where files differ from it."""
+    """Return the project's commit, and whether files differ from it."""
     found = []
     for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
@@ -89,11 +89,11 @@ def commit() -> str:
 
 
 def describe(about: dict) -> str:
-    """Write a machine in a line."""
+    """Describe a machine in one line."""
     parts = {name: f"{name} {version}" for name, version in about.items()}
     return ", ".join({**parts, "cpu": about["cpu"], "cores": f"{about['cores']} cores"}.values())
 
 
 def slug(device: str) -> str:
-    """Name the results' file after what computed, and the machine's cores."""
+    """Return the name of the results' file, from the device and the number of cores."""
     return re.sub(r"[^a-z0-9]+", "-", f"{device} {os.cpu_count()} cores".lower()).strip("-")

@@ -1,9 +1,9 @@
-"""Time the first batch of a run that goes on at step 10^5, against one that begins, and the memory that it takes.
+"""Measure the time and memory of a run's first batch: resumed at step 10^5, and from the start.
 
     python -m benchmarks.resume
 
-Each case is a process of its own: a map-style set of 10^9 synthetic samples and ours; and accelerate's
-`skip_first_batches` over a prepared, shuffling DataLoader, on sets that are small enough for it.
+Each case is a separate process: our plan on a map-style set of 10^9 synthetic samples, and accelerate's
+`skip_first_batches` with a prepared, shuffling DataLoader, on sets that are small enough for it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SAMPLES, STEP, BATCH, SMALLER = 10**9, 10**5, 64, (10**6, 10**7)
 
 
 class Synthetic:
-    """A set of so many samples, each of them its own number."""
+    """A data set whose samples are their own ids."""
 
     def __init__(self, samples: int):
         self.samples = samples
@@ -51,7 +51,7 @@ def accelerates(samples: int, step: int) -> None:
 
 
 def child(who: str, samples: int, step: int) -> None:
-    """Print the seconds and bytes of a first batch; what is imported before is not counted."""
+    """Print the seconds and bytes of a first batch, without the imports before it."""
     import accelerate  # noqa: F401
 
     from app.training import loader  # noqa: F401

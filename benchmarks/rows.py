@@ -1,4 +1,4 @@
-"""Rows of a comparison: run, written as each is done, and drawn."""
+"""Run the rows of a comparison, write each when it is done, and draw them."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ STARTS = 8
 
 
 def run_rows(chosen: list[Work], rounds: int, file: Path, machine: dict) -> dict:
-    """Run rows; print each, and write it beside those that the file has; return all of them."""
+    """Run rows; print each, and add it to those in the file; return all of them."""
     known = json.loads(file.read_text()) if file.exists() else {"rows": {}}
     known["machine"] = machine
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -31,9 +31,9 @@ def run_rows(chosen: list[Work], rounds: int, file: Path, machine: dict) -> dict
 
 
 def compare(work: Work, rounds: int) -> dict:
-    """Let a row's contestants take turns; return what they did, and how it compares."""
+    """Let a row's contestants take turns; return their numbers and the comparison."""
     warm_up = 1 if work.evaluate else WARM_UP
-    each = -(-max(rounds, 3) // work.sessions)  # quartiles want a few
+    each = -(-max(rounds, 3) // work.sessions)  # quartiles need a few
     total = warm_up + each * work.steps + 1
     found: list[Contestant] = []
     for session in range(1 if work.start else work.sessions):
@@ -67,7 +67,7 @@ def about(contestant: Contestant) -> dict:
 
 
 def against(ours: Contestant, peer: Contestant, sessions: int = 1) -> dict:
-    """Compare two contestants turn by turn: the median ratio of items a second, its quartiles, and each session's."""
+    """Compare two contestants turn by turn: the median ratio of items a second, quartiles, and each session."""
     walls, cpus = ratios(ours, peer), ratios(ours, peer, "cpu")
     low, middle, high = statistics.quantiles(walls, n=4)
     each = len(walls) // sessions

@@ -2,8 +2,8 @@
 
     python -m benchmarks.saving [--gigabytes 0.6] [--rounds 5]
 
-One process, on a GPU where there is one: a model and the state of AdamW, 12 bytes a weight. Below 2 GB the ways take
-turns; above it each comes by itself, so that neither the GPU's memory nor the disk has to hold the state several times.
+One process, on a GPU if there is one, trains a model with AdamW: 12 bytes a weight. Below 2 GB the ways of saving take
+turns; above it they run one after the other, so that GPU memory and disk hold the state only once.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Config:
 
 
 class Bench:
-    """A run that pauses after every step, so that several can take turns."""
+    """A run that pauses after every step, so that several runs can take turns."""
 
     def __init__(self, folder: Path, gigabytes: float, while_training: bool):
         width = 1024 if gigabytes < 1 else 4096
@@ -60,7 +60,7 @@ class Bench:
                 yield
 
     def seconds(self, save: Callable[[], object]) -> tuple[float, float, float]:
-        """Save once; return the seconds of the call, of it with the five steps after it, and until all is on disk."""
+        """Save once; return the seconds of the call, of the call and the next five steps, and until all is on disk."""
         next(self.steps)
         wait_for_gpu()
         start = time.perf_counter()
@@ -74,11 +74,11 @@ class Bench:
         return called, taken, time.perf_counter() - start
 
     def by_accelerate(self, folder: Path) -> None:
-        """Save as accelerate does by itself."""
+        """Save with accelerate's save_state."""
         super(type(self.run.accelerator), self.run.accelerator).save_state(str(folder))
 
     def close(self) -> None:
-        """Leave the run, and free what it held."""
+        """Leave the run, and free its memory."""
         self.steps.close()
         del self.steps, self.run
         gc.collect()
@@ -86,7 +86,7 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-# By name: whether a run writes while it trains, and what saves.
+# By name: whether the run saves in the background, and what saves.
 WAYS = {
     "while training": (True, lambda bench, folder: bench.run.save()),
     "at once": (False, lambda bench, folder: bench.run.save()),
@@ -96,12 +96,12 @@ WAYS = {
 
 
 def main() -> None:
-    """Print, for each way, the medians of the seconds that it takes."""
+    """Print the median seconds of each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=0.6)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    # A group of ways has its runs in memory at the same time.
+    # All runs of a group are in memory at the same time.
     groups = [[*WAYS]] if options.gigabytes < TOGETHER else [["while training"], ["at once", "nothing"]]
     for group in groups:
         with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", ".")) as folder:
@@ -118,14 +118,14 @@ def measure(group: list[str], gigabytes: float, rounds: int, folder: Path) -> No
             kind, save = WAYS[name]
             times = benches[kind].seconds(partial(save, benches[kind], folder / "accelerate"))
             shutil.rmtree(folder / "accelerate", ignore_errors=True)
-            if number:  # the first round allocates
+            if number:  # the first round allocates, and is not counted
                 found[name].append(times)
     weights = sum(p.numel() for p in benches[kinds.pop()].run.accelerator._models[0].parameters())
     for name, rows in found.items():
         call, steps, disk = (statistics.median(times) for times in zip(*rows, strict=True))
         row = {"saved": name, "gigabytes": weights * 12 / 1e9, "call_seconds": call, "with_5_steps_seconds": steps}
         print(json.dumps({**row, "until_on_disk_seconds": disk, "rounds": rounds}), flush=True)
-    for bench in reversed(benches.values()):  # each gives back the signals as it found them
+    for bench in reversed(benches.values()):  # in reverse: each restores the signal handlers that it found
         bench.close()
 
 

@@ -16,7 +16,7 @@ START_LIMIT, TURN_LIMIT = 300, 300
 
 
 def search_path() -> str:
-    """Return where contestants look for modules: here, and where this process was told to."""
+    """Return PYTHONPATH for contestants: the project, and this process's own."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
@@ -27,19 +27,19 @@ class Contestant:
     name: str
     command: list[str]
     gpu: bool = False
-    """It may use one, the first; else none is to be seen."""
+    """Whether it may use the first GPU; if not, no GPU is visible."""
     turns: list[dict] = field(default_factory=list)
     peak: float = 0.0
     result: dict = field(default_factory=dict)
 
     def start(self, folder: Path) -> None:
-        """Start it, and wait until its first step may begin."""
+        """Start the process, and wait until its first step may begin."""
         self.folder = folder
         for name in ("orders", "reports"):
             os.mkfifo(folder / name)
         environment = {"BENCH_GATE": str(folder), "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
         environment["CUDA_VISIBLE_DEVICES"] = "0" if self.gpu else ""
-        # One thread, for launchers (Makefile), would be the peers' alone: a run of ours shares the cores by itself.
+        # The Makefile sets OMP_NUM_THREADS to 1 for launchers. It would slow only the peers: our runs set their own.
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._log = (folder / "log").open("wb")
         self._process = subprocess.Popen(
@@ -55,14 +55,14 @@ class Contestant:
         self.first = self._report(START_LIMIT)
 
     def turn(self, steps: int) -> dict:
-        """Have it train some steps; return what they took."""
+        """Train some steps; return how long they took."""
         os.write(self._orders, f"{steps}\n".encode())
         report = self._report(TURN_LIMIT)
         self.peak = max(self.peak, report["peak"])
         return report
 
     def finish(self) -> None:
-        """Let it train to its end, and read what it leaves."""
+        """Train to the end, and read the results."""
         os.write(self._orders, b"-1\n")
         try:
             status = self._process.wait(START_LIMIT)
@@ -74,7 +74,7 @@ class Contestant:
         self.result = json.loads(file.read_text())
 
     def kill(self) -> None:
-        """End all that it began."""
+        """End all its processes."""
         if hasattr(self, "_process"):
             kill_tree(self._process.pid)
             os.close(self._reports)
@@ -94,7 +94,7 @@ class Contestant:
 
 
 def take_turns(contestants: list[Contestant], rounds: int, steps: int, warm_up: int) -> None:
-    """Let contestants train `steps` steps each, round after round, and then each to its end."""
+    """Let contestants train `steps` steps each, round after round, and then each to the end."""
     with tempfile.TemporaryDirectory() as name:
         try:
             for contestant in contestants:
@@ -114,7 +114,7 @@ def take_turns(contestants: list[Contestant], rounds: int, steps: int, warm_up: 
 
 
 def start_up(contestants: list[Contestant], rounds: int) -> None:
-    """Start contestants in turn, each to the end of its first step, and end them."""
+    """Start contestants in turn, each up to the end of its first step."""
     for number in range(-1, rounds):  # the first round warms the file cache
         for contestant in contestants if number % 2 else reversed(contestants):
             with tempfile.TemporaryDirectory() as name:
@@ -130,5 +130,5 @@ def start_up(contestants: list[Contestant], rounds: int) -> None:
 
 
 def ratios(ours: Contestant, peer: Contestant, clock: str = "wall") -> list[float]:
-    """Return how many times as many items a second ours trained, round by round."""
+    """Return, for each round, the ratio of items a second: ours to the peer's."""
     return [o["items"] / o[clock] / (p["items"] / p[clock]) for o, p in zip(ours.turns, peer.turns, strict=True)]

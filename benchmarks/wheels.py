@@ -1,10 +1,11 @@
-"""Collect the packages that a machine without a network lacks: wheels to carry there in one folder.
+"""Collect the packages that a machine without a network lacks, as wheels in one folder.
 
     python -m benchmarks.wheels                         # into wheels/, for Python 3.12 on Linux, x86-64
     python -m benchmarks.wheels --python 3.13 --add peft
 
-For a machine that has torch, accelerate and transformers, and with them numpy, pandas, pyarrow, pillow, scikit-learn,
-psutil, xxhash, rich and pytest, as images for GPUs do. Versions are those of requirements.lock. There, in this folder:
+The machine must already have torch, accelerate, transformers, numpy, pandas, pyarrow, pillow, scikit-learn, psutil,
+xxhash, rich and pytest, as container images for GPUs do. Versions are those of requirements.lock. On that machine, run
+in this folder:
 
     python3 -m pip install --no-index --no-deps --upgrade --target site wheels/*.whl
     export PYTHONPATH=$PWD:$PWD/site
@@ -22,23 +23,23 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 LOCK = Path(__file__).parents[1] / "requirements.lock"
-# Not wandb: without it a run keeps metrics.jsonl and says so.
+# Not wandb: without it a run still writes metrics.jsonl, and says so.
 NAMES = ("datasets", "dill", "docstring-parser", "monai", "multiprocess", "nibabel", "plotly", "tyro", "typeguard")
-# pip takes a platform's tag as it is written, and no older one.
+# pip matches platform tags literally, and does not add older ones.
 TAGS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)]
 TAGS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
 
 
 def versions() -> dict[str, str]:
-    """Read the versions that the tests run on, by the names that wheels have."""
+    """Return the versions of requirements.lock, by normalised package name."""
     lines = re.findall(r"^([\w.-]+)==([^\s;]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     return {_plain(name): version for name, version in lines}
 
 
 def collect(names: list[str], folder: Path, python: str, tags: list[str]) -> list[Path]:
-    """Download a wheel for each name, and nothing that they need; return the files.
+    """Download a wheel for each name, without dependencies; return the files.
 
-    Wheels that the folder had before are deleted: two of one package stop an installation.
+    Older wheels in the folder are deleted, because pip refuses two of one package.
     """
     locked = versions()
     wanted = [f"{name}=={locked[_plain(name)]}" if _plain(name) in locked else name for name in names]
@@ -53,7 +54,7 @@ def collect(names: list[str], folder: Path, python: str, tags: list[str]) -> lis
 
 
 def needed(files: list[Path], python: str) -> list[str]:
-    """List what the packages need besides each other, each with the versions that all of them take."""
+    """Return the dependencies that are not among the packages, with the versions that all of them accept."""
     own, found = set(), {}
     for file in files:
         with zipfile.ZipFile(file) as archive:
@@ -68,7 +69,7 @@ def needed(files: list[Path], python: str) -> list[str]:
 
 
 def main() -> None:
-    """Collect, and tell what is there, how large it is, and what else must be on the machine."""
+    """Collect the wheels; print their number, their size, and the packages that the machine must have."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("wheels"), help="the folder; its own wheels are replaced")
     parser.add_argument("--python", default="3.12", help="Python there (default 3.12)")
@@ -96,7 +97,7 @@ def main() -> None:
 
 
 def _plain(name: str) -> str:
-    """Write a package's name as all its spellings are compared."""
+    """Return a package's normalised name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

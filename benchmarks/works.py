@@ -1,4 +1,4 @@
-"""What is compared with what, and what must be reached."""
+"""The rows of the comparison, and the ratio that each must reach."""
 
 import sys
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from benchmarks.turns import ROOT, Contestant
 
-ORDINARY = "ordinary"  # beside a run of ours in exact mode: the same without it
+ORDINARY = "ordinary"  # the peer of our run in exact mode: our run without it
 QUIET = "--run.trackers --run.eval-every 1000000 --run.save-every 1000000"
 # The default recipe without its evaluations, in the micro-batches that its peers take by default.
 CLS = f"--scratch.layers 2 --scratch.width 128 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
 LM = f"--scratch.tokenizer byte --data.block 256 --run.micro-batch 8 --run.global-batch 8 --sample-length 0 {QUIET}"
-# Functions: from a few tokens to several blocks.
+# Documents of uneven length: functions, from a few tokens to several blocks.
 UNEVEN = "--data.path builtin:stdlib --scratch.tokenizer bpe --data.block 512"
 IMG = f"--run.global-batch 64 --run.micro-batch 32 --optim.warmup 20 {QUIET}"
 SEG = f"--run.global-batch 8 --run.micro-batch 8 {QUIET}"
@@ -25,29 +25,29 @@ class Work:
     recipe: str
     flags: str
     targets: dict[str, float]
-    """By peer, with its options behind it: "bare", "trainer --own-order"; or ORDINARY."""
+    """The ratio to reach, by peer with its options, such as "bare" or "trainer --own-order"; or ORDINARY."""
     steps: int
-    """Of one turn."""
+    """Steps of one turn."""
     bf16: bool = False
     compiled: bool = False
     gpu: bool = False
-    """On a GPU, where there is one."""
+    """Whether it uses a GPU, if there is one."""
     alone: bool = False
-    """Contestants come one after the other, each with the GPU's memory to itself."""
+    """Whether contestants run one after the other, each with the whole GPU memory."""
     profile: str = ""
-    """Of accelerate_configs, for two processes; one without."""
+    """A profile of accelerate_configs, for two processes; empty: one process."""
     evaluate: bool = False
-    """A step is one evaluation."""
+    """Whether a step is one evaluation."""
     start: bool = False
-    """From the command to the end of the first step; the peer is a script of its own."""
+    """Whether the time from the command to the end of the first step is measured; the peer is a separate script."""
     first: str = "samestep"
-    """What peers are compared with; "bare" against itself shows what differences mean nothing."""
+    """What peers are compared with; "bare" against itself shows the differences that are only noise."""
     sessions: int = 3
-    """How often all are started anew: where its memory comes to lie makes a process on a CPU a few percent faster or
-    slower than another of the same program, for as long as it lives."""
+    """How often all contestants are restarted: on a CPU, two processes of one program differ by a few percent for as
+    long as they live, because of where their memory lies."""
 
     def contestants(self, folder: Path, total: int) -> list[Contestant]:
-        """Make the commands: ours first."""
+        """Return the contestants with their commands, ours first."""
         flags = [*self.flags.split(), "--run.steps", str(total)]
         kind = ["--bf16"] * self.bf16 + ["--compiled"] * self.compiled + ["--evaluate"] * self.evaluate
         ours = [sys.executable, "-m", "benchmarks.contestant"]
@@ -77,7 +77,7 @@ class Work:
 
 
 def script_arguments(flags: list[str], folder: Path) -> list[str]:
-    """Have the classifier's texts tokenized; return where they are, and the shape of the model."""
+    """Tokenize the classifier's texts; return their files, and the shape of the model."""
     import numpy as np
 
     from app import parse
@@ -94,7 +94,7 @@ PEERS = {"bare": 0.98, "trainer": 1.0, "accelerated": 1.0, "fabric": 1.0}
 
 
 def works(texts: dict[str, str]) -> list[Work]:
-    """List all works.
+    """Return all rows.
 
     Args:
         texts: flags of further text sets for the classifier, by name.

@@ -39,7 +39,7 @@ def plans(draw, lengths=EITHER, weights=EITHER, least=1):
         lengths=columns.integers(0, 60, samples) if draw(lengths) else None,
         weights=columns.integers(least, 9, samples) if draw(weights) else None,
     )
-    return plan, draw(st.integers(1, plan.micros_per_step))
+    return plan, draw(st.integers(1, plan.micro_batches_per_step))
 
 
 def steps_of_ranks(plan: BatchPlan, ranks: int):
@@ -263,9 +263,9 @@ def test_last_step_with_fewer_micro_batches_than_ranks(lengths):
 @given(st.integers(1, 60), st.integers(1, 60), st.data())
 def test_accumulation_has_room_for_all_micro_batches_and_wastes_no_turn(global_batch, micro_batch, data):
     plan = BatchPlan(100, 100, global_batch, micro_batch)
-    ranks = data.draw(st.integers(1, plan.micros_per_step))
+    ranks = data.draw(st.integers(1, plan.micro_batches_per_step))
     turns = plan.accumulation(ranks)
-    assert turns * ranks >= plan.micros_per_step > (turns - 1) * ranks
+    assert turns * ranks >= plan.micro_batches_per_step > (turns - 1) * ranks
 
 
 def test_more_ranks_than_micro_batches_are_refused_with_the_numbers():
@@ -298,7 +298,7 @@ def test_length_of_a_run():
     plan = BatchPlan.of_run(settings, 10)
     assert (plan.total, plan.steps) == (25, 4)
     plan = BatchPlan.of_run(RunConfig(global_batch=8, epochs=2.5, steps=7, seed=3, micro_batch=2), 10)
-    assert (plan.total, plan.steps, plan.seed, plan.micros_per_step) == (56, 7, 3, 4)
+    assert (plan.total, plan.steps, plan.seed, plan.micro_batches_per_step) == (56, 7, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,8 @@ def test_a_body_that_changes_a_file_is_held_back(tmp_path, monkeypatch, way):
     (tmp_path / "kept").write_text("mine")
     monkeypatch.chdir(tmp_path)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
-    dry_run.rehearse(mine, ["--run.dir", str(tmp_path / "run")], loop)
-    assert loop.failed and (way == "safetensors" or "kept, and a rehearsed one changes no files" in loop.failed)
+    dry_run.run_to_loop(mine, ["--run.dir", str(tmp_path / "run")], loop)
+    assert loop.failed and (way == "safetensors" or "kept, and a dry run changes no files" in loop.failed)
     assert (tmp_path / "kept").read_text() == "mine"
     (tmp_path / "kept").write_text("open again")
 

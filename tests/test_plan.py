@@ -158,6 +158,6 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
     (tmp_path / "empty.py").write_text("'''No loop.'''\n")
     words = [sys.executable, "-m", "app"]
     result = run([*words, "plan", tmp_path / "empty.py"])
-    assert result.status == 2 and "never asked for run.batches" in result.output and "Traceback" not in result.output
+    assert result.status == 2 and "never called run.batches" in result.output and "Traceback" not in result.output
     result = run([sys.executable, "-X", "importtime", *words[1:]])
     assert result.status == 0 and "  plan " in result.output and " torch\n" not in result.output

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from app.training.recompiles import Compiling
+from app.training.recompiles import Recompiles
 
 
 @pytest.fixture(autouse=True)
@@ -13,26 +13,26 @@ def afresh():
 
 def test_what_is_compiled_again_is_told_with_its_reason():
     """Canary, torch 2.11 to 2.13: the counters of torch._dynamo that are read are there, and say why."""
-    compiled, compiling = torch.compile(lambda x, factor: x * factor, backend="eager"), Compiling()
+    compiled, recompiles = torch.compile(lambda x, factor: x * factor, backend="eager"), Recompiles()
     warned = []
     for step, (size, factor) in enumerate([(3, 1.0), (3, 1.0), (3, 1.0), (3, "no"), (3, 1.0)], 1):
-        compiling.begin()
+        recompiles.begin()
         compiled(torch.ones(size), 2 if factor == "no" else factor)
-        warned.append(compiling.end(step))
+        warned.append(recompiles.end(step))
     assert warned[:3] == ["", "", ""]
-    assert warned[3].startswith("warning: step 4 was compiled anew")
+    assert warned[3].startswith("warning: step 4 was compiled again")
     assert "factor" in warned[3]
     assert warned[4] == ""
-    facts = compiling.facts(asked=True)["compiled"]
+    facts = recompiles.facts(asked=True)["compiled"]
     assert (facts["graphs"], facts["recompiles"]) == (2, 1)
     assert facts["reasons"][0].startswith("step 4: ")
 
 
 def test_evaluations_do_not_count():
-    compiled, compiling = torch.compile(lambda x: x + 1, backend="eager"), Compiling()
+    compiled, recompiles = torch.compile(lambda x: x + 1, backend="eager"), Recompiles()
     for step in range(1, 5):
-        compiling.begin()
-        compiling.end(step)
+        recompiles.begin()
+        recompiles.end(step)
         compiled(torch.ones(step))
-    assert compiling.facts(asked=False) == {}
-    assert compiling.facts(asked=True) == {"compiled": {"graphs": 0, "recompiles": 0, "reasons": []}}
+    assert recompiles.facts(asked=False) == {}
+    assert recompiles.facts(asked=True) == {"compiled": {"graphs": 0, "recompiles": 0, "reasons": []}}

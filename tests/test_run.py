@@ -249,7 +249,7 @@ def test_a_loop_that_is_left_early_counts_what_was_done(tmp_path, before, steps)
 
 
 def test_a_forgotten_update_is_refused(tmp_path):
-    with pytest.raises(UserError, match="step 1 went by"), Run(Config(RunConfig(dir=str(tmp_path)))) as run:
+    with pytest.raises(UserError, match="step 1 ended without"), Run(Config(RunConfig(dir=str(tmp_path)))) as run:
         model, _ = run.prepare(nn.Linear(4, 1), OptimConfig())
         for batch in run.batches(DATA, torch.stack):
             for micro in batch.micros(model):

@@ -12,14 +12,14 @@ from app.checkpoints.store import SaveOutcome
 class BackgroundSave:
     """A checkpoint that is being written in a thread."""
 
-    def __init__(self, step: int, measured: dict[str, float], save: Callable[[], SaveOutcome], device: torch.device):
+    def __init__(self, step: int, step_scores: dict[str, float], save: Callable[[], SaveOutcome], device: torch.device):
         """Begin to write.
 
         Args:
-            measured: the scores that were measured at this step.
+            step_scores: the scores that were measured at this step.
             device: of this process.
         """
-        self.step, self.measured = step, measured
+        self.step, self.step_scores = step, step_scores
         self._outcome: Future[SaveOutcome] = Future()
 
         def run() -> None:

@@ -87,7 +87,7 @@ class CheckpointManager:
         step: int,
         due: Triggers,
         scores: dict[str, float],
-        measured: dict[str, float],
+        step_scores: dict[str, float],
         leaving: bool,
         unevaluated: bool = False,
     ) -> None:
@@ -95,15 +95,17 @@ class CheckpointManager:
 
         Args:
             scores: the last value of each score.
-            measured: the scores that were measured at this very step; they decide which checkpoint is best.
+            step_scores: the scores that were measured at this very step; they decide which checkpoint is best.
             leaving: the run stops here for now.
             unevaluated: the run stops inside this step's evaluation.
         """
-        saving = self._writing.measured if self._writing else {}
-        improves = due.may_be_best(step) and collectives.from_main(lambda: self.store.improves(step, measured, saving))
+        saving = self._writing.step_scores if self._writing else {}
+        improves = due.may_be_best(step) and collectives.from_main(
+            lambda: self.store.improves(step, step_scores, saving)
+        )
         if due.saves(step) or leaving or improves:
-            self.save(step, due.plan, scores, measured, unevaluated)
-        if due.may_be_best(step) and measured:
+            self.save(step, due.plan, scores, step_scores, unevaluated)
+        if due.may_be_best(step) and step_scores:
             self._check_best(due.settings.best.removeprefix("-"), scores)
 
     def _check_best(self, best: str, scores: dict[str, float]) -> None:
@@ -120,7 +122,7 @@ class CheckpointManager:
         step: int,
         plan: BatchPlan,
         scores: dict[str, float],
-        measured: dict[str, float],
+        step_scores: dict[str, float],
         unevaluated: bool = False,
     ) -> None:
         """Commit a checkpoint, or begin to, after the one that is being written. Every rank takes part.
@@ -132,7 +134,7 @@ class CheckpointManager:
             self.buffers.find_changes()
             state_dict.check_finite(self.accelerator.models, step)
             # Copies: training logs on while this is written.
-            fields = {"metrics": dict(measured), "scores": dict(scores), "unevaluated": unevaluated}
+            fields = {"metrics": dict(step_scores), "scores": dict(scores), "unevaluated": unevaluated}
             fields |= self._about_run(step, plan)
             if self._in_background:
                 self._writing = self._begin(step, fields)

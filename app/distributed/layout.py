@@ -105,4 +105,4 @@ def header(plan: BatchPlan, accelerator: Accelerator) -> str:
     kind = [wrapping(accelerator)] if wrapping(accelerator) else []
     line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
     idle = plan.idle(ranks)
-    return f"{line} ({idle:.0%} of the turns idle: {plan.micros_per_step} micro-batches)" if idle else line
+    return f"{line} ({idle:.0%} of the turns idle: {plan.micro_batches_per_step} micro-batches)" if idle else line

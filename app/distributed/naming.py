@@ -1,4 +1,4 @@
-"""The names of a model's tensors, the same on every layout, and this rank's part of each tensor."""
+"""The names of a model's tensors, the same on every layout, and this rank's shard of each tensor."""
 
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.
 
 
 def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
-    """Map each parameter to its name; a shared one to its first name."""
+    """Map each parameter to its name; a shared parameter to its first name."""
     names: dict[nn.Parameter, str] = {}
     for index, model in enumerate(plain(models)):
         for name, parameter in model.named_parameters():
@@ -17,13 +17,13 @@ def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
 
 
 def buffer_names(models: list[nn.Module]) -> set[str]:
-    """Name the buffers of models."""
+    """Return the names of all buffers of the models."""
     named = [(i, name) for i, m in enumerate(plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]
     return {in_plain_model(index, name) for index, name in named}
 
 
 def tied_names(models: list[nn.Module]) -> dict[str, str]:
-    """Map each further name of a shared parameter to its first name, as checkpoints name them."""
+    """Map each further name of a shared parameter to its first name; both as in checkpoints."""
     return {f"models.{i}.{n}": f"models.{i}.{f}" for i, m in enumerate(models) for n, f in shared_names(m).items()}
 
 
@@ -40,12 +40,12 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain(models: list[nn.Module]) -> list[nn.Module]:
-    """Return models without their wrappers."""
+    """Return the models without the wrappers of DDP, FSDP and torch.compile."""
     return [extract_model_from_parallel(m, keep_fp32_wrapper=True, keep_torch_compile=False) for m in models]
 
 
 def in_plain_model(index: int, name: str) -> str:
-    """Return the name of a tensor of model `index` without the names of wrappers."""
+    """Return the checkpoint name of a tensor of model `index`, without the names of wrappers."""
     return f"models.{index}.{_unwrapped(name)}"
 
 
@@ -56,5 +56,5 @@ def _unwrapped(name: str) -> str:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor; all of it, if it is not sharded."""
+    """Return this rank's shard of a tensor; the whole tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

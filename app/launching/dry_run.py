@@ -1,4 +1,4 @@
-"""A recipe run without its loop and its run folder: up to the loop, for a plan; to its end, for the model it makes."""
+"""Dry runs: run a recipe without training or a run folder; to its loop, for a plan, or to its end, for its model."""
 
 import functools
 import os
@@ -11,13 +11,13 @@ from typing import Any
 
 from app.errors import UserError
 
-_closed = False  # to writing
+_closed = False  # whether writing files is refused
 _CHANGES = {"open", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 _current: "DryRun | None" = None
 
 
 class Reached(BaseException):
-    """Leave a rehearsed recipe where its loop would begin; no `except Exception` of a recipe's holds it back."""
+    """Leave a recipe where its loop would begin; a BaseException, which its `except Exception` does not catch."""
 
     def __init__(self, run: Any, plan: Any):
         super().__init__("the loop would begin")
@@ -25,7 +25,7 @@ class Reached(BaseException):
 
 
 class Finished(BaseException):
-    """Leave a rehearsed recipe where it would write its finished model."""
+    """Leave a recipe where it would write its finished model."""
 
     def __init__(self, run: Any, model: Any, parts: tuple, use: str):
         super().__init__("the model would be written")
@@ -33,41 +33,42 @@ class Finished(BaseException):
 
 
 class Loop:
-    """What goes through the body of a rehearsed recipe's loop, and how that failed, where it did."""
+    """Run the body of a recipe's loop in a dry run, and remember its error if it fails."""
 
     def __init__(self, batches: Callable[..., Generator[Any, None, None]]):
-        """Describe it.
+        """Describe the batches that the body gets.
 
         Args:
-            batches: takes the Run, the BatchPlan, and data, collate and augment as run.batches does; gives a Batch for
-                each time that the body is to be gone through.
+            batches: called with the Run, the BatchPlan, and data, collate and augment of run.batches; yields a Batch
+                for each time that the body is to run.
         """
         self.batches, self.failed = batches, ""
         self.reached: Reached | None = None
         self._going: Generator[Any, None, None] | None = None
 
     def begin(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
-        """Go through the body."""
+        """Return the batches for the body."""
         self.reached = Reached(run, plan)
         self._going = self.batches(run, plan, *data)
         return self._going
 
     def left_by(self, error: Exception) -> "Reached":
-        """End what the body has left by an error, and remember the error."""
+        """Close the batches after the body has failed, and remember its error."""
         self.failed = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
         self._going.close()
         return self.reached
 
 
 class DryRun:
-    """What a Run does in place of training while its recipe is rehearsed."""
+    """Take the place of training in a Run."""
 
     def __init__(self, loop: Loop | None = None, to_end: bool = False):
-        """Leave the recipe where its loop would begin, or after the loop.
+        """Describe where the recipe is left.
 
         Args:
-            loop: goes through the loop's body first.
-            to_end: the recipe goes on as if there were no steps, until it would write its finished model.
+            loop: runs the loop's body first; without one, the body does not run.
+            to_end: whether the recipe goes on after the loop until it would write its finished model; if not, it is
+                left at the loop.
         """
         self.loop, self.to_end = loop, to_end
 
@@ -84,13 +85,13 @@ class DryRun:
 
 
 def current() -> DryRun | None:
-    """Return the dry run that a recipe is run in; None where it trains. A Run asks once, when it is made."""
+    """Return the dry run that is active; None if the recipe trains. A Run asks once, when it is made."""
     return _current
 
 
 @contextmanager
 def writing_nothing() -> Iterator[None]:
-    """Have whatever would change a file in this block end in a PermissionError: its tensors have no contents."""
+    """Raise PermissionError when this block would change a file: its tensors have no contents to write."""
     import torch
 
     global _closed
@@ -101,7 +102,8 @@ def writing_nothing() -> Iterator[None]:
             _refuse(place)
         return zipped(place, *args)
 
-    # It opens files outside Python (a private name of torch 2.11 to 2.13). safetensors refuses such tensors itself.
+    # torch.save opens files in C++, where no audit hook sees it (a private name of torch 2.11 to 2.13). safetensors
+    # refuses such tensors itself.
     torch.serialization._open_zipfile_writer = zip_to
     _watch_files()
     _closed = True
@@ -114,7 +116,7 @@ def writing_nothing() -> Iterator[None]:
 
 @functools.cache
 def _watch_files() -> None:
-    """Ask this program before Python changes a file; that can be begun and never ended, so it is begun once."""
+    """Install an audit hook that sees every change of a file by Python; once, because it can never be removed."""
 
     def hear(event: str, args: tuple) -> None:
         if not _closed or event not in _CHANGES or isinstance(args[0], int):
@@ -126,19 +128,19 @@ def _watch_files() -> None:
 
 
 def _refuse(place: Any) -> None:
-    raise PermissionError(f"the loop would change {os.fsdecode(place)}, and a rehearsed one changes no files")
+    raise PermissionError(f"the loop would change {os.fsdecode(place)}, and a dry run changes no files")
 
 
-def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:
-    """Run a recipe's file, as one process on the CPU, and return its Run and its BatchPlan when the loop would begin.
+def run_to_loop(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[Any, Any]:
+    """Run a recipe's file up to its loop, as one process on the CPU, and return its Run and its BatchPlan.
 
-    Nothing is claimed or written in the run folder, and no tracker starts.
+    Nothing is locked or written in the run folder, and no tracker starts.
 
     Args:
-        loop: goes through the loop's body first; that it fails is no error.
+        loop: runs the loop's body first; an error of the body is kept in it and not raised.
 
     Raises:
-        UserError: there is no such file, the run would refuse to begin, or no loop begins.
+        UserError: there is no such file, the run would refuse to begin, or the recipe never calls run.batches.
     """
     try:
         reached = _play(recipe, flags, Reached, DryRun(loop))
@@ -147,30 +149,30 @@ def rehearse(recipe: Path, flags: list[str], loop: Loop | None = None) -> tuple[
             raise
         reached = loop.left_by(error)
     if reached is None:
-        raise UserError(f"{recipe} ended and never asked for run.batches: its loop is what a plan is about")
+        raise UserError(f"{recipe} ended and never called run.batches: a plan is about its loop")
     return reached.run, reached.plan
 
 
-def rehearse_to_end(recipe: Path, flags: list[str], beside: str = "") -> Finished:
-    """Run a recipe's file as `rehearse` does, leave out its loop, and return what it hands to run.finish.
+def run_to_end(recipe: Path, flags: list[str], import_folder: str = "") -> Finished:
+    """Run a recipe's file as `run_to_loop` does, leave out its loop, and return what it hands to run.finish.
 
     Args:
-        beside: a further folder in which it finds modules: where it lay when it was run.
+        import_folder: a further folder for its imports: the one that the recipe was in when it was trained.
 
     Raises:
-        UserError: there is no such file, the run would refuse to begin, or run.finish is not called.
+        UserError: there is no such file, the run would refuse to begin, or the recipe never calls run.finish.
     """
-    finished = _play(recipe, flags, Finished, DryRun(to_end=True), beside)
+    finished = _play(recipe, flags, Finished, DryRun(to_end=True), import_folder)
     if finished is None:
         raise UserError(f"{recipe} ended and never called run.finish(model, ...): it has no model to export")
     return finished
 
 
-def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, beside: str = "") -> Any:
+def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, import_folder: str = "") -> Any:
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     with _as_a_program(recipe, flags, dry):
-        sys.path[1:1] = [beside] if beside else []
+        sys.path[1:1] = [import_folder] if import_folder else []
         try:
             runpy.run_path(str(recipe), run_name="__main__")
         except awaited as left:
@@ -180,7 +182,7 @@ def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: Dry
 
 @contextmanager
 def _as_a_program(recipe: Path, flags: list[str], dry: DryRun) -> Iterator[None]:
-    """Have the recipe find what it would find when started by itself, on a machine without a GPU."""
+    """Set sys.argv, sys.path and the environment as if the recipe were started by itself on a machine without a GPU."""
     global _current
     before = sys.argv, sys.path, dict(os.environ)
     os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}

@@ -1,1 +1,1 @@
-"""What step t sees: pure functions of the settings and the data's size, without processes or files."""
+"""Which samples step t sees: pure functions of the settings and the data's size, without processes or files."""

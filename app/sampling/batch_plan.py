@@ -1,7 +1,7 @@
-"""Which samples make a step, how they split into micro-batches, and who computes which.
+"""Which samples make a step, how they split into micro-batches, and which data rank computes which.
 
-Everything here is a pure function of the step; nothing remembers where it was. A run that is made longer knows, beside
-it, by how many samples the last step of the shorter one was short.
+Everything here is a pure function of the step: there is no iterator state. A run that is made longer needs one more
+number: by how many samples the last step of the shorter run was short.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from app.errors import UserError
 from app.sampling import permutation
 from app.sampling.seeding import EVALUATION
 
-# Samples whose lengths are digested at a time.
+# Lengths or weights to hash at a time.
 DIGESTED = 1 << 16
 
 
 class Turn(NamedTuple):
-    """One forward pass of one data rank: micro-batch `index`, or an idle turn of weight 0, which has another's rows.
+    """One forward pass of one data rank: micro-batch `index`, or an idle turn: another micro-batch's rows, weight 0.
 
     A micro-batch whose samples all have weight 0 is an idle turn too.
     """
@@ -39,11 +39,11 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one data rank does in one step; micro-batches and weight of the whole global batch."""
+    """One data rank's turns in one step; the number of micro-batches and the weight are of the whole global batch."""
 
     index: int  # type: ignore[assignment]  # as in Turn
     turns: list[Turn]
-    micros: int
+    micro_count: int
     weight: float
 
 
@@ -53,14 +53,14 @@ class BatchPlan:
 
     Args:
         samples: size of the data set.
-        total: samples that the run sees; the last step is short where it is no multiple of global_batch.
-        lengths: of all samples, where known: a step's samples are then sorted by length and cut into micro-batches of
-            about equal padded size.
-        weights: of all samples in the loss, where they are not all 1, such as supervised tokens.
-        short: samples by which the steps made so far fell short of global_batch: the last step of a run may, and the
-            run may then have been made longer.
-        made: how many steps that is. Which of them were short is not known; the plan takes the last ones, and only
-            what looks back at them depends on it.
+        total: samples that the run sees; if it is no multiple of global_batch, the last step is short.
+        lengths: one for each sample, if known: a step's samples are then sorted by length and cut into micro-batches
+            of about equal padded size.
+        weights: one for each sample, in the loss, such as its supervised tokens; default: all 1.
+        short: samples missing from the steps made so far, compared with full steps: the last step of a run may be
+            short, and the run may have been made longer after it.
+        made: the number of steps made so far. The plan does not know which of them were short and assumes the last
+            ones; only questions about those steps depend on this.
     """
 
     samples: int
@@ -90,7 +90,7 @@ class BatchPlan:
         return cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
 
     def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
-        """Plan what follows step `step`, behind which `seen` samples were used."""
+        """Plan what follows step `step`, after which `seen` samples were used."""
         short = step * self.global_batch - seen
         if not short:
             return self
@@ -108,17 +108,17 @@ class BatchPlan:
         return -(-(self.total + self.short) // self.global_batch)
 
     @property
-    def micros_per_step(self) -> int:
+    def micro_batches_per_step(self) -> int:
         """Count the micro-batches of a full step."""
         return -(-self.global_batch // self.micro_batch)
 
     def accumulation(self, ranks: int) -> int:
-        """Count the turns that `ranks` data ranks take in a full step.
+        """Count the turns of each of `ranks` data ranks in a full step.
 
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        count, batch = self.micros_per_step, self.global_batch
+        count, batch = self.micro_batches_per_step, self.global_batch
         if ranks > count:
             smaller = f"use --run.micro-batch {batch // ranks} or a larger --run.global-batch"
             raise UserError(
@@ -126,46 +126,46 @@ class BatchPlan:
                 f"{-(-batch // count)}): at most {count} can work; "
                 + (smaller if batch >= ranks else f"use --run.global-batch {ranks} or more")
             )
-        return -(-self.micros_per_step // ranks)
+        return -(-self.micro_batches_per_step // ranks)
 
     def idle(self, ranks: int) -> float:
-        """Return the share of a full step's turns in which one of `ranks` data ranks has nothing to do.
+        """Return the share of idle turns among all turns of `ranks` data ranks in a full step.
 
         Raises:
             UserError: there are more ranks than micro-batches.
         """
-        return 1 - self.micros_per_step / (ranks * self.accumulation(ranks))
+        return 1 - self.micro_batches_per_step / (ranks * self.accumulation(ranks))
 
     @property
     def rows(self) -> str:
-        """Write the samples of a full step's micro-batch: `16`, or `10-11` where they differ."""
-        small, more = divmod(self.global_batch, self.micros_per_step)
+        """Return the samples of a full step's micro-batch as text: `16`, or `10-11` if they differ."""
+        small, more = divmod(self.global_batch, self.micro_batches_per_step)
         return f"{small}-{small + 1}" if more else str(small)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest what the plan knows of the data, on which all its steps depend."""
+        """Hash what the plan knows of the data: the number of samples, their lengths and their weights."""
         digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
         for known in (self.lengths, self.weights):
             if known is None:
                 digest.update(b"|")
                 continue
-            for start in range(0, len(known), DIGESTED):  # a copy of a piece, not of all
+            for start in range(0, len(known), DIGESTED):  # by pieces, so that no copy of the whole is made
                 digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8").data)
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:
-        """Count the samples used before step `step` (counted from 0)."""
+        """Count the samples used before step `step`, counted from 0."""
         seen = min(max(step, self.made) * self.global_batch - self.short, self.total)
-        # Before the steps that were short: all that came before, less at least one sample for each step in between.
+        # For a step before `made`: each step from it to `made` used at least one sample.
         return seen if step >= self.made else min(step * self.global_batch, seen - (self.made - step))
 
     def epoch_ends(self, step: int) -> bool:
-        """Tell whether an epoch ends in step `step` (counted from 0)."""
+        """Tell whether an epoch ends in step `step`, counted from 0."""
         return self.seen(step + 1) // self.samples > self.seen(step) // self.samples
 
     def micros(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Cut a step into its micro-batches, each as sample ids and their epochs."""
+        """Cut a step into micro-batches: for each, the sample ids [rows] and their epochs [rows], int64."""
         ids, epochs = permutation.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
         pieces = -(-len(ids) // self.micro_batch)
         if self.lengths is None:
@@ -178,7 +178,7 @@ class BatchPlan:
         return list(zip(np.split(ids, cuts), np.split(epochs, cuts), strict=True))
 
     def step(self, step: int, rank: int, ranks: int) -> Step:
-        """Choose what data rank `rank` of `ranks` does in a step."""
+        """Return the turns of data rank `rank` of `ranks` in a step."""
         micros = self.micros(step)
         weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in micros]
         turns = -(-len(micros) // ranks)
@@ -187,17 +187,17 @@ class BatchPlan:
             if index < len(micros) and weights[index]:
                 own.append(Turn(index, *micros[index], weights[index]))
             else:
-                # All rows of a micro-batch that has a loss: BatchNorm, and a loss over the batch, may fail or be NaN on
-                # one row, and so may a loss over rows without weight; and 0 times NaN is NaN.
+                # All rows of the micro-batch with the largest weight: on one row, BatchNorm or a loss over the batch
+                # may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is NaN.
                 own.append(Turn(index, *micros[int(np.argmax(weights))], 0.0, idle=True))
         return Step(step, own, len(micros), sum(weights))
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Each sample once, in micro-batches that do not depend on the number of ranks; a "step" is one turn.
+    """Each sample once, in micro-batches that do not depend on the number of ranks. A "step" is one turn.
 
-    The index of every such step is EVALUATION: a turn's own number would depend on the number of ranks.
+    Every step has the index EVALUATION: the number of a turn would depend on the number of ranks.
     """
 
     samples: int
@@ -219,7 +219,7 @@ class EvaluationPlan:
         return np.argsort(-self.lengths, kind="stable")
 
     def step(self, step: int, rank: int, ranks: int) -> Step:
-        """Choose what data rank `rank` of `ranks` evaluates in a turn."""
+        """Return what data rank `rank` of `ranks` evaluates in one turn."""
         index = rank * self.steps(ranks) + step
         idle = index >= self._micros
         taken = self._micros - 1 if idle else index  # the last one has the shortest rows
@@ -231,21 +231,25 @@ class EvaluationPlan:
 
 
 def even_start(rows: int, pieces: int, piece: int) -> int:
-    """Tell where a piece begins when rows are cut into pieces of nearly equal size, larger ones first."""
+    """Return the first row of a piece when rows are cut into pieces of nearly equal size, larger ones first."""
     return piece * (rows // pieces) + min(piece, rows % pieces)
 
 
 def even_cuts(rows: int, pieces: int) -> list[int]:
-    """Tell where each piece but the first begins when rows are cut into pieces of nearly equal size."""
+    """Return the first row of each piece but the first when rows are cut into pieces of nearly equal size."""
     return [even_start(rows, pieces, piece) for piece in range(1, pieces)]
 
 
 def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
-    """Cut rows, sorted by falling length, so that the largest padded piece (rows x longest) is as small as can be."""
+    """Cut rows, sorted from long to short, so that the largest padded piece (rows x longest) is as small as possible.
+
+    Returns:
+        The first row of each piece but the first, int64.
+    """
     rows = len(lengths)
     longest = np.maximum(lengths, 1).tolist()
 
-    def starts(limit: int) -> list[int]:  # of pieces that cost `limit` at most; the longest row costs no more
+    def starts(limit: int) -> list[int]:  # of pieces that cost at most `limit`, which no single row exceeds
         found: list[int] = []
         position = 0
         while position < rows and len(found) <= pieces:
@@ -253,7 +257,7 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
             position += limit // longest[position]
         return found
 
-    # No piece can do with less than its rows' own lengths; cuts of equal size are one way that works.
+    # Lower bound: the longest row, and the mean cost without padding. Upper bound: the cost of cuts of equal size.
     low = max(longest[0], -(-sum(longest) // pieces))
     edges = [0, *even_cuts(rows, pieces), rows]
     high = max(longest[a] * (b - a) for a, b in itertools.pairwise(edges) if b > a)
@@ -265,11 +269,15 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
 
 
 def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
-    """Halve the fullest of the pieces that begin where `found` says, until there are so many: every rank has work."""
+    """Halve the most expensive piece until there are `pieces`, so that every rank has work.
+
+    Args:
+        found: the first row of each piece.
+    """
     by_cost: list[tuple[int, int, int]] = []
 
     def add(start: int, size: int) -> None:
-        if size > 1:  # of those that cost alike, the first
+        if size > 1:  # pieces of equal cost: the first one first
             heapq.heappush(by_cost, (-size * longest[start], start, size))
 
     if len(found) < pieces:

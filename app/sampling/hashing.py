@@ -10,7 +10,7 @@ import xxhash
 
 
 def key_of(*parts: object) -> str:
-    """Hash the text of each part to 32 hexadecimal digits: the key of something that is cached."""
+    """Hash the text of all parts to 32 hexadecimal digits, a key for a cache; ("a", "b") differs from ("ab",)."""
     hasher = xxhash.xxh3_128()
     for part in parts:
         data = str(part).encode("utf-8", "surrogatepass")
@@ -19,10 +19,10 @@ def key_of(*parts: object) -> str:
 
 
 def hash_of_bytes(pieces: Iterable[np.ndarray | bytes], bits: int = 128) -> str:
-    """Hash the bytes of all pieces, one after the other; where one piece ends and the next begins does not count.
+    """Hash the bytes of all pieces, joined: the hash does not depend on how they are cut into pieces.
 
     Args:
-        bits: of the hash, 64 or 128: a hexadecimal digit for every four.
+        bits: of the hash, 64 or 128, which give 16 or 32 hexadecimal digits.
     """
     hasher = {64: xxhash.xxh3_64, 128: xxhash.xxh3_128}[bits]()
     for piece in pieces:
@@ -34,7 +34,7 @@ def hash_of_bytes(pieces: Iterable[np.ndarray | bytes], bits: int = 128) -> str:
 
 
 def hash_of(value: Any) -> str:
-    """Hash the bits of tensors, arrays, images, numbers and text, and of collections of them; of others, the type."""
+    """Hash tensors, arrays, images, numbers and text by their bits, and collections of them; other objects by type."""
     hasher = xxhash.xxh3_64()
     _feed(hasher, value)
     return hasher.hexdigest()
@@ -46,7 +46,7 @@ def _feed(hasher: xxhash.xxh3_64, value: Any) -> None:
         _feed_bytes(hasher, f"tensor {value.dtype} {tuple(value.shape)}", flat.view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         _feed_bytes(hasher, f"array {value.dtype} {value.shape}", value.tobytes())
-    elif hasattr(value, "mode") and hasattr(value, "tobytes"):  # an image of PIL
+    elif hasattr(value, "mode") and hasattr(value, "tobytes"):  # a PIL image
         _feed_bytes(hasher, f"image {value.mode} {value.size}", value.tobytes())
     elif isinstance(value, str):
         _feed_bytes(hasher, "str", value.encode("utf-8", "surrogatepass"))

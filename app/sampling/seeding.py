@@ -1,4 +1,4 @@
-"""Randomness that belongs to a step, a micro-batch or a sample, and knows neither ranks nor workers."""
+"""Random numbers keyed by step, micro-batch or sample, and independent of ranks and loader workers."""
 
 import hashlib
 import random
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     import torch
 
 EVALUATION = -1
-"""Stands in keys where training has its step: every evaluation draws the same numbers, so scores compare."""
+"""Takes the place of the step in keys: every evaluation draws the same numbers, so its scores are comparable."""
 
 
 def seed_of(*key: int) -> int:
-    """Mix numbers into a seed of 63 bits; related keys give unrelated seeds."""
+    """Hash numbers to a seed of 63 bits; similar keys give unrelated seeds."""
     digest = hashlib.blake2b(repr(tuple(map(int, key))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seed_all(*key: int) -> None:
-    """Seed every generator that a model may draw from: torch's on all devices, numpy's and Python's."""
+    """Seed every generator that a model may use: torch's on all devices, numpy's and Python's."""
     import torch
 
     seed = seed_of(*key)
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # where there is none, torch would format a stack to keep the call for later: 0.3 ms a micro-batch, twice
+    else:  # without one, manual_seed would format a stack trace to repeat the call later: 0.3 ms, twice a micro-batch
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -36,7 +36,7 @@ def seed_all(*key: int) -> None:
 
 @contextmanager
 def aside(device: "torch.device") -> Iterator[None]:
-    """Let a block seed and draw as it likes; after it, the generators go on as if it had not been there."""
+    """Restore all generators after a block that seeds and draws from them."""
     import torch
 
     python, numpy = random.getstate(), np.random.get_state()
@@ -49,5 +49,5 @@ def aside(device: "torch.device") -> Iterator[None]:
 
 
 def sample_generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Make the random numbers of one sample's augmentation: the same on any rank, in any worker."""
+    """Make the generator for one sample's augmentation: the same on any rank and in any worker."""
     return np.random.Generator(np.random.Philox(key=seed_of(seed, epoch, sample)))

@@ -1,4 +1,4 @@
-"""When a run evaluates, saves and measures: pure functions of the step."""
+"""When a run evaluates, saves, and reads losses: pure functions of the step."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from app.sampling.batch_plan import BatchPlan
 
 @dataclass(frozen=True)
 class Triggers:
-    """What is due after a step of a run; steps are counted from 1."""
+    """Tell what is due after a step of a run; steps are counted from 1."""
 
     settings: RunConfig
     plan: BatchPlan
 
     def at(self, step: int, every: int) -> bool:
-        """Tell whether something that happens every so many steps is due; 0 means at the end of each epoch.
+        """Tell whether something that happens every `every` steps is due; 0: at the end of each epoch.
 
         The last step of the run is always due.
         """
@@ -26,15 +26,15 @@ class Triggers:
         """Tell whether a checkpoint is due."""
         return self.at(step, self.settings.save_every) or step == self.settings.stop_at
 
-    def measures(self, step: int) -> bool:
-        """Tell whether loss and gradient are looked at: to show them, or to save nothing that is not finite."""
+    def reads_losses(self, step: int) -> bool:
+        """Tell whether the host reads losses and gradient norms: to log them, or to check them before a save."""
         logs = step == 1 or step % self.settings.log_every == 0
         return logs or self.saves(step) or self.may_be_best(step) or self.checks(step)
 
     def checks(self, step: int) -> bool:
-        """Tell whether ranks are compared with each other: the first time as soon as a mistake can show."""
+        """Tell whether ranks compare their weights: after step 1 too, the first in which they can differ."""
         return step == 1 or self.at(step, self.settings.check_every)
 
     def may_be_best(self, step: int) -> bool:
-        """Tell whether an evaluation is due that decides which checkpoint is best."""
+        """Tell whether an evaluation is due that may make this step's checkpoint the best one."""
         return bool(self.settings.best) and self.at(step, self.settings.eval_every)

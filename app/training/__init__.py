@@ -1,1 +1,1 @@
-"""One step: gradients, the optimizer, loading, and what is measured."""
+"""One training step: loading, gradients, the optimizer, losses and scores."""

@@ -1,4 +1,4 @@
-"""What a step was fed and what it made of every weight, in numbers that two runs can be compared by."""
+"""The audit: hashes, norms and sketches of each step's inputs, gradients and weights, to compare two runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +22,19 @@ SKETCH = 16  # numbers in the sketch of a tensor
 
 
 class Audit:
-    """Write a line a step to audit.jsonl, and one before the first, beside metrics.jsonl. Every rank takes part.
+    """Write one line for each step to audit.jsonl, next to metrics.jsonl, and one before the first step.
 
-    A line has `inputs`, a hash for each micro-batch of the step; `losses`, by name, of each micro-batch; `gradients` as
-    the optimizer gets them and `weights`, by name, each with `hash`, `norm` and `sketch`. The first line names the
-    `buffers` among the weights. Of tensors that every rank has a copy of, the main process's is taken.
+    A line has `inputs`: a hash for each micro-batch; `losses`: by name, one for each micro-batch; `gradients`, as the
+    optimizer gets them, and `weights`: by name, each with `hash`, `norm` and `sketch`. The first line lists the names
+    of `buffers`, which are among the weights. Every rank takes part; of replicated tensors, the main process's copy
+    is described.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, done: int, warn: Callable[[str], Any]):
         """Begin after step `done`.
 
         Raises:
-            UserError: under DeepSpeed, whose engine has the weights.
+            UserError: under DeepSpeed, whose engine hides the weights.
         """
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise UserError("--run.audit: DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile")
@@ -45,14 +46,14 @@ class Audit:
             self._write(0, {"buffers": sorted(naming.buffer_names(accelerator.models))})
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take down the gradients with which an optimizer is about to update."""
+        """Describe the gradients that an optimizer is about to use. Every rank takes part."""
         names = naming.parameter_names(self.accelerator.models)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None and parameter in names:
                 self._gradients[names[parameter]] = self._describe(parameter.grad)
 
     def step(self, done: int, log: StepMetrics) -> None:
-        """Write the line of step `done`."""
+        """Write the line of step `done`, counted from 1. Every rank takes part."""
         inputs = {turn.index: hash_of(turn.inputs) for turn in log.step.turns if not turn.idle}
         losses: dict[str, dict[int, float]] = {}
         for name, turn, loss in log.losses:
@@ -73,7 +74,7 @@ class Audit:
             self.file.write(done, {**fields, "weights": weights})
 
     def _describe(self, tensor: Tensor) -> dict[str, Any]:
-        """Put a tensor together, where it is sharded, and describe it on the main process."""
+        """Gather a tensor if it is sharded, and describe it on the main process; empty on other ranks."""
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
         if not self.file:
@@ -90,13 +91,13 @@ class Audit:
 
 
 def sketch(values: Tensor, signs: Tensor) -> Tensor:
-    """Shrink a tensor of one dimension to a few numbers, in float64, that keep distances.
+    """Project a tensor [n] to SKETCH numbers (float64) that approximately keep distances.
 
-    The norm of the difference of two sketches is about that of the difference of the tensors (a random projection
-    after Johnson and Lindenstrauss, as a count sketch): within a factor of two nearly always.
+    The norm of the difference of two sketches is close to the norm of the difference of the tensors, nearly always
+    within a factor of two (a count sketch: a random projection after Johnson and Lindenstrauss).
 
     Args:
-        signs: 1 or -1 for each value, drawn at random, and the same for what is to be compared.
+        signs: random 1 or -1 for each value; the same for all tensors that are compared.
     """
     padded = torch.zeros(-(-len(values) // SKETCH) * SKETCH, dtype=torch.float64)
     padded[: len(values)] = values * signs[: len(values)]

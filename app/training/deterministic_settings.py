@@ -1,4 +1,4 @@
-"""Which arithmetic torch and CUDA's libraries may choose: settled for exact mode, written down, and given back."""
+"""Arithmetic settings of torch and CUDA's libraries: fixed for exact mode, recorded, and restored afterwards."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from torch.backends import cuda, cudnn, mha, mkldnn
 
 
 class Choice(NamedTuple):
-    """Something that torch lets be chosen for the whole process, and what exact mode chooses."""
+    """A setting of torch for the whole process, and the value that exact mode wants."""
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
@@ -22,7 +22,7 @@ def _attribute(holder: Any, name: str, wanted: Any) -> Choice:
 
 
 def _reduction(name: str) -> Choice:
-    """Choose how products of 16-bit matrices are summed; what was chosen before is two answers, set as one pair."""
+    """Return the setting for sums in products of 16-bit matrices; it is read as two values and restored as a pair."""
 
     def read() -> tuple[bool, bool]:
         return getattr(cuda.matmul, name), getattr(cuda.matmul, f"{name}_split_k")
@@ -33,8 +33,8 @@ def _reduction(name: str) -> Choice:
 _cudnn: Any = cudnn  # torch sets these settings when it is imported, and declares no types of them
 _mkldnn: Any = mkldnn
 
-# In this order, and given back in it: torch's older settings write the newer ones, and where the two disagree torch
-# raises an error at whoever reads the older ones.
+# Set and restored in this order: torch's older settings also write the newer ones, and if the two disagree, reading an
+# older one raises an error.
 CHOICES = {
     "matmul": Choice(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     "cudnn_tf32": _attribute(cudnn, "allow_tf32", False),
@@ -49,9 +49,9 @@ CHOICES = {
     "fp16_accumulation": _attribute(cuda.matmul, "allow_fp16_accumulation", False),
     "cudnn_benchmark": _attribute(cudnn, "benchmark", False),
     "cudnn_deterministic": _attribute(cudnn, "deterministic", True),
-    # Flash and memory-efficient attention have a backward pass in one order where deterministic kernels are asked for.
+    # Flash and memory-efficient attention sum in a fixed order in backward when deterministic kernels are requested.
     "cudnn_attention": Choice(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, False),
-    # TransformerEncoderLayer's short cut for evaluation has other bits, and is not taken where FSDP2 has hooks.
+    # TransformerEncoderLayer's fast path in evaluation gives other bits, and is not used with FSDP2's hooks.
     "attention_short_cut": Choice(mha.get_fastpath_enabled, mha.set_fastpath_enabled, False),
     "attention_reduced_sums": Choice(
         cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp, False
@@ -61,10 +61,10 @@ CHOICES = {
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Choose what gives the same bits each time, and afterwards put back what was chosen before."""
+    """Choose settings that give the same bits each time, and restore the earlier ones after the block."""
     before = {}
     for name, choice in CHOICES.items():
-        with suppress(RuntimeError):  # older and newer settings disagree: the newer ones say what there was
+        with suppress(RuntimeError):  # older and newer settings disagree: the newer ones are the true ones
             before[name] = choice.read()
     try:
         for choice in CHOICES.values():
@@ -76,7 +76,7 @@ def settled() -> Iterator[None]:
 
 
 def in_force() -> dict[str, Any]:
-    """List what is chosen now, for run.json."""
+    """Return the current settings by name, for run.json."""
     found = {name: choice.read() for name, choice in CHOICES.items() if name not in ("matmul", "cudnn_tf32")}
     found |= {name: value[0] for name, value in found.items() if isinstance(value, tuple)}
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()

@@ -1,7 +1,7 @@
 """Exact mode: gradients with the same bits on every layout, because their sums do not depend on the order.
 
-The gradient of each micro-batch is rounded to a grid and added up in float64, where sums of grid points are exact:
-within a rank, and across ranks. docs/exact.md has the argument, the costs and the limits.
+The gradient of each micro-batch is rounded to a grid and summed in float64, where sums of grid points are exact, within
+a rank and across ranks. docs/exact.md explains why, what it costs, and where it ends.
 """
 
 import os
@@ -24,13 +24,13 @@ from app.training.gradients import Gradients
 
 _deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
 
-_asked_in_time = False  # this process first used the GPU in an exact run
+_asked_in_time = False  # whether this process first used the GPU in an exact run
 
-LIMIT = 2.0 ** (52 - GRID)  # of the gradient's norm, and of its sums over micro-batches: exact below
+LIMIT = 2.0 ** (52 - GRID)  # gradient norms, and sums of gradients over micro-batches, are exact below it
 
 
 class ExactGradients(Gradients):
-    """Weigh, round, accumulate, synchronise and clip with order-free sums."""
+    """Weight, round, accumulate, synchronise and clip gradients with sums that do not depend on the order."""
 
     def __init__(self, accelerator: Accelerator, seed: int):
         super().__init__(accelerator, seed)
@@ -47,7 +47,7 @@ class ExactGradients(Gradients):
             torch.use_deterministic_algorithms(True)
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
-        """Place a model and its optimizer, so that gradients are summed in float64."""
+        """Place a model and its optimizer such that gradients are summed in float64."""
         _check_model(model)
         if self.accelerator.device.type == "cpu":
             for group in optimizer.param_groups:
@@ -64,7 +64,7 @@ class ExactGradients(Gradients):
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
-        """Hold back synchronisation, FSDP's own in every turn but the last; behind the last, sum over ranks."""
+        """Delay synchronisation to the last turn: FSDP reduces in its backward pass; else ranks are summed after it."""
         if self.sharded:
             with super().turn(models, last):
                 yield
@@ -87,11 +87,11 @@ class ExactGradients(Gradients):
             self.sums[model].add()
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
-        """Scale the optimizer's gradients down to norm `largest` (0: leave them) and return their norm before that."""
+        """Scale gradients down to norm `largest` (0: never), on every rank; return the norm before, in float64."""
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = reproducible_sums.norm(parameters, LIMIT)
-        # One that is not finite ends the step, or the scale of fp16 is still being found.
+        # A norm that is not finite stops the run, skips the step, or lowers fp16's loss scale: it does not count here.
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if largest and parameters:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
@@ -99,22 +99,23 @@ class ExactGradients(Gradients):
         return norm
 
     def arithmetic(self) -> dict[str, Any]:
-        """Say which arithmetic torch and CUDA's libraries were left with, and what rounds the gradients."""
+        """Return the arithmetic settings of torch and CUDA's libraries, and what rounds the gradients."""
         return {**deterministic_settings.in_force(), "rounding": grid_rounding.how(self.accelerator.device)}
 
     def explained(self, error: BaseException | None) -> UserError | None:
-        """Say what to use in place of an operation that torch has refused."""
+        """Return advice for an operation that torch has refused; None for other errors."""
         return nondeterministic_ops.explained(error)
 
     def begin(self, step: Step, closely: bool) -> None:
-        """Begin a step; in one that is measured, count what the grid loses, and how far sums reach."""
+        """Begin a step; if `closely`, count the values that the grid loses, and how large sums get."""
         super().begin(step, closely)
         self.grid.watch(closely)
 
     def troubles(self) -> list[str]:
-        """Say, once, what the grid did not fit: sums too large to be exact, and values too small to be kept.
+        """Warn, once each, of sums too large to be exact and of values too small for the grid. Every rank takes part.
 
-        A sum is exact where every partial sum is, in any order: micro-batches whose gradients cancel count in full.
+        A sum is exact only if every partial sum, in any order, is below the limit. So the bound adds up absolute
+        values, even if gradients cancel.
         """
         found, large = {}, ""
         largest, (share, reach, name) = self.largest_norm.item(), self.grid.survey()
@@ -139,10 +140,10 @@ class ExactGradients(Gradients):
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Ask torch and CUDA's libraries for kernels with the same bits each time; afterwards, give back what was set.
+    """Make torch and CUDA's libraries use kernels with the same bits each time; restore the settings after the block.
 
     Raises:
-        UserError: this process has used the GPU without asking.
+        UserError: this process has already used the GPU without these settings.
     """
     global _asked_in_time
     name = "CUBLAS_WORKSPACE_CONFIG"
@@ -150,7 +151,7 @@ def settings() -> Iterator[None]:
     asked = before is not None or _asked_in_time or not torch.cuda.is_initialized()
     if not asked:
         raise UserError(
-            "--run.exact: this process has used the GPU before, and its libraries have chosen their kernels: restart "
+            "--run.exact: this process has used the GPU before, so CUDA's libraries have chosen their kernels: restart "
             f"it (a notebook's kernel), or set {name}=:4096:8 before it starts"
         )
     kernels, warn_only = (
@@ -179,16 +180,16 @@ def _check(accelerator: Accelerator) -> None:
 
 
 def refusal(zero: bool, compiled: bool) -> str:
-    """Say why the bits of a layout cannot be those of the others; nothing where they can."""
+    """Say why exact mode cannot work under DeepSpeed or torch.compile; empty if it can."""
     if zero:
         return "DeepSpeed sums gradients in its own order; use an fsdp or ddp profile"
     return "compiled code differs between layouts; take dynamo_config out of the profile" if compiled else ""
 
 
 def _fills_vectors(parameter: nn.Parameter) -> bool:
-    """Tell whether fused CPU kernels treat a tensor's elements alike, in the whole and in shards of whole rows.
+    """Tell whether fused CPU kernels compute the same bits for a whole tensor and for shards of whole rows.
 
-    The last few that do not fill a vector (at most 16 numbers) are rounded in another way.
+    They round the last numbers, which do not fill a vector of up to 16 numbers, in another way.
     """
     return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
 

@@ -1,8 +1,8 @@
-"""Gradients rounded to a grid and added up, many parameters at a time: the one owner of that arithmetic.
+"""Round gradients to a grid and add them up, many parameters at a time. This arithmetic is only here.
 
-A number of grid points is a whole number in the gradient's own precision: the product with a power of two is exact, and
-rounding goes to the nearest, halves to even. Sums of such numbers are float64. Where Triton works on a GPU, one kernel
-does for each piece what torch does in five; both give the same bits.
+A gradient becomes a whole number of grid points, in its own precision: the product with a power of two is exact, and
+the result is rounded to the nearest whole number, halves to even. Sums of these numbers are float64. If Triton works
+on the GPU, one kernel does what takes torch five; both give the same bits.
 """
 
 import functools
@@ -12,36 +12,38 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PIECES = {"cpu": 2**16, "cuda": 2**24}  # numbers at a time: what a core's cache holds; what keeps a GPU busy
+PIECES = {"cpu": 2**16, "cuda": 2**24}  # numbers at a time: fits in a core's cache; keeps a GPU busy
 
 
 def piece(device: torch.device) -> int:
-    """Return how many numbers are worked on at a time: launches grow with the numbers and not with the tensors."""
+    """Return how many numbers to process at a time, whatever tensors they are from: fewer kernel launches."""
     return PIECES.get(device.type, PIECES["cpu"])
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Put tensors of one type into one row of numbers; a single contiguous one is a view."""
+    """Flatten and join tensors of one dtype; a single contiguous one gives a view."""
     return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def to_numbers(values: Tensor, points: Tensor | float, in_place: bool = False) -> Tensor:
-    """Return the numbers of the grid points nearest to values.
+    """Return the nearest grid point of each value, as a whole number in the values' dtype.
 
     Args:
-        points: how many of them make 1; a power of two.
-        in_place: in the memory of the values.
+        points: the number of grid points in 1; a power of two.
+        in_place: whether to overwrite the values.
     """
     scaled = values.mul_(points) if in_place else values * points
-    return scaled.round_().add_(0.0)  # -0 becomes 0: a sum keeps its sign or not by how many parts it has
+    return scaled.round_().add_(0.0)  # -0 becomes 0: else the sign of a zero sum depends on the number of its terms
 
 
 def add(values: Tensor, sums: Tensor, points: Tensor | float, fresh: bool) -> None:
-    """Round values, and add the numbers of their grid points to sums.
+    """Round values, and add them to sums, in grid points.
 
     Args:
-        values: one row; what is in it afterwards has no meaning.
-        sums: float64, of the same length; fresh: what was in it counts for nothing.
+        values: [n]; they are overwritten.
+        sums: [n], float64.
+        points: the number of grid points in 1; a power of two.
+        fresh: overwrite the sums instead of adding to them.
     """
     kernels = fused(values.device)
     if kernels and values.dtype == torch.float32:
@@ -52,7 +54,7 @@ def add(values: Tensor, sums: Tensor, points: Tensor | float, fresh: bool) -> No
 
 
 def nearest(gradient: Tensor, points: Tensor | float) -> Tensor:
-    """Return the grid points nearest to a gradient's values."""
+    """Round a gradient to the grid: same shape, dtype and unit."""
     kernels = fused(gradient.device)
     if kernels and gradient.dtype == torch.float32 and gradient.is_contiguous():
         return kernels.nearest(gradient, _on_device(points, gradient.device))
@@ -60,25 +62,25 @@ def nearest(gradient: Tensor, points: Tensor | float) -> Tensor:
 
 
 def how(device: torch.device) -> str:
-    """Name what does the rounding on a device."""
+    """Return what does the rounding on a device: "triton" or "torch"."""
     return "triton" if fused(device) else "torch"
 
 
 @functools.cache
 def fused(device: torch.device) -> types.ModuleType | None:
-    """Return the kernels that do it in one launch, where they work and give torch's bits; compiled when first asked."""
+    """Return the Triton kernels if they work on the device and give torch's bits. The first call compiles."""
     if device.type != "cuda":
         return None
     try:
         from app.training import triton_kernels
 
         return triton_kernels if agrees(triton_kernels, device) else None
-    except Exception:  # no Triton, no compiler, a GPU that it does not know: torch's own operations do
+    except Exception:  # no Triton, no compiler, or an unknown GPU: torch's own operations are used
         return None
 
 
 def agrees(kernels: types.ModuleType, device: torch.device) -> bool:
-    """Tell whether kernels have torch's bits where they might not: halves, zeros with a sign, the largest, NaN."""
+    """Tell whether kernels give torch's bits in the hard cases: halves, signed zeros, the largest numbers, NaN."""
     halves = torch.arange(-9, 10, device=device) / 2
     edges = torch.tensor([2.0**22 + 0.5, 2.0**23 - 0.5, 2.0**23 + 1, 2.0**40, 3e38, 1e-45, 0.0], device=device)
     odd = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0], device=device)
@@ -98,7 +100,7 @@ def agrees(kernels: types.ModuleType, device: torch.device) -> bool:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors of floats have the same bits; any NaN is like any other."""
+    """Tell whether two float tensors have the same bits; all NaN count as equal."""
     a, b = a.nan_to_num(12345.0, torch.inf, -torch.inf), b.nan_to_num(12345.0, torch.inf, -torch.inf)
     return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 

@@ -1,4 +1,4 @@
-"""Loading: each step's rows fetched, collated and copied to the device ahead of need."""
+"""Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
 
 
 class _Steps(Dataset):
-    """Steps as items, so that a torch DataLoader can start at any of them."""
+    """A data set whose items are steps, so that a torch DataLoader can start at any step."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class _Steps(Dataset):
         step = self.plan.step(index, self.rank, self.ranks)
         try:
             return step._replace(turns=[turn._replace(inputs=self._inputs(step, turn)) for turn in step.turns])
-        except UserError as error:  # raised in a worker, torch would bury its message in a traceback
+        except UserError as error:  # if raised in a worker, torch would put its message inside a traceback
             return error
 
     def _inputs(self, step: Step, turn: Turn) -> Any:
-        # For what rows and collate functions draw from torch's own generators: known by the plan alone, like dropout.
+        # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
         seed_all(self.plan.seed, step.index, turn.index, -1)
         return inputs_of(self.data, self.collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
 
@@ -50,7 +50,7 @@ class _Steps(Dataset):
 def inputs_of(
     data: Sequence, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
 ) -> Any:
-    """Fetch rows, change each by its own random generator where there is `augment`, and make model inputs of them."""
+    """Fetch rows, augment each with its own random generator if `augment` is given, and collate them."""
     rows = fetch(data, ids)
     if augment is not None:
         keys = zip(rows, epochs, ids, strict=True)
@@ -69,15 +69,17 @@ def load(
     workers: int = 0,
     augment: Augment | None = None,
 ) -> Iterator[Step]:
-    """Iterate over a data rank's part of `steps`, on the device, loaded and copied ahead of need.
+    """Yield data rank `rank`'s part of each step, loaded and copied to the device ahead of need.
 
     Args:
-        data: indexed by sample; `__getitems__` with a list of ids is used where there is one.
-        collate: makes model inputs (nested dicts and lists of tensors) of a micro-batch's rows.
-        augment: changes one row, with a random generator that belongs to (seed, epoch, sample).
+        steps: indices of the steps, counted from 0.
+        data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
+        collate: makes model inputs (nested dicts and lists of tensors) from a micro-batch's rows.
+        workers: loader processes; 0: this process loads.
+        augment: changes one row; its random generator is seeded by (seed, epoch, sample).
     """
     own = _Steps(plan, data, collate, augment, rank, ranks)
-    if device.type == "cpu" and not workers:  # a DataLoader would only add its bookkeeping
+    if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
         return map(_or_raise, map(own.__getitem__, steps))
     loader = DataLoader(
         own,
@@ -108,12 +110,12 @@ def _or_raise(step: Step | UserError) -> Step:
 
 @functools.cache
 def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """Make one stream for all that is loaded: torch keeps freed memory for each by itself."""
+    """Return the one stream for all copies: torch's allocator keeps freed memory for each stream apart."""
     return torch.cuda.Stream(device)
 
 
 def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
-    """Copy each step to the GPU on a stream of its own, while the one before it is computed."""
+    """Copy each step to the GPU on a separate stream, while the step before it is computed."""
     copying = _copying_stream(device)
 
     def copy(step: Step | None) -> Step | None:
@@ -139,11 +141,11 @@ def _to(step: Step, device: torch.device) -> Step:
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Change the tensors in nested dicts, lists and tuples."""
+    """Apply `change` to the tensors in nested dicts, lists and tuples; other values stay."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
-        changed = copy.copy(value)  # of a type whose constructor may want more than its items
+        changed = copy.copy(value)  # its constructor may need more than the items
         changed.update({key: map_tensors(change, item) for key, item in value.items()})
         return changed
     if isinstance(value, Mapping):
@@ -156,5 +158,5 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 
 def _as_it_is(step: Any) -> Any:
-    """Keep torch from turning numpy arrays and numbers into tensors."""
+    """Return the step unchanged: torch's default would turn numpy arrays and numbers into tensors."""
     return step

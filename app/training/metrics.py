@@ -1,7 +1,7 @@
-"""Scores made of sums over all samples: the same bits on any number of ranks, and combined in one collective.
+"""Scores from sums over all samples: the same bits on any number of ranks, combined in one collective.
 
-Counts are exact, and sums of floats do not depend on their order. (torchmetrics sums floats in the order in which they
-come, and takes four seconds of each process to be imported: it brings along audio, text and plots.)
+Counts are exact, and sums of floats do not depend on the order of their terms. torchmetrics sums floats in the order
+of arrival, and its import takes four seconds in each process, because it also imports audio, text and plots.
 """
 
 import math
@@ -11,42 +11,42 @@ from torch import Tensor
 
 from app.training import reproducible_sums
 
-BOUND, COUNT = 2.0**40, 2**32  # of sums of floats, and of their terms, over all ranks
+BOUND, COUNT = 2.0**40, 2**32  # over all ranks; below these sizes of a sum and counts of its terms, bits are fixed
 
 
-class Measure:
-    """What scores need of the samples, as numbers that are added up: `state`, in float64."""
+class Metric:
+    """Base class: `state` (float64 [size]) adds up over micro-batches and ranks, and scores follow from its total."""
 
     def __init__(self, size: int):
         self.state = torch.zeros(size, dtype=torch.float64)
         self.total: list[float] = []
-        """The states of all ranks together, once scores have been computed."""
+        """The sum of all ranks' states; set before `scores` is called."""
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
         raise NotImplementedError
 
     def scores(self) -> dict[str, float]:
-        """Make scores of `total`; those that cannot be told are left out."""
+        """Compute scores from `total`; undefined ones are left out."""
         raise NotImplementedError
 
     def alone(self) -> dict[str, float]:
-        """Make scores of what this process has added up, without the others."""
+        """Compute scores from this process's own samples; no collective."""
         self.total = self.state.tolist()
         return self.scores()
 
 
-class Classification(Measure):
-    """Accuracy, and F1 as the mean over the classes that occur; of logits [rows, classes] and class numbers [rows].
+class Classification(Metric):
+    """Accuracy, and F1 as the mean over classes that occur; from logits [rows, classes] and classes [rows], int64.
 
-    The classes may be those of positions, as in segmentation: [rows, classes, ...] and [rows, ...].
+    For a class at each position, as in segmentation: [rows, classes, ...] and [rows, ...].
     """
 
     def __init__(self, classes: int, top: int = 0):
         """Prepare to count.
 
         Args:
-            top: also count how often the right class is among so many with the largest logits.
+            top: also score how often the right class is among the `top` largest logits; 0: do not.
         """
         super().__init__(classes * classes + 2)
         self.classes, self.top = classes, top
@@ -60,19 +60,19 @@ class Classification(Measure):
         self.state[:-2] += torch.bincount(pairs, minlength=self.classes**2)
 
     def matrix(self) -> Tensor:
-        """Return the confusion matrix of all ranks: [target, predicted]."""
+        """Return the confusion matrix over all ranks: float64 [target, predicted]."""
         return torch.tensor(self.total[:-2], dtype=torch.float64).view(self.classes, self.classes)
 
     def scores(self) -> dict[str, float]:
-        """Return accuracy and f1, and top-N accuracy where asked for."""
+        """Return accuracy and f1, and top-N accuracy if `top` is set."""
         matrix = self.matrix()
         right, there = matrix.diag(), matrix.sum(0) + matrix.sum(1)
         found = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
         return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
 
 
-class MultiLabel(Measure):
-    """Accuracy over all labels of all rows, and F1 as the mean over labels; of logits and 0 or 1 [rows, labels]."""
+class MultiLabel(Metric):
+    """Accuracy over all labels of all rows, and F1 as the mean over labels; from logits and 0 or 1, [rows, labels]."""
 
     def __init__(self, labels: int):
         super().__init__(4 * labels)
@@ -84,20 +84,20 @@ class MultiLabel(Measure):
         self.state += torch.cat([cell.sum(0) for cell in cells])
 
     def scores(self) -> dict[str, float]:
-        """Return accuracy and f1; a label that never occurs and is never found counts 0."""
+        """Return accuracy and f1; a label that never occurs and is never predicted has an F1 of 0."""
         hit, wrong, missed, rest = torch.tensor(self.total, dtype=torch.float64).view(4, -1)
         f1 = 2 * hit / (2 * hit + wrong + missed).clamp(min=1)
         return {"accuracy": _share((hit + rest).sum(), sum(self.total)), "f1": f1.mean().item()}
 
 
-class Regression(Measure):
-    """Mean squared error; of one amount also Pearson's correlation, where the rows tell one."""
+class Regression(Metric):
+    """Mean squared error; for one value a row, also Pearson's correlation, unless all values are equal."""
 
     def __init__(self):
         super().__init__(1 + 6 * reproducible_sums.PARTS)
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
-        """Add a micro-batch of amounts [rows], or of several a row [rows, amounts]."""
+        """Add a micro-batch of one value a row [rows], or of several [rows, values]."""
         x, y = predicted.double(), target.double()
         self.state[0] += x.numel()
         terms = ((x - y).square(), *((x, y, x * x, y * y, x * y) if x.ndim == 1 else ()))
@@ -105,12 +105,12 @@ class Regression(Measure):
         self.state[1 : 1 + len(parts) * reproducible_sums.PARTS] += torch.cat(parts)
 
     def scores(self) -> dict[str, float]:
-        """Return mse, and pearson."""
+        """Return mse, and pearson if it is defined."""
         count, *rest = self.total
         parts = [rest[i : i + reproducible_sums.PARTS] for i in range(0, len(rest), reproducible_sums.PARTS)]
         error, x, y, xx, yy, xy = (reproducible_sums.total(part) / count for part in parts)
         spread = (xx - x * x) * (yy - y * y)
-        # Below it, a difference of sums is rounding: all amounts are the same, or there is one.
+        # Below the threshold, the variance is rounding error: all values are equal, or there is only one.
         told = min(xx - x * x, yy - y * y) > 1e-12 * max(xx, yy, 1e-300)
         return {"mse": error, **({"pearson": (xy - x * y) / math.sqrt(spread)} if told else {})}
 

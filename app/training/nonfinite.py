@@ -1,4 +1,4 @@
-"""The first loss or gradient norm that was not finite, kept on the device until a number is read anyway."""
+"""The first loss or gradient norm that was not finite, kept on the device until other numbers are read."""
 
 from typing import NamedTuple
 
@@ -8,37 +8,38 @@ from torch import Tensor
 from app.distributed import collectives
 from app.sampling.batch_plan import BatchPlan, Turn
 
-_NONE, _SPAN = 2**62, 2**20  # no fault; how many numbers a step can have
+_NONE, _SPAN = 2**62, 2**20  # the value for "none"; the largest number of losses and norms in a step
 
 
 class Fault(NamedTuple):
-    """Where a number was not finite.
+    """Where the first number was that is not finite.
 
     Args:
         step: counted from 0.
-        micro: index of the micro-batch whose loss it was; -1 for a gradient.
+        micro: index of the micro-batch of the loss; -1 for a gradient norm.
     """
 
     step: int
     micro: int
 
 
-class FirstFault:
-    """Look at the numbers of steps that are not measured, without waiting for them."""
+class FirstNonfinite:
+    """Check losses and norms of steps that are not logged, without making the host wait for the device."""
 
     def __init__(self, plan: BatchPlan, rank: int, ranks_: int, device: torch.device):
         """Begin with none found.
 
         Args:
-            rank: this process's data rank, of `ranks_`.
+            rank: this process's data rank.
+            ranks_: the number of data ranks.
         """
         self.plan, self.rank, self.ranks = plan, rank, ranks_
         self._first = torch.full((), _NONE, dtype=torch.int64, device=device)
-        # From which step on which micro-batches had losses: the same in all steps but short ones.
+        # (step, micro-batches of its losses in order), valid from that step on: only short steps differ.
         self._orders: list[tuple[int, tuple[int, ...]]] = []
 
     def note(self, step: int, losses: list[tuple[str, Turn, Tensor]], norms: list[Tensor]) -> None:
-        """Look at a step, counted from 0."""
+        """Check the losses and norms (scalars on the device) of a step, counted from 0."""
         order = tuple(micro.index for _, micro, _ in losses)
         if not self._orders or self._orders[-1][1] != order:
             self._orders.append((step, order))
@@ -47,11 +48,11 @@ class FirstFault:
         self._first = torch.minimum(self._first, torch.where(good, _NONE, places).min())
 
     def there(self) -> Tensor:
-        """Return 1 where there was one on this rank, else 0, on the device."""
+        """Return 1 if this rank has found one, else 0, as a float64 scalar on the device."""
         return (self._first < _NONE).double()
 
     def tell(self) -> str:
-        """Name the first step of all ranks that had one, and its samples; nothing where none had.
+        """Name the first step in which any rank found one, and its samples; empty if none did.
 
         Every rank takes part, and waits for its device.
         """
@@ -63,7 +64,7 @@ class FirstFault:
         first = [(rank, fault, ids) for rank, (fault, ids) in enumerate(found) if fault and fault.step == step]
         lines = [f"micro-batch {f.micro} on rank {rank}: samples {ids}" for rank, f, ids in first if f.micro >= 0]
         what = "loss" if lines else "gradient"
-        return f"the {what} of step {step + 1} was not finite ({'; '.join(lines) or 'every loss of it was finite'})"
+        return f"the {what} of step {step + 1} was not finite ({'; '.join(lines) or 'all its losses were finite'})"
 
     def _read(self) -> Fault | None:
         step, place = divmod(int(self._first.item()), _SPAN)

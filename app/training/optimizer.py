@@ -1,4 +1,4 @@
-"""The optimizer's parameter groups, and the learning rate as a function of the step: no scheduler, no state."""
+"""The optimizer's parameter groups, and the learning rate as a function of the step, without a scheduler's state."""
 
 import difflib
 import inspect
@@ -20,12 +20,15 @@ FUSED = ("Adam", "AdamW")
 
 
 def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Build the optimizer that the config names, over the parameters that require a gradient.
+    """Build the optimizer that the config names, for the parameters that require a gradient.
 
-    Groups are "decay" (matrices and larger) and "no_decay" (biases, norms), each in the order of the names.
+    Its groups are "decay" (two dimensions or more) and "no_decay" (biases, norms), each sorted by parameter name.
+
+    Raises:
+        UserError: the name is unknown or unsuitable, or no parameter requires a gradient.
     """
     optimizer_class = _find_class(config.name)
-    # named_parameters gives tied parameters once.
+    # named_parameters yields a tied parameter once.
     parameters = [p for _, p in sorted(model.named_parameters(), key=lambda item: item[0]) if p.requires_grad]
     if not parameters:
         raise UserError("no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True))")
@@ -34,7 +37,7 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     arguments = {}
     for field in ("lr", "weight_decay", "betas", "eps", "momentum"):
         value = getattr(config, field)
-        # Adafactor has an eps that is a pair, with another meaning.
+        # Adafactor's eps is a pair, with another meaning.
         if field in accepted and isinstance(value, tuple) == isinstance(accepted[field].default, tuple):
             arguments[field] = value
     if config.name in FUSED and all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters):
@@ -48,17 +51,17 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
 
 
 class Optimizers:
-    """A run's optimizers, each with the settings that its learning rate follows from; None leaves it to the recipe."""
+    """A run's optimizers, each with the settings for its learning rate; None: the recipe sets the rate."""
 
     def __init__(self):
         self.known: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
 
     def add(self, optimizer: torch.optim.Optimizer, settings: OptimConfig | None) -> None:
-        """Look after one more."""
+        """Add an optimizer."""
         self.known.append((optimizer, settings))
 
     def set_rates(self, step: int, total_steps: int, global_batch: int) -> None:
-        """Set the learning rates of the step with 0-based index `step`."""
+        """Set the learning rates of step `step`, counted from 0."""
         for optimizer, settings in self.known:
             if settings is not None:
                 rate = learning_rate(settings, step, total_steps, global_batch)
@@ -66,22 +69,26 @@ class Optimizers:
                     group["lr"] = rate
 
     def rates(self) -> list[float]:
-        """Return the learning rate of each, that of its first group."""
+        """Return each optimizer's learning rate, of its first group."""
         return [optimizer.param_groups[0]["lr"] for optimizer, _ in self.known]
 
     def find(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-        """Return an optimizer's number, and the norm that its gradient is clipped to; 0 for no clipping."""
+        """Return an optimizer's index and its clipping norm; 0 for no clipping.
+
+        Raises:
+            UserError: run.prepare did not return this optimizer.
+        """
         for index, (known, settings) in enumerate(self.known):
             if known is optimizer:
                 return index, settings.clip if settings else 0.0
-        raise UserError("run.step was given an optimizer that run.prepare did not return: give it the one that it did")
+        raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:
-    """Return the learning rate of the step with 0-based index `step`, of a run of `total_steps`.
+    """Return the learning rate of step `step`, counted from 0, of a run of `total_steps`.
 
-    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1. From there linear and cosine
-    fall so that they would reach min_lr * peak at step `total_steps`, one after the last; so does wsd, later.
+    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1. Then linear and cosine fall
+    towards min_lr * peak at step `total_steps`, one after the last. wsd stays at the peak and falls in its last part.
     """
     peak = config.lr * _batch_factor(config, global_batch)
     warmup_steps = _as_steps(config.warmup, total_steps)
@@ -101,7 +108,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch
 
 
 def check(config: OptimConfig) -> None:
-    """Raise UserError for the first value that makes no sense."""
+    """Raise UserError for the first invalid value."""
     for field in ("schedule", "batch_scaling"):
         names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
         _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")

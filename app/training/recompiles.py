@@ -1,24 +1,24 @@
-"""What torch.compile does inside a run's steps: graphs that are made again after the first ones, and why."""
+"""Recompiles: graphs that torch.compile makes after a run's first steps, and why."""
 
 import sys
 from typing import Any
 
-# Steps of a launch in which everything is compiled that one shape wants, and then for shapes that change.
+# The first steps of a launch: in step 1 torch compiles for one shape, in step 2 for changing shapes.
 FIRST = 2
 
 
-class Compiling:
-    """Count the graphs that torch.compile makes inside steps; evaluations and what stands around steps do not count.
+class Recompiles:
+    """Count the graphs that torch.compile makes inside steps; graphs of evaluations are not counted.
 
-    Reads counters of torch._dynamo on the host, which are not public (torch 2.11 to 2.13), and only where something has
-    imported it.
+    It reads counters of torch._dynamo on the host, which are private (torch 2.11 to 2.13), and only if some code has
+    imported that module.
     """
 
     def __init__(self):
         self.graphs = 0
-        """Made inside steps."""
+        """Graphs made inside steps."""
         self.again: list[tuple[int, str]] = []
-        """The step, counted from 1, and the reason of each graph made after the first steps."""
+        """For each graph made after the first steps: the step, counted from 1, and the reason."""
         self._steps, self._before = 0, 0
 
     def begin(self) -> None:
@@ -27,10 +27,13 @@ class Compiling:
         self._before = _graphs()
 
     def end(self, step: int) -> str:
-        """End a step's turns, once for each optimizer; returns what to warn of: the first time, and no more.
+        """End the turns of a step; called once for each optimizer.
 
         Args:
             step: counted from 1.
+
+        Returns:
+            A warning at the first recompile; else empty.
         """
         made = _graphs() - self._before
         if not made:
@@ -43,15 +46,15 @@ class Compiling:
         if not first:
             return ""
         return (
-            f"warning: step {step} was compiled anew, which takes its time ({reasons[0]}); run.json will list all. "
-            "Inputs of one shape, or of sizes rounded up to few, are compiled once"
+            f"warning: step {step} was compiled again, which takes time ({reasons[0]}); run.json will list each "
+            "recompile. Give inputs one shape, or pad them to a few sizes, so that each is compiled once"
         )
 
     def facts(self, asked: bool) -> dict[str, Any]:
-        """Return what run.json tells; nothing where nothing was compiled, nor was to be.
+        """Return the facts for run.json; empty if nothing was compiled and the profile did not ask for it.
 
         Args:
-            asked: the profile has models compiled.
+            asked: whether the profile compiles models.
         """
         if not self.graphs and not asked:
             return {}
@@ -60,16 +63,14 @@ class Compiling:
 
 
 def _graphs() -> int:
-    """Count the graphs that torch.compile has made in this process."""
+    """Return the number of graphs that torch.compile has made in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def _reasons(count: int) -> list[str]:
-    """Say why the last so many graphs were made."""
+    """Return the reasons for the last `count` graphs."""
     metrics = sys.modules["torch._dynamo.utils"].get_compilation_metrics()[-count:]
-    told = [
-        getattr(each, "recompile_reason", None) or "a function or module that was not met before" for each in metrics
-    ]
-    told += ["torch tells no reason"] * (count - len(told))
+    told = [getattr(each, "recompile_reason", None) or "a new function or module" for each in metrics]
+    told += ["torch gives no reason"] * (count - len(told))
     return [" ".join(reason.split())[:300] for reason in told]

@@ -17,16 +17,19 @@ PARTS = 3
 
 
 def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
-    """Add up tensors of float64 in parts that other ranks' parts can be added to in any order; `total` joins them.
+    """Sum float64 tensors into PARTS numbers, to which other ranks' parts can be added in any order; see `total`.
 
-    A term is split into multiples of a coarse unit, of a finer one, and of one finer still. Sums of multiples of one
-    unit are exact in float64 while they stay below 2**52 units, and so have the same bits in every order (Demmel and
-    Nguyen, Fast reproducible floating-point summation, 2013). What is left behind the last unit is dropped.
+    Each term is split into multiples of three units, from coarse to fine. Sums of multiples of one unit are exact in
+    float64 while they stay below 2**52 units, so their bits do not depend on the order (Demmel and Nguyen, Fast
+    reproducible floating-point summation, 2013). The remainder below the finest unit is dropped.
 
     Args:
-        terms: of any shape.
-        bound: that no sum of their sizes exceeds, over all ranks; beyond it bits depend on the order.
-        count: of the terms over all ranks, at most.
+        terms: tensors of any shape.
+        bound: an upper bound of the sum of absolute values over all ranks; above it, bits depend on the order.
+        count: an upper bound of the number of terms over all ranks.
+
+    Returns:
+        The parts, float64 [PARTS], coarse first.
     """
     sums = None
     for term in terms:
@@ -49,15 +52,15 @@ def total(parts: list[float]) -> float: ...
 
 
 def total(parts: Tensor | list[float]) -> Tensor | float:
-    """Join the parts of a sum, small ones first."""
+    """Return the sum from its parts, adding the small ones first."""
     return parts[0] + (parts[1] + parts[2])
 
 
 def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Return the norm of all gradients over all ranks, in float64. Every rank takes part where they are sharded.
+    """Return the norm of all gradients over all ranks, in float64. If they are sharded, every rank takes part.
 
     Args:
-        limit: that the norm stays below; at it and above, bits depend on the order.
+        limit: from this norm on, bits depend on the order.
     """
     if not parameters:
         return torch.zeros((), dtype=torch.float64)
@@ -73,7 +76,7 @@ def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
 
 
 def _blocks(gradients: list[Tensor], numbers: int) -> Iterator[Tensor]:
-    """Put rows of one length together, in matrices of at most about so many numbers; whole rows, so no bit changes."""
+    """Join rows of equal length to matrices of at most about `numbers` numbers; rows stay whole, which keeps bits."""
     alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         rows = gradient.flatten(1) if gradient.ndim > 1 else gradient.reshape(-1, 1)
@@ -92,7 +95,7 @@ def _blocks(gradients: list[Tensor], numbers: int) -> Iterator[Tensor]:
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """Square in float64 and add up pairs within each row, which is never split over ranks: fewer terms, same bits."""
+    """Square in float64, and add pairs inside each row for fewer terms; no row is split over ranks, so bits agree."""
     terms = rows.double().square_()
     while terms.shape[1] > 1 and terms.shape[1] % 2 == 0:
         half = terms.shape[1] // 2

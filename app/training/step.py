@@ -1,4 +1,4 @@
-"""The step that a run is in: its batch, what it measures, and how far its body has come."""
+"""The current step of a run: its batch, its losses and norms, and how far its body has come."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,21 +11,21 @@ from app.training.step_metrics import StepMetrics
 
 
 class Batch:
-    """The global batch of one step: this data rank's part of it."""
+    """This data rank's part of one step's global batch."""
 
     def __init__(self, gradients: Gradients, step: Step):
         self._gradients, self._step, self._loops = gradients, step, 0
         self.begun = False
-        """Whether a forward pass has been made, which may have changed buffers."""
+        """Whether a forward pass has begun, which may change buffers."""
 
     def micros(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> Iterator[Turn]:
-        """Go through this rank's micro-batches, each with its own randomness; gradients synchronise on the last.
+        """Yield this data rank's micro-batches, each with its own random seed; gradients synchronise in the last one.
 
-        A second loop over the same batch has randomness of its own. What is drawn after one is the same on all ranks.
+        A second loop over the same batch has other seeds. After a loop, all ranks draw the same numbers.
 
         Args:
-            models: those that get gradients.
-            frozen: those that gradients only flow through, such as the discriminator while the generator learns.
+            models: the models that get gradients.
+            frozen: models that gradients only flow through, such as the discriminator while the generator learns.
         """
         for position, turn in enumerate(self._step.turns):
             seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
@@ -37,10 +37,10 @@ class Batch:
 
 
 class CurrentStep:
-    """One step of a run, from the first line of its body to what is due after it.
+    """One step of a run, from the first line of its body to the log line and checkpoint after it.
 
-    A step that was left during its evaluation comes again when the run goes on: its body runs once more, so that it
-    is evaluated, and its update stays as it was.
+    A run may stop during the evaluation of a step. When it resumes, the body of that step runs again to evaluate it;
+    its update is not made twice.
     """
 
     def __init__(self, number: int, metrics: StepMetrics, batch: Batch, undo: Callable[[], None] | None = None):
@@ -48,7 +48,7 @@ class CurrentStep:
 
         Args:
             number: of the step, counted from 1.
-            undo: puts buffers back as they were before the body; given for a step that comes again.
+            undo: restores the buffers from before the body; only given for a step that runs again.
         """
         self.number, self.metrics, self.batch, self.undo = number, metrics, batch, undo
         self.open = True
@@ -56,19 +56,19 @@ class CurrentStep:
         self.updated = False
         """Whether the body has called run.step."""
         self.scores: dict[str, float] = {}
-        """What the body has logged; run.save chooses the best checkpoint by it."""
+        """Scores that the body has logged; they decide which checkpoint is the best."""
 
     @property
     def again(self) -> bool:
-        """Tell whether its update was made before."""
+        """Tell whether this step runs again, its update made already."""
         return self.undo is not None
 
     @property
     def halfway(self) -> bool:
-        """Tell whether it is between its first forward pass and its update, when buffers are of neither step."""
+        """Tell whether it is between its first forward pass and its update, when buffers belong to neither step."""
         return self.open and not self.updated and self.batch.begun
 
     @property
     def done(self) -> int:
-        """Count the steps whose update was made, this one included once its own was."""
+        """Return the number of steps whose update is made."""
         return self.number if self.updated or self.again else self.number - 1

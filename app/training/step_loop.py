@@ -1,4 +1,4 @@
-"""From step to step: what happens around the body of a recipe's visible loop."""
+"""Do everything around the body of a recipe's visible loop, step by step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,15 +22,15 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training.audit import Audit
 from app.training.gradients import Gradients
-from app.training.nonfinite import FirstFault
+from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers
-from app.training.recompiles import Compiling
+from app.training.recompiles import Recompiles
 from app.training.step import Batch, CurrentStep
-from app.training.step_metrics import StepMetrics, advice, numbered
+from app.training.step_metrics import StepMetrics, advice, suffix
 
 
 class Services(NamedTuple):
-    """What a run has opened, and each of its steps uses."""
+    """What a run opens and each of its steps uses."""
 
     accelerator: Accelerator
     gradients: Gradients
@@ -42,29 +42,29 @@ class Services(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a run begins in this launch."""
+    """Where this launch begins in the run."""
 
     step: int = 0
-    """The last step that was made before."""
+    """The number of steps made before this launch."""
     scores: dict[str, float] = {}
-    """The last value of each, by then."""
+    """The last value of each score before this launch."""
     unevaluated: bool = False
-    """Whether that step was left during its evaluation, which comes first now."""
+    """Whether the last of those steps was stopped during its evaluation, which then comes first."""
 
 
 class StepLoop:
     """Enter each step, update the weights, and log and save what is due after it."""
 
     def __init__(self, settings: RunConfig, services: Services):
-        """Make ready; steps can be entered after `begin`."""
+        """Prepare the loop; call `begin` before the first step."""
         self.settings, self.services, self.gradients = settings, services, services.gradients
-        self.optimizers, self.compiling = Optimizers(), Compiling()
+        self.optimizers, self.recompiles = Optimizers(), Recompiles()
         self.scores: dict[str, float] = {}
-        """The last value of each score that was logged."""
+        """The last logged value of each score."""
         self.plan: BatchPlan | None = None
         self.start = Start()
         self.current: CurrentStep | None = None
-        """The last step whose body was entered."""
+        """The step whose body was entered last."""
         self.leaving = False
         """Whether the run stops after this step."""
         self.left = False
@@ -74,20 +74,20 @@ class StepLoop:
 
     @property
     def steps_done(self) -> int:
-        """Count the steps so far; while a body runs, that includes its step."""
+        """Return the number of steps made; while a body runs, its step counts too."""
         if self.current is None:
             return self.start.step
         return self.current.number if self.current.open else self.current.done
 
     def begin(
-        self, plan: BatchPlan, start: Start, faults: FirstFault, drift: DesyncCheck | None, audit: Audit | None
+        self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
     ) -> range:
-        """Begin where the run goes on, and return the indices of the steps that are left for this launch.
+        """Set where this launch begins, and return the indices of its steps, counted from 0.
 
         Args:
-            faults: takes note of what is not finite in steps that are not measured.
-            drift: compares ranks, where there are several.
-            audit: writes down each step.
+            faults: checks losses and norms of steps that are not logged.
+            drift: compares ranks; None on one process.
+            audit: records each step; None without --run.audit.
         """
         self.plan, self.start, self.scores = plan, start, dict(start.scores)
         self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
@@ -95,32 +95,32 @@ class StepLoop:
         return range(start.step - int(start.unevaluated), end)
 
     def go_through(self, steps: Iterator[Step]) -> Iterator[Batch]:
-        """Yield the batch of each step for its body, and do what is due after it; ends early where the run leaves."""
+        """Yield each step's batch for its body, and do what is due after the body; end early if the run must stop."""
         for step in steps:
             yield self._enter(step)
             if not self.current.updated:
-                raise UserError(f"step {self.steps_done} went by without run.step(optimizer): call it after the turns")
+                raise UserError(f"step {self.steps_done} ended without run.step(optimizer): call it after the turns")
             self.settle()
             if self.leaving:
                 break
 
     def _enter(self, step: Step) -> Batch:
-        """Begin a step, whose body is about to run."""
+        """Begin a step, just before its body runs."""
         number, accelerator = step.index + 1, self.services.accelerator
         undo = state_dict.remember_buffers(accelerator.models) if number <= self.start.step else None
         metrics = StepMetrics(accelerator, step, self._faults, self.settings.nonfinite == "skip")
         self.current = CurrentStep(number, metrics, Batch(self.gradients, step), undo)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.global_batch)
-        self.gradients.begin(step, self._triggers.measures(number))
-        # Loading has drawn what this rank's rows wanted; what the recipe draws next is the same on all.
+        self.gradients.begin(step, self._triggers.reads_losses(number))
+        # Loading this rank's rows may have drawn random numbers; seeded again, all ranks draw the same in the body.
         seed_all(self.plan.seed, step.index)
-        self.compiling.begin()
+        self.recompiles.begin()
         return self.current.batch
 
     @contextmanager
     def trying(self, step: CurrentStep, gradients: Gradients) -> Iterator[None]:
-        """Have a body run in a dry run: nothing is due, and what it changes here is changed back."""
+        """Run a body in a dry run: nothing is due, and its changes to this loop are undone."""
         before = self.gradients, self.scores, self.current
         self.gradients, self.scores, self.current = gradients, dict(self.scores), step
         gradients.begin(step.metrics.step, closely=False)
@@ -131,7 +131,7 @@ class StepLoop:
             self.gradients, self.scores, self.current = before
 
     def due(self, every: int) -> bool:
-        """Tell whether something that happens every so many steps is due now; in a dry run nothing is."""
+        """Tell whether something that happens every `every` steps is due now; in a dry run, never."""
         self._check_begun("run.due")
         return self._triggers is not None and self._triggers.at(self.steps_done, every)
 
@@ -139,7 +139,8 @@ class StepLoop:
         """Add a micro-batch's gradient.
 
         Args:
-            parts: of the loss, by the names to log them under.
+            parts: of the loss, by name for the log; scalars.
+            loss: the sum of the parts, a scalar.
         """
         step = self._inside("run.backward")
         for name, value in parts.items():
@@ -147,10 +148,10 @@ class StepLoop:
         self.gradients.backward(loss, micro)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip, update, and clear the gradients."""
+        """Clip the gradients, update the weights, and clear the gradients."""
         (index, clip), step = self.optimizers.find(optimizer), self._inside("run.step")
         step.updated = True
-        if slow := self.compiling.end(step.number):
+        if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
         if step.again:
             step.undo()
@@ -159,13 +160,13 @@ class StepLoop:
         self.gradients.clear(optimizer)
 
     def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
-        """Clip and measure a gradient; False where it is not finite and --run.nonfinite leaves such steps out.
+        """Clip the gradient and check its norm; return False if it is not finite and --run.nonfinite is skip.
 
         Raises:
-            UserError: it is not finite, and the run stops at such steps.
+            UserError: it is not finite, and --run.nonfinite is stop.
         """
         skips, wrong = self.settings.nonfinite == "skip", ""
-        if clip or self._measures(step) or skips or not self.gradients.finite(optimizer):
+        if clip or self._reads_losses(step) or skips or not self.gradients.finite(optimizer):
             norm = self.gradients.clip(optimizer, clip)
             if not step.metrics.add_norm(norm, index):
                 wrong = step.metrics.explain(norm)
@@ -179,14 +180,14 @@ class StepLoop:
         return not wrong
 
     def log(self, values: dict[str, float]) -> None:
-        """Take note of plain numbers, to be written after the step's own line."""
+        """Keep plain numbers, which are written after the step's own line."""
         self.services.logger.pending.append(values)
         self.scores |= values
         if self.current is not None:
             self.current.scores |= values
 
     def settle(self) -> None:
-        """Do what is due after a step, also one whose body the recipe has left by a `break`; once for each step."""
+        """Do what is due after a step, once; also if the recipe left the step's body by a `break`."""
         step, logger = self.current, self.services.logger
         if self.left:
             logger.drop_pending()
@@ -204,17 +205,17 @@ class StepLoop:
             self._after_update(step)
         elif step.updated and not self.left:
             self.services.logger.write_pending(step.number)
-            self.save()  # which gives the checkpoint that is there the scores
+            self.save()  # adds the scores to the checkpoint of this step
         elif step.again and not step.updated:
-            step.undo()  # its checkpoint still says that the step was not evaluated
+            step.undo()  # the checkpoint still says that the step is not evaluated
         elif not step.updated and self.left and step.done:
-            self.save()  # of the step before
+            self.save()  # the step before
 
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
         services.buffers.agree()
-        if self._measures(step):
-            rates = {f"lr{numbered(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
+        if self._reads_losses(step):
+            rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
             losses, about = step.metrics.collect(services.buffers, drift)
             services.logger.step(step.number, losses, {**about, **rates})
@@ -231,7 +232,7 @@ class StepLoop:
         services.checkpoint_manager.save_when_due(step.number, self._triggers, *how)
 
     def save(self) -> None:
-        """Commit a checkpoint of the last step; in a dry run, none."""
+        """Commit a checkpoint of the last step; in a dry run, do nothing."""
         self._check_begun("run.save")
         step = self.current
         if step is not None and step.open and not step.updated:
@@ -240,12 +241,12 @@ class StepLoop:
             self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, step.scores if step else {})
 
     def may_leave_evaluation(self) -> bool:
-        """Tell whether the run may stop during an evaluation now; else the step is finished first."""
+        """Tell whether the run may stop during an evaluation now; if not, the step is finished first."""
         return self.current is None or not self.current.halfway
 
-    def _measures(self, step: CurrentStep) -> bool:
-        """Tell whether a step's loss and gradient are looked at."""
-        return self._triggers is not None and self._triggers.measures(step.number)
+    def _reads_losses(self, step: CurrentStep) -> bool:
+        """Tell whether the host reads a step's losses and gradient norms."""
+        return self._triggers is not None and self._triggers.reads_losses(step.number)
 
     def _check_begun(self, call: str) -> None:
         if self.plan is None and self.current is None:
@@ -255,7 +256,7 @@ class StepLoop:
         """Return the step whose body is running.
 
         Raises:
-            UserError: there is none.
+            UserError: no body is running.
         """
         if self.current is None or not self.current.open:
             raise UserError(f"{call} outside a step: call it in the body of the loop over run.batches")

@@ -1,4 +1,4 @@
-"""What one step measures: losses, gradient norms and the ledger; one collective, and only when it is logged."""
+"""One step's losses, gradient norms and ledger; one collective, and only if the step is logged, saved or checked."""
 
 import hashlib
 import math
@@ -13,35 +13,35 @@ from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
-from app.training.nonfinite import FirstFault
+from app.training.nonfinite import FirstNonfinite
 
 
 class StepMetrics:
-    """Losses and gradient norms of one step, left on the device until they are asked for."""
+    """Keep losses and gradient norms of one step on the device until they are read."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstFault, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstNonfinite, skips: bool = False):
         """Begin a step.
 
         Args:
-            faults: of the steps before that were not measured.
-            skips: what is not finite leaves the update out, and does not stop the run.
+            faults: checks the losses and norms of steps that are not logged.
+            skips: whether a number that is not finite skips the update instead of stopping the run.
         """
         self.accelerator, self.step, self.faults, self.skips = accelerator, step, faults, skips
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.norms: dict[int, Tensor] = {}
 
     def add(self, name: str, loss: Tensor, micro: Turn) -> None:
-        """Remember a micro-batch's mean loss."""
+        """Keep a micro-batch's mean loss, a scalar on the device."""
         self.losses.append((name, micro, loss.detach()))
 
     def add_norm(self, norm: Tensor, index: int) -> bool:
-        """Remember the norm of optimizer `index`'s gradient, unless it is known not to be finite.
+        """Keep the norm of optimizer `index`'s gradient, unless it is known not to be finite.
 
-        A GPU is not waited for, except by a run that skips such steps: a later step that is logged or saved looks at
+        The host does not wait for a GPU, unless the run skips such steps: the next step that is logged or saved checks
         all norms since the last one.
 
         Returns:
-            Whether it is finite, as far as is known; the same on every rank.
+            False if the norm is known not to be finite; the same on every rank.
         """
         self.norms[index] = norm
         waits = norm.device.type == "cpu" or self.skips
@@ -51,33 +51,36 @@ class StepMetrics:
         return False
 
     def explain(self, norm: Tensor) -> str:
-        """Say what was not finite first: in an earlier step, or in this one's gradient. Every rank takes part."""
+        """Say what was not finite first, in an earlier step or in this step's gradient. Every rank takes part."""
         return self._earlier() or self._not_finite("gradient", norm.item())
 
     def note(self) -> None:
-        """Have losses and norms looked at, in a step that is not measured; does not wait for them."""
-        if self.losses and not self.skips and self.accelerator.scaler is None:  # which leaves steps out by itself
+        """Check losses and norms on the device, in a step that is not logged; the host does not wait."""
+        if self.losses and not self.skips and self.accelerator.scaler is None:  # the scaler skips such steps itself
             self.faults.note(self.step.index, self.losses, [*self.norms.values()])
 
     def collect(self, buffers: Buffers, drift: DesyncCheck | None = None) -> tuple[dict[str, float], dict[str, Any]]:
-        """Combine all ranks: the losses of the global batch; gradient norms and the ledger's fingerprint.
+        """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
         Args:
-            buffers: learns in the same collective whether training has changed some that it was not known to.
-            drift: compares the ranks' weights and buffers in it.
+            buffers: learns in the same collective whether training has changed further buffers.
+            drift: compares the ranks' weights and buffers in the same collective.
+
+        Returns:
+            The losses of the global batch by name; and the gradient norms and the hash of the sample ids, by name.
 
         Raises:
-            UserError: a loss or norm is not finite, naming step, rank and samples; or ranks have drifted apart.
+            UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
         """
         names = sorted({name for name, _, _ in self.losses})
-        # A slot for each micro-batch, which one rank fills: what is added up has one order on every layout.
-        slots = torch.zeros(len(names) * self.step.micros + 4, dtype=torch.float64, device=self.accelerator.device)
+        # One slot for each micro-batch, filled by one rank: on every layout, losses are summed in the same order.
+        slots = torch.zeros(len(names) * self.step.micro_count + 4, dtype=torch.float64, device=self.accelerator.device)
         changed = buffers.found()
         slots[-3:] = torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64)
         slots[-4] = self.faults.there()
         for name, micro, loss in self.losses:
             if micro.weight:
-                place = names.index(name) * self.step.micros + micro.index
+                place = names.index(name) * self.step.micro_count + micro.index
                 slots[place] += loss.double() * (micro.weight / self.step.weight)
         own = len(slots)
         if drift is not None:
@@ -93,25 +96,25 @@ class StepMetrics:
             raise UserError(advice(self._earlier()))
         if fresh:
             buffers.learn(changed)
-        if drift is not None and fresh:  # what was compared is from before all ranks agreed
+        if drift is not None and fresh:  # the numbers in `prints` are from before the ranks agreed on these buffers
             drift.compare_now(self.step.index + 1)
         elif drift is not None:
             drift.compare(prints, self.step.index + 1)
-        losses = [sum(parts[i * self.step.micros : (i + 1) * self.step.micros]) for i in range(len(names))]
+        losses = [sum(parts[i * self.step.micro_count : (i + 1) * self.step.micro_count]) for i in range(len(names))]
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled and not self.skips:
                 raise UserError(advice(self._not_finite(name, value)))
-        about = {f"grad_norm{numbered(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
+        about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }
 
     def _earlier(self) -> str:
-        """Say what was not finite in an earlier step, where something was. Every rank takes part."""
+        """Say what was not finite in an earlier step; empty if all was. Every rank takes part."""
         told = self.faults.tell()
-        return told and f"{told}, which is found in step {self.step.index + 1}"
+        return told and f"{told}; found in step {self.step.index + 1}"
 
     def _not_finite(self, what: str, value: float) -> str:
         own = [
@@ -126,23 +129,23 @@ class StepMetrics:
 
 
 def advice(what: str) -> str:
-    """Say what the user can do about something that was not finite."""
+    """Add advice for the user to a report of a number that was not finite."""
     return (
-        f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip the same command goes "
-        "on from the last checkpoint and leaves such steps out; a lower --optim.lr wants another --run.dir"
+        f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip, the same command goes "
+        "on from the last checkpoint and skips such steps; a lower --optim.lr needs another --run.dir"
     )
 
 
-def numbered(index: int) -> str:
-    """Tell several optimizers' columns apart: nothing for the first, /1 for the second."""
+def suffix(index: int) -> str:
+    """Return the suffix of an optimizer's names in the log: empty for the first, /1 for the second."""
     return f"/{index}" if index else ""
 
 
 def ledger_parts(step: Step) -> tuple[int, int]:
-    """Fingerprint the sample ids of some of a step's micro-batches as two numbers that add up over ranks.
+    """Hash the sample ids of one rank's micro-batches to two numbers, whose sums over ranks hash the whole step.
 
-    Each micro-batch's number and ids, in order, are hashed to 64 bits; the halves are summed. Sums of 32-bit numbers
-    are exact in float64.
+    Each micro-batch's index and ids, in order, are hashed to 64 bits, and the two halves are summed apart: sums of
+    32-bit numbers are exact in float64.
     """
     high = low = 0
     for turn in step.turns:

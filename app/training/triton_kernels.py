@@ -1,4 +1,4 @@
-"""Triton kernels for grid_rounding.py: one launch for each piece of numbers, with the bits of torch's operations."""
+"""Triton kernels for grid_rounding.py, with the same bits as torch's operations, in one launch."""
 
 import torch
 import triton
@@ -6,12 +6,12 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-WHOLE = tl.constexpr(8388608.0)  # 2**23: a float32 of this size has no fraction
+WHOLE = tl.constexpr(8388608.0)  # 2**23: a float32 of this size or more is a whole number
 
 
 @triton.jit
 def _numbers(values, points):
-    """Round to whole numbers, halves to even: adding 2**23 leaves no place for a fraction."""
+    """Round to whole numbers, halves to even: after adding 2**23, float32 has no bits for a fraction."""
     scaled = values * points
     size = tl.abs(scaled)
     rounded = tl.where(size < WHOLE, (size + WHOLE) - WHOLE, size)
@@ -38,15 +38,15 @@ def _nearest(values, found, points, count, block: tl.constexpr):
 
 
 def add(values: Tensor, sums: Tensor, points: Tensor, fresh: bool) -> None:
-    """Round float32 values, and add the numbers of their grid points to float64 sums; both are contiguous."""
+    """Round float32 values [n], and add them, in grid points, to float64 sums [n]; both contiguous."""
     count = values.numel()
     if count:
-        # Not fused: a product and a sum that are rounded once together would have other bits than torch's.
+        # No fused multiply-add: it rounds once where torch's operations round twice.
         _add[(triton.cdiv(count, BLOCK),)](values, sums, points, count, fresh, BLOCK, enable_fp_fusion=False)
 
 
 def nearest(values: Tensor, points: Tensor) -> Tensor:
-    """Return the grid points nearest to contiguous float32 values."""
+    """Round contiguous float32 values to the grid."""
     found, count = torch.empty_like(values), values.numel()
     if count:
         _nearest[(triton.cdiv(count, BLOCK),)](values, found, points, count, BLOCK, enable_fp_fusion=False)

@@ -1,1 +1,1 @@
-"""What one GPU shows, in parts of a few minutes: `python -m benchmarks.gpu`."""
+"""Tests and benchmarks on one GPU, in parts of a few minutes: `python -m benchmarks.gpu`."""

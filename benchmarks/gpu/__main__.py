@@ -1,14 +1,14 @@
-"""Show on one NVIDIA GPU, without a network, that the laws hold there and how fast it is. Most valuable parts first.
+"""Test the laws and measure speed on one NVIDIA GPU, without a network. The most valuable parts run first.
 
     make bench-gpu                          # all parts; PART=laws, PART="lm exact" for some
     python -m benchmarks.gpu --list         # which parts there are, and how long they take
     python -m benchmarks.gpu --only laws-cls lm
     python -m benchmarks.gpu --summary      # merge the results of parts that were run before
-    python -m benchmarks.gpu --small        # small shapes, on a CPU too: to see that all of it runs, not to measure
+    python -m benchmarks.gpu --small        # small shapes, also on a CPU: to check that all parts run, not to measure
 
-Each part is a process of its own with a time limit. In benchmarks/results/DEVICE/ it leaves PART.json, at any time with
-what it has found so far, and PART.txt with all that it printed; a part that fails or is late does not stop the others.
-After each one everything there is merged into summary.json and summary.md.
+Each part is a separate process with a time limit. In benchmarks/results/DEVICE/ it writes PART.json, which always has
+the results so far, and PART.txt with all its output. A part that fails or takes too long does not stop the others.
+After each part, all results there are merged into summary.json and summary.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.results import commit, machine, slug
 
 
 def main() -> None:
-    """Run what is asked for, and merge all that was found."""
+    """Run the chosen parts, and merge all results."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +52,7 @@ def main() -> None:
     if options.summary:
         print(merge(folder))
         return
-    # So that the processes of a part end with this one.
+    # So that SIGTERM also ends the processes of a part.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     ended = {}
     for number, part in enumerate(parts, 1):
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def listing(parts: list[Part], limit: float) -> str:
-    """Say what the parts are, and how long they may take."""
+    """Return the list of parts with their time limits."""
     rows = [[part.name, f"{part.minutes:g}", part.about] for part in parts]
     whole = sum(part.minutes for part in parts)
     ends = (

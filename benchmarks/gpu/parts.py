@@ -5,38 +5,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LIMIT = 480
-"""Seconds that a part may take."""
+"""The default time limit of a part, in seconds."""
 TESTS = ("-m", "pytest", "-vv", "-rs", "-p", "no:cacheprovider", "--color=no")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One command, and what it answers."""
+    """One part: a command, and the question that it answers."""
 
     name: str
     about: str
     command: tuple[str, ...]
-    """Words after python's own name. Its lines that are JSON objects are what it finds."""
+    """Words after `python`. The lines that it prints as JSON objects are its results."""
     minutes: float
-    """That it may take on one H200: an estimate, until it has run on one."""
+    """Minutes on one H200: an estimate, until it has run on one."""
     small: tuple[str, ...] = ()
-    """Words that take the place of those after the module, for small shapes."""
+    """Words that replace those after the module, for small shapes."""
     leaves: str = ""
-    """The flag that takes a JSON file which it writes at its end."""
+    """The flag for a JSON file that it writes at its end."""
 
     def words(self, small: bool) -> list[str]:
-        """Return the words after python's name."""
+        """Return the words after `python`."""
         return [*self.command[:2], *self.small] if small and self.small else [*self.command]
 
     def lacks(self) -> str:
-        """Say which module of the project it cannot do without is missing; nothing where none is."""
+        """Return a module of the project that it needs and that is missing; empty if none is."""
         kind, module = self.command[:2]
         return "" if kind != "-m" or importlib.util.find_spec(module) else f"there is no module {module} here"
 
 
 def _laws(recipe: str, minutes: float) -> Part:
     about = f"{recipe}: twice the same, stopped and resumed, to the CPU and back; exact mode to the bit"
-    tests = f"{recipe} or kernels" if recipe == "cls" else recipe  # those that belong to no recipe go with the first
+    tests = f"{recipe} or kernels" if recipe == "cls" else recipe  # tests of no recipe go with the first part
     return Part(f"laws-{recipe}", about, (*TESTS, "tests/laws/test_cuda.py", "-k", tests), minutes)
 
 
@@ -50,7 +50,7 @@ def _speed(name: str, about: str, minutes: float) -> Part:
 
 
 def _cost(recipes: Sequence[str], minutes: float) -> Part:
-    about = f"what exact mode costs {', '.join(recipes)}: items a second beside the ordinary mode"
+    about = f"what exact mode costs {', '.join(recipes)}: items a second against ordinary mode"
     words = tuple(f"exact-{recipe}" for recipe in recipes)
     small = (*words, "--small", "--rounds", "3")
     return Part(f"exact-{'-'.join(recipes)}", about, ("-m", "benchmarks.gpu.speed", *words), minutes, small=small)
@@ -71,12 +71,12 @@ PARTS = (
     _laws("cls", 2),
     _laws("lm", 2),
     _sharing(2, 4),
-    _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; beside a bare loop and Trainer", 5),
+    _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; against a bare loop and Trainer", 5),
     _cost(("lm", "cls"), 5),
     _laws("img", 2),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
-    _speed("cls", "BERT-base beside a bare loop and Trainer", 2.5),
+    _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),
     _sharing(4, 5),
     _launches("cls"),
     _launches("lm"),
@@ -84,24 +84,24 @@ PARTS = (
     _saving("1", 1),
     Part(
         "memory",
-        "peak memory beside what `plan` says",
+        "peak memory against what `plan` predicts",
         ("-m", "benchmarks.predicted"),
         3,
         small=("--small",),
         leaves="--out",
     ),
-    _speed("resnet", "ResNet-50 beside a bare loop and Trainer", 3),
-    _speed("vit", "ViT-B beside a bare loop and Trainer", 3),
+    _speed("resnet", "ResNet-50 against a bare loop and Trainer", 3),
+    _speed("vit", "ViT-B against a bare loop and Trainer", 3),
     _cost(("img", "gan", "seg"), 6),
     _saving("13", 3),
 )
 
 
 def chosen(words: Sequence[str], parts: Sequence[Part] = PARTS) -> list[Part]:
-    """Return the parts that words name, in their order: one by its name, or all that a word begins.
+    """Return the parts that words select, in order: by its name, or all whose names begin with the word.
 
     Raises:
-        SystemExit: a word names none.
+        SystemExit: a word selects none.
     """
     found = []
     for word in words:

@@ -1,4 +1,4 @@
-"""One part run within its time: what it finds is written as it comes, so that nothing is lost when it ends early."""
+"""Run one part within its time limit; results are written as they come, so that an early end loses nothing."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from benchmarks.gpu.parts import Part
 from benchmarks.turns import ROOT, search_path
 
 TEST = re.compile(r"^\S+::(\S+(?: [^ ]+)*?) (PASSED|FAILED|ERROR|SKIPPED)\b(?: \((.*)\))?")
-LINES = 40  # of the end of what it printed, kept next to what it found
+LINES = 40  # characters of the end of its output, kept next to its results
 
 
 def run_part(part: Part, folder: Path, small: bool, limit: float, about: dict[str, Any]) -> dict[str, Any]:
-    """Run a part, show what it prints, and return its result, which PART.json has at any time; PART.txt has it all.
+    """Run a part, show its output, and return its result, which PART.json has at any time; PART.txt has all output.
 
     Args:
-        limit: seconds after which all processes that it began are killed.
+        limit: seconds, after which all its processes are killed.
         about: the machine, its software and the project's commit.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def run_part(part: Part, folder: Path, small: bool, limit: float, about: dict[st
         learn("")
         status = _follow(words, printed, notes, limit, learn)
         if left.exists():
-            with suppress(json.JSONDecodeError):  # it was ended while it wrote
+            with suppress(json.JSONDecodeError):  # it was killed while it wrote
                 result["left"] = json.loads(left.read_text())
             left.unlink()
         text = printed.read_text(errors="replace")
@@ -60,7 +60,7 @@ def run_part(part: Part, folder: Path, small: bool, limit: float, about: dict[st
 
 
 def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: Callable[[str], None]) -> str:
-    """Run a command, show and hand over what it has printed so far, and return how it ended."""
+    """Run a command, show and pass on its output so far, and return how it ended."""
     start, text, size = time.monotonic(), "", 0
     process = _start(words, printed, notes)
     known = set(family(process.pid))
@@ -82,7 +82,7 @@ def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: C
                     break
                 time.sleep(0.5)
     finally:
-        kill(known)  # whatever ends this call, and what a part that has ended left running
+        kill(known)  # whatever ends this call; also processes that an ended part has left
         process.wait()
         shutil.rmtree(printed.with_suffix(".tmp"), ignore_errors=True)
     return "out of time" if late else "failed" if process.returncode else "passed"
@@ -90,12 +90,12 @@ def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: C
 
 def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    # Tests that want a GPU run without one too; what they find they leave in a file, as pytest keeps what they print.
+    # Tests that need a GPU run without one too. They write results to a file, because pytest captures their output.
     environment |= {"CUDA_PARTS_ON_CPU": "1", "BENCH_FOUND": str(notes.absolute())}
-    # One that is killed leaves its folders there, with checkpoints of gigabytes.
+    # A killed part leaves its folders there, with checkpoints of gigabytes.
     environment["TMPDIR"] = str(printed.with_suffix(".tmp").absolute())
     os.makedirs(environment["TMPDIR"], exist_ok=True)
-    environment["COLUMNS"] = "240"  # or pytest leaves out why it skips
+    environment["COLUMNS"] = "240"  # or pytest leaves out the reasons of skips
     with printed.open("w") as output:
         return subprocess.Popen(
             [sys.executable, *words],
@@ -108,14 +108,14 @@ def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
 
 
 def _learned(text: str) -> dict[str, Any]:
-    """Read what was printed so far: lines of JSON, and how tests ended, with why some were skipped."""
+    """Read the output so far: lines of JSON, and results of tests with the reasons of skips."""
     found, tests = [], {}
     for line in text.splitlines():
         if line.startswith('{"'):
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:
-                continue  # it is still being written
+                continue  # the line is still being written
         elif match := TEST.match(line):
             name, verdict, reason = match.groups()
             tests[name] = f"{verdict.lower()}: {reason}" if reason else verdict.lower()
@@ -123,7 +123,7 @@ def _learned(text: str) -> dict[str, Any]:
 
 
 def _write(file: Path, result: dict[str, Any]) -> None:
-    """Replace the file at once: who reads it never sees half of it."""
+    """Replace the file atomically, so that a reader never sees half of it."""
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(result, indent=1) + "\n")
     os.replace(draft, file)

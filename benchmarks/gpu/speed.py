@@ -1,10 +1,10 @@
-"""Rows of speed on a GPU: our run beside a bare loop and Trainer on the same job, or in exact mode beside the ordinary.
+"""Compare speed on a GPU: our run with a bare loop and Trainer on the same job, or exact mode with ordinary mode.
 
     python -m benchmarks.gpu.speed lm        # or cls, resnet, vit
     python -m benchmarks.gpu.speed exact-lm exact-cls --small
 
-Each contestant has a process of its own: exact mode settles kernels for all of a process. A contestant's numbers are
-printed as JSON as soon as it has ended; after the last one, how they compare.
+Each contestant has its own process, because exact mode fixes kernels for a whole process. A contestant's numbers are
+printed as JSON when it has ended, and the comparison after the last one.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LM = (
     "--scratch.heads {heads} --data.block {block} --data.packing concat --run.global-batch 8 --run.micro-batch 2 "
     f"--sample-length 0 --optim.lr 3e-4 --optim.warmup 20 {QUIET} "
 )
-# What is held out is scored by each contestant at its end: a little will do.
+# Each contestant scores the held-out set at its end: a small one is enough.
 LM_DATA = {False: "--data.holdout 0.02", True: "--data.split train[:60] --data.eval-split train[60:64]"}
 LM_SIZES = {
     False: {"layers": 24, "width": 2048, "heads": 16, "kv": 8, "block": 4096},  # 1.1 billion weights
@@ -52,7 +52,7 @@ def main() -> None:
             per_item = {}
             if name == "lm":
                 product = matmul_flops(512 if options.small else 8192)
-                torch.cuda.empty_cache()  # for those that are measured next; on a CPU nothing
+                torch.cuda.empty_cache()  # for the next contestants; no effect on a CPU
                 say(row="lm", matmul_tflops=product / 1e12)
                 per_item = {"flops": flops_per_token(LM_SIZES[options.small]), "most": product}
             failed += measure(work, options.rounds, Path(folder), **per_item)
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: float = 0.0) -> list[str]:
-    """Train all contestants of a row, and print what they did; return the names of those that failed.
+    """Train all contestants of a row, and print their numbers; return the names of those that failed.
 
     Args:
-        flops: of an item, forwards and backwards; for the utilisation of `most`.
+        flops: of one item, forward and backward, for the utilisation of `most`.
     """
     contestants = work.contestants(folder / "run", WARM_UP + rounds * work.steps + 1)
     failed: list[str] = []
@@ -72,7 +72,7 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
         start = time.monotonic()
         try:
             take_turns(group, rounds, work.steps, WARM_UP)
-        except SystemExit as error:  # it names one of them, and says what that printed
+        except SystemExit as error:  # the error names one of them, and has its output
             print(error, flush=True)
             failed += [contestant.name for contestant in group]
         for contestant in group:
@@ -89,17 +89,17 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
 
 
 def say(**found) -> None:
-    """Print what was found."""
+    """Print a result as JSON."""
     print(json.dumps(found), flush=True)
 
 
 def work_of(name: str, small: bool, folder: Path) -> Work:
-    """Describe a row; the shapes of pretrained image models are saved with random weights into a folder."""
+    """Return a row; for pretrained image models, save their shape with random weights into a folder."""
     kind = {"bf16": True, "gpu": True, "sessions": 1}
     if name.startswith("exact-"):
         return exact_of(name.removeprefix("exact-"), small, folder)
     if name == "lm":
-        # Three at once would take most of a GPU's memory. On a CPU compiling takes minutes, each time.
+        # Three at once would take most of a GPU's memory. On a CPU, each compilation takes minutes.
         kind |= {"compiled": torch.cuda.is_available(), "alone": True}
         return Work(
             f"lm{'' if small else ' 1.1B'} bf16", "lm", LM.format(**LM_SIZES[small]) + LM_DATA[small], PEERS, 2, **kind
@@ -116,7 +116,7 @@ def work_of(name: str, small: bool, folder: Path) -> Work:
 
 
 def exact_of(recipe: str, small: bool, folder: Path) -> Work:
-    """Describe a recipe's row of what exact mode costs: as large as the others where there is one, else its default."""
+    """Return the row of what exact mode costs a recipe: as large as its other row, if any, or else its default size."""
     kind = {"bf16": True, "gpu": True, "sessions": 1}
     if recipe in ("cls", "img"):
         flags = work_of("cls" if recipe == "cls" else "vit", small, folder).flags
@@ -155,7 +155,7 @@ def save_shape(name: str, folder: Path, small: bool, size: int) -> Path:
 
 
 def flops_per_token(size: dict) -> float:
-    """Count a language model's floating-point operations for a token, forwards and backwards."""
+    """Return a language model's floating-point operations for one token, forward and backward."""
     from app.data.text.tokenizer import byte_tokenizer
     from app.rundir.throughput import Cost
     from app.tasks.from_scratch import DecoderScratch, decoder
@@ -169,7 +169,7 @@ def flops_per_token(size: dict) -> float:
 
 
 def matmul_flops(side: int, repeats: int = 20) -> float:
-    """Return the floating-point operations a second of a large bf16 matrix product, the median of `repeats`."""
+    """Return the floating-point operations a second of a large bf16 matrix product: the median of `repeats`."""
     on_gpu = torch.cuda.is_available()
     timed, device = (_timed_on_gpu, "cuda") if on_gpu else (_timed_on_cpu, "cpu")
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))

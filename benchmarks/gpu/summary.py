@@ -1,4 +1,4 @@
-"""The results of all parts in a folder, as one file for programs and one table for people."""
+"""Summarise the results of all parts in a folder, in one JSON file and one table."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ def merge(folder: Path) -> str:
     """Write summary.json and summary.md of the parts that have left results there; return the latter.
 
     Raises:
-        SystemExit: there are none.
+        SystemExit: there are no results.
     """
     results = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json")) if file.name not in NAMES]
     results = [result for result in results if "part" in result]
@@ -48,7 +48,7 @@ def _page(results: list[dict]) -> str:
 
 
 def _ended(result: dict) -> str:
-    # The file of one that is running says so until its end, which it never saw.
+    # A result file says "running" until its part ends; this part was killed before.
     return "cut off" if result["status"] == "running" else result["status"]
 
 
@@ -58,7 +58,7 @@ def _tests(tests: dict[str, str]) -> str:
 
 
 def _details(result: dict) -> list[str]:
-    """Show what a part has found; of one that has failed, how its output ended."""
+    """Return a part's results as text; for a failed part, the end of its output."""
     lines = [_flat(found) for found in result["found"]]
     lines += [f"{name}: {verdict}" for name, verdict in result["tests"].items() if not verdict.startswith("passed")]
     if "left" in result:
@@ -69,7 +69,7 @@ def _details(result: dict) -> list[str]:
 
 
 def _rows(content: Any) -> list[dict]:
-    """Return a file's rows, or all of it as one."""
+    """Return a file's rows, or the whole file as one row."""
     lists = [content] if isinstance(content, list) else list(content.values()) if isinstance(content, dict) else []
     found = [rows for rows in lists if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)]
     return found[0] if found else [{"content": content} if not isinstance(content, dict) else content]

@@ -11,7 +11,7 @@ from benchmarks.jobs import Job
 
 
 def train(job: Job, gate: Gate) -> None:
-    """Train as accelerate's complete_nlp_example does, with its clipping from the guide on accumulation."""
+    """Train as accelerate's complete_nlp_example does, with clipping as in its guide on accumulation."""
     turns = job.turns // int(os.environ.get("WORLD_SIZE", "1"))
     precision, on_cpu = "bf16" if job.bf16 else "no", job.device.type == "cpu"
     accelerator = Accelerator(gradient_accumulation_steps=turns, mixed_precision=precision, cpu=on_cpu)
@@ -40,7 +40,7 @@ def train(job: Job, gate: Gate) -> None:
 
 @torch.inference_mode()
 def evaluate(job: Job, gate: Gate) -> None:
-    """Evaluate with accuracy as accelerate's nlp_example does, again and again."""
+    """Evaluate accuracy repeatedly, as accelerate's nlp_example does."""
     accelerator = Accelerator(mixed_precision="bf16" if job.bf16 else "no", cpu=job.device.type == "cpu")
     loader = DataLoader(job.eval_rows, batch_size=job.run.micro_batch, collate_fn=job.collate, **job.loading)
     model, loader = accelerator.prepare(job.model, loader)

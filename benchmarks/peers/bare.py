@@ -1,4 +1,4 @@
-"""A bare torch loop: the same arithmetic with nothing around it, the limit of what a trainer can reach."""
+"""A bare torch loop: the same arithmetic with nothing around it, the upper limit of a trainer's speed."""
 
 import os
 from contextlib import nullcontext
@@ -12,10 +12,10 @@ from benchmarks.jobs import Job
 
 
 def train(job: Job, gate: Gate, wrap: str = "", compiled: bool = False) -> None:
-    """Train in one process, or on the CPU in each of several.
+    """Train in one process, or on the CPU in several.
 
     Args:
-        wrap: "ddp" for copies, the layer classes' names for shards.
+        wrap: "ddp" for DDP; names of layer classes for FSDP2.
     """
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     model = _wrapped(job, wrap)

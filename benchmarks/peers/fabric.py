@@ -1,4 +1,4 @@
-"""Lightning Fabric's loop, as its guide on gradient accumulation writes it."""
+"""Lightning Fabric's loop, as in its guide on gradient accumulation."""
 
 from lightning_fabric import Fabric
 from torch.utils.data import DataLoader

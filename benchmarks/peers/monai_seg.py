@@ -1,9 +1,9 @@
-"""Train MONAI's U-Net as its users do, with nothing of this project: what recipes/seg.py is held against.
+"""Train MONAI's U-Net as its users do, without this project, as the peer of recipes/seg.py.
 
     python benchmarks/peers/monai_seg.py --train data/train --held-out data/val
 
-Both folders have the folders image and label in them, with files of the same names. Network, patches, augmentation,
-optimizer, learning rate and number of steps are those of `recipes/seg.py --data.path data` with the same flags.
+Each folder has the subfolders image and label, with the same file names. Network, patches, augmentation, optimizer,
+learning rate and number of steps are those of `recipes/seg.py --data.path data` with the same flags.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def steps(model, loader: DataLoader, loss_of, optimizer, rates, count: int) -> I
 
 
 def train(job, gate) -> None:
-    """Train a benchmark's model on its images, with MONAI's own patches, augmentation, loader and loss."""
+    """Train a benchmark's model and images with MONAI's own patches, augmentation, loader and loss."""
     patches = job.rows.rows
     images = [{"image": case["image"], "label": case["mask"]} for case in patches.cases]
     changes = mt.Compose([mt.ToTensord(KEYS, track_meta=False), *augmentation(patches.patch[0], patches.each)])
@@ -104,7 +104,7 @@ def train(job, gate) -> None:
 
 
 def score(model: UNet, loader: DataLoader, asked: argparse.Namespace) -> np.ndarray:
-    """Return each class's Dice, the mean over images."""
+    """Return the Dice of each class, as the mean over images."""
     metric = DiceMetric(reduction="mean_batch", num_classes=2, include_background=True)
     model.eval()
     with torch.no_grad():

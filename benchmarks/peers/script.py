@@ -1,8 +1,8 @@
-"""A bare script up to its first step: what a start of recipes/cls.py is held against. It imports nothing of ours.
+"""A bare script up to its first step, as the peer of a start of recipes/cls.py. It imports nothing of this project.
 
     python benchmarks/peers/script.py TOKENS.arrow LABELS.npy VOCABULARY CLASSES LENGTH
 
-Tokens are read from an Arrow file, as they are by our recipe after the first time.
+It reads tokens from an Arrow file, as our recipe does from its second start on.
 """
 
 import json
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def main() -> None:
-    """Train one step, and say so."""
+    """Train one step, and print that it is done."""
     tokens, labels, vocabulary, classes, length = sys.argv[1:]
     rows, labels = Dataset.from_file(tokens), torch.from_numpy(np.load(labels))
 

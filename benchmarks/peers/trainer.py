@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with its fused optimizer; its loop is its own, and a callback takes the turns."""
+"""Hugging Face's Trainer with its fused optimizer and its own loop; a callback takes turns with the others."""
 
 import tempfile
 
@@ -20,7 +20,7 @@ def train(job: Job, gate: Gate, own_order: bool = False, compiled: bool = False)
     """Train in one process.
 
     Args:
-        own_order: rows are shuffled as Trainer does; or else they come in ours.
+        own_order: whether Trainer shuffles the rows itself; if not, they come in our order.
     """
     trainer = _trainer(job, gate, own_order, compiled)
     gate.begin()
@@ -28,7 +28,7 @@ def train(job: Job, gate: Gate, own_order: bool = False, compiled: bool = False)
 
 
 def evaluate(job: Job, gate: Gate) -> None:
-    """Evaluate with accuracy, again and again."""
+    """Evaluate accuracy repeatedly."""
 
     def accuracy(found):
         return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
@@ -70,12 +70,12 @@ def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> T
         dataloader_num_workers=job.loading.get("num_workers", 0),
         remove_unused_columns=False,
     )
-    # Counted on the first step's micro-batches: a callback is not shown any.
+    # Counted on the micro-batches of the first step, because a callback does not get them.
     firsts = [job.collate([job.rows[i] for i in range(job.run.micro_batch)])]
     items = job.items(firsts[0]) * job.turns
 
     class Ours(Trainer):
-        """Trainer with the documented override for a loss that the model does not return."""
+        """Trainer with its documented override for a loss that the model does not return."""
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return job.loss(model, inputs)
@@ -89,6 +89,6 @@ def _trainer(job: Job, gate: Gate, own_order: bool, compiled: bool, **more) -> T
         callbacks=[_Turns(gate, items)],
         **more,
     )
-    if not returns_loss:  # a mean over the micro-batch, which Trainer shall divide by the turns
+    if not returns_loss:  # a mean over the micro-batch, which Trainer must divide by the number of micro-batches
         trainer.model_accepts_loss_kwargs = False
     return trainer

@@ -1,4 +1,4 @@
-"""Compute gradients in bf16 on any layout, and count the bytes that a forward pass leaves alive: casting.py FOLDER."""
+"""Compute gradients in bf16 on any layout, and count the bytes alive after a forward pass: casting.py FOLDER."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ class Layer(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.twice, self.conv = nn.Linear(WIDTH, WIDTH), nn.Conv1d(WIDTH, WIDTH, 1)
         self.up.requires_grad_(index != 3)
-        self.again = index == 5  # computed a second time, in the backward pass
+        self.again = index == 5  # computed again in the backward pass (activation checkpointing)
 
     def inner(self, x):
         y = self.down(nn.functional.gelu(self.up(self.norm(x))))
@@ -54,7 +54,7 @@ class Model(nn.Module):
 
 
 class Storages(TorchDispatchMode):
-    """Remember, without keeping them alive, the storages that operations make."""
+    """Record the storages that operations make, by weak references."""
 
     def __init__(self):
         super().__init__()
@@ -70,12 +70,12 @@ class Storages(TorchDispatchMode):
         return result
 
     def alive(self) -> int:
-        """Sum up the bytes of those that are still there."""
+        """Return the bytes of the storages that are still alive."""
         return sum(storage.nbytes() for ref in self.made.values() if (storage := ref()) is not None)
 
 
 def main(folder: Path) -> None:
-    """Make two steps; count in the second one."""
+    """Train two steps; count in the second one."""
     accelerator = Accelerator()
     torch.manual_seed(3)
     model = Model()

@@ -1,6 +1,6 @@
-"""Train models with buffers that training changes, stop and go on, and write down what each rank ends with.
+"""Train models with buffers that training changes, stop and resume, and write each rank's final buffers.
 
-changing.py FOLDER: writes FOLDER/rank-R.json: a hash of each buffer by run, and what a planted run was told.
+changing.py FOLDER: writes FOLDER/rank-R.json: a hash of each buffer by run, and the errors of runs with a fault.
 """
 
 import json
@@ -23,7 +23,7 @@ STEPS, STOP = 6, 3
 
 @dataclass
 class Config:
-    """Six micro-batches of two, of which two or three ranks have as many; two steps of three are silent."""
+    """Six micro-batches of two samples: as many for each of two or three ranks. Two steps of three are not logged."""
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
@@ -33,7 +33,7 @@ class Config:
 
 
 class Codebook(nn.Module):
-    """Vector quantisation whose codes follow running averages (van den Oord et al. 2017, appendix A.1)."""
+    """Vector quantisation with codes from running averages (van den Oord et al. 2017, appendix A.1)."""
 
     def __init__(self):
         super().__init__()
@@ -45,13 +45,13 @@ class Codebook(nn.Module):
         if self.training:
             chosen = nn.functional.one_hot(nearest, 5).float()
             self.counts.mul_(0.9).add_(chosen.sum(0), alpha=0.1)
-            # Another tensor in its place, as much code has it.
+            # A new tensor in its place, as much code does.
             self.codes = self.codes + 0.1 * (chosen.T @ x.detach() - chosen.sum(0).unsqueeze(1) * self.codes)
         return x + (self.codes[nearest] - x).detach()
 
 
 class Queue(nn.Module):
-    """The last rows seen, with a pointer, and a flag for being full."""
+    """A queue of the last rows, with a pointer and a flag for a full queue."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Queue(nn.Module):
 
 
 class Model(nn.Module):
-    """A normaliser of inputs, a codebook, a queue, spectral norm and BatchNorm; and a buffer that nothing changes."""
+    """An input normaliser, a codebook, a queue, spectral norm and BatchNorm; and a buffer that never changes."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ class Model(nn.Module):
 
 
 def train(folder, prepared=lambda run, model: None, in_step=lambda run, model: None, **settings):
-    """Train, or go on; returns a hash of each buffer."""
+    """Train, or resume; return a hash of each buffer."""
     config = Config()
     config.run.dir = str(folder)
     for name, value in settings.items():
@@ -110,13 +110,13 @@ def train(folder, prepared=lambda run, model: None, in_step=lambda run, model: N
 
 
 def apart(run, model):
-    """Have another constant on the last rank from the start."""
+    """Give the last rank another constant from the start."""
     if run.accelerator.is_last_process:
         model.constant[1] += 1e-6
 
 
 def late(run, model):
-    """Change a buffer on the last rank alone, and late."""
+    """Change a buffer late, on the last rank only."""
     if run.accelerator.is_last_process and run.steps_done == 2:
         model.late += 1
 

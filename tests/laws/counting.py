@@ -1,7 +1,7 @@
-"""Count what three steps do on this layout: collectives, and times that the host waits for a number.
+"""Count collectives, and reads of numbers that make the host wait, in steps on this layout.
 
-counting.py FOLDER CLIP [changing]: the counts of a silent step and of a step that logs, written by the main process to
-FOLDER/counts.json; of a model whose buffer training changes, where that is asked for.
+counting.py FOLDER CLIP [changing]: the main process writes the counts of a silent step and of a logged step to
+FOLDER/counts.json. With `changing`, the model has a buffer that training changes.
 """
 
 import json
@@ -26,7 +26,7 @@ NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait", "_c10d_functional::_wrap"
 
 @dataclass
 class Config:
-    """Four micro-batches of three, on any layout of up to four processes; only the sixth step is logged."""
+    """Four micro-batches of three samples, on up to four processes; only the sixth step is logged."""
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
@@ -36,7 +36,7 @@ class Config:
 
 
 class Model(nn.Module):
-    """A stack that FSDP shards layer by layer, with a buffer that DDP would like to broadcast; training changes it."""
+    """A stack that FSDP shards layer by layer, with a buffer that DDP broadcasts by default."""
 
     def __init__(self, changes: bool = False):
         super().__init__()
@@ -55,14 +55,14 @@ class Model(nn.Module):
 
 @contextmanager
 def counting(path: Path):
-    """Have the run inside count what steps 4 and 6 do, and write it on the main process."""
+    """Count what steps 4 and 6 of the run in this block do, and write it on the main process."""
     counts, original = {}, Run.batches
 
     def batches(run: Run, *args, **kwargs):
         steps, profiler = original(run, *args, **kwargs), None
         while True:
             batch = next(steps, None)
-            # The body of a step, and what the Run does behind it until the next one begins.
+            # The body of a step, and what the Run does after it until the next step begins.
             if profiler is not None:
                 profiler.__exit__(None, None, None)
                 counts[run.steps_done - 1] = tally(profiler, reads)
@@ -82,7 +82,7 @@ def counting(path: Path):
 
 
 def main(clip: float, changes: bool) -> None:
-    """Train with counting."""
+    """Train and count."""
     data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
     with Run(Config()) as run:
         model, optimizer = run.prepare(Model(changes), OptimConfig(clip=clip))
@@ -93,7 +93,7 @@ def main(clip: float, changes: bool) -> None:
 
 
 def tally(profiler, reads: Counter) -> dict:
-    """Count collectives by name, and reads of numbers by the line of `app` that reads."""
+    """Count collectives by name, and reads of numbers by the line of `app` that reads them."""
     names = Counter(event.name for event in profiler.events())
     found = {name: n for name, n in names.items() if name.startswith(COLLECTIVE) and not name.startswith(NOT_COUNTED)}
     return {**found, "reads": dict(reads)}
@@ -101,7 +101,7 @@ def tally(profiler, reads: Counter) -> dict:
 
 @contextmanager
 def count_reads():
-    """Count every way in which code of `app` makes the host wait for a number."""
+    """Count each call by which code of `app` makes the host wait for a number."""
     reads = Counter()
 
     def counted(method):

@@ -1,6 +1,6 @@
-"""Draw random numbers wherever a recipe can: rows, collate, the forward pass of an evaluation, a step's body.
+"""Draw random numbers wherever a recipe can: in rows, collate, the forward pass of an evaluation, a step's body.
 
-drawn.py FOLDER: three steps that change no weight, an evaluation after the first and the second. Writes
+drawn.py FOLDER: makes three steps that change no weight, with an evaluation after the first and the second. It writes
 FOLDER/rank-R.json: what each rank drew in the body of each step, before and after its micro-batches.
 """
 
@@ -25,7 +25,7 @@ PICTURES = torch.randn(23, 6, 6, generator=torch.Generator().manual_seed(0))
 
 @dataclass
 class Config:
-    """Exact, so that all layouts have the same weights; five micro-batches a step, eight an evaluation."""
+    """Exact mode, so that all layouts have the same weights; five micro-batches a step, eight an evaluation."""
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
@@ -45,13 +45,13 @@ class Pictures:
 
 
 def crop(rows: list[torch.Tensor]) -> torch.Tensor:
-    """Cut a place out of every row, as random crops do."""
+    """Cut a random part out of every row, as random crops do."""
     places = torch.randint(0, 3, (len(rows), 2)).tolist()
     return torch.stack([row[y : y + 4, x : x + 4] for row, (y, x) in zip(rows, places, strict=True)])
 
 
 class Noisy(nn.Module):
-    """As a VAE or a diffusion model does, draw in evaluation too; the rows of a micro-batch share what is drawn."""
+    """A model that draws in evaluation too, as a VAE or a diffusion model does: one draw for each micro-batch."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def main(folder: Path, rank: str) -> None:
     config, drawn = Config(), []
     config.run.dir = str(folder / "run")
     with Run(config) as run:
-        # A rate that no weight notices, so that the second evaluation is of the model of the first.
+        # A rate too small to change a weight, so that both evaluations see the same model.
         model, optimizer = run.prepare(Noisy(), OptimConfig(lr=1e-30, weight_decay=0))
         for batch in run.batches(Pictures(), crop):
             before = torch.rand(()).item()

@@ -1,4 +1,4 @@
-"""End a program after a run that went well: `ending.py FOLDER well|badly`."""
+"""End a program, with or without an error, after a run that finished: `ending.py FOLDER well|badly`."""
 
 import sys
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Config:
 
 
 class Late:
-    """Say whether the interpreter came to its own end."""
+    """Print whether the interpreter shuts down by itself."""
 
     def __del__(self):
         print("the interpreter ended")

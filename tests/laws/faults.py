@@ -1,7 +1,7 @@
-"""Make mistakes on several ranks, one after another in one launch, and write down what each rank is told.
+"""Make mistakes on several ranks, one after another in one launch, and write the error that each rank gets.
 
-faults.py FOLDER CASE...: writes FOLDER/rank-R.json, from the name of a case to an error's words, or to a result.
-Without a case: all.
+faults.py FOLDER CASE...: writes FOLDER/rank-R.json, which maps a case to its error or its result. Without a CASE,
+all cases run.
 """
 
 import json
@@ -27,7 +27,7 @@ class Config:
 
 
 class Partly(nn.Module):
-    """A model with a part that is not used."""
+    """A model with an unused part."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ class Tied(nn.Module):
 
 
 def train(folder, model, body=lambda run, model: None, spoil=lambda run, model: None, rows=DATA, clip=1.0, **settings):
-    """Train for two steps, after each of which `spoil` is called, and return what `body` returns after them."""
+    """Train two steps, call `spoil` after each, and return what `body` returns after the last."""
     settings = {"global_batch": 10, "micro_batch": 5, "epochs": 1.0, "trackers": (), **settings}
     with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
         model, optimizer = run.prepare(model, OptimConfig(clip=clip))
@@ -65,7 +65,7 @@ def train(folder, model, body=lambda run, model: None, spoil=lambda run, model: 
 
 
 def auroc(run, model):
-    """Score four samples, which are one micro-batch: a rank has none."""
+    """Score four samples in one micro-batch, so that one rank has none."""
     scores = run.scores_of(auroc=MulticlassAUROC(3))
     labels = [0, 1, 2, 1]
     for micro in run.evaluation(model, list(zip(DATA, labels, strict=False))[:4], collate=list):
@@ -75,21 +75,21 @@ def auroc(run, model):
 
 
 def drift(run, model):
-    """Change a number on the last rank."""
+    """Change one weight on the last rank."""
     if run.accelerator.is_last_process:
         with torch.no_grad():
             model.module[1].bias[2] += 1e-6
 
 
 def skipping(folder):
-    """Train on a sample that no model can take, leaving out its steps; returns how many."""
+    """Train on data with a sample of infinities and skip its steps; return how many were skipped."""
     torch.manual_seed(0)
     how = {"rows": SPOILT, "epochs": 3.0, "log_every": 1, "nonfinite": "skip"}
     return train(folder, nn.Linear(4, 3), body=lambda run, model: run.scores["skipped_steps"], **how)
 
 
 def stopping(folder):
-    """Meet a sample that no model can take in a step that is neither logged nor clipped; returns its step, too."""
+    """Reach a sample of infinities in a step neither logged nor clipped; return the error and the steps made."""
     made = []
     how = {"epochs": 6.0, "global_batch": 3, "micro_batch": 1, "log_every": 99, "save_every": 99, "check_every": 99}
     how |= {"rows": SPOILT, "clip": 0.0, "spoil": lambda run, model: made.append(run.steps_done)}
@@ -100,14 +100,14 @@ def stopping(folder):
 
 
 def not_shared(home):
-    """Give each rank a folder of its own, as machines without a common disk have them."""
+    """Give each rank its own folder, as on machines without a shared disk."""
     home.mkdir()
     os.chdir(home)
     return train("here", nn.Linear(4, 3))
 
 
 class Broken(list):
-    """Rows of which one cannot be read."""
+    """Rows, one of which cannot be read."""
 
     def __getitem__(self, row):
         if row == 12:
@@ -116,7 +116,7 @@ class Broken(list):
 
 
 def apart(folder, rows):
-    """Train as if each rank were on a machine of its own."""
+    """Train as if each rank were on its own machine."""
     before = dict(os.environ)
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     try:
@@ -127,7 +127,7 @@ def apart(folder, rows):
 
 
 def main(folder, rank, chosen):
-    """Run the cases that are chosen, or all."""
+    """Run the chosen cases, or all."""
     report_user_errors()
     cases = {
         "unused": lambda: train(folder / "unused", Partly()),

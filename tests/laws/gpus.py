@@ -1,4 +1,4 @@
-"""What the tests that want a GPU share. Without one they are skipped; CUDA_PARTS_ON_CPU=1 runs them on a CPU."""
+"""Helpers of the tests that need a GPU. Without one they are skipped; CUDA_PARTS_ON_CPU=1 runs them on a CPU."""
 
 import importlib.util
 import json
@@ -15,12 +15,12 @@ from laws.small import SMALL
 GPUS = torch.cuda.device_count()
 wants_gpu = pytest.mark.skipif(not GPUS and "CUDA_PARTS_ON_CPU" not in os.environ, reason="needs a GPU")
 NEEDS = {"seg": "monai"}
-# TF32 rounds to 10 bits in convolutions, unless this says otherwise; here a CPU's sums are the measure.
+# By default, convolutions round to the 10 bits of TF32; these tests compare with a CPU, which does not.
 PLAIN = {"NVIDIA_TF32_OVERRIDE": "0"}
 
 
 def recipes(*names: str) -> list:
-    """Return parameters for recipes, all or some; one whose packages are missing is skipped, and says why."""
+    """Return pytest parameters for recipes; one whose packages are missing is skipped with the reason."""
     return [
         pytest.param(
             name,
@@ -39,21 +39,21 @@ def profile(folder: Path, name: str, precision: str = "no") -> Path:
 
 
 def launch(profile: Path, processes: int, commands: list[tuple], folder: Path, **options) -> None:
-    """Run recipes one after the other in one launch, with plain arithmetic, and note how long that took."""
+    """Run recipes one after the other in one launch, without TF32, and note how long it took."""
     start = time.monotonic()
     launch_all(profile, processes, commands, folder, env=PLAIN, **options)
     note(launch=profile.stem, processes=processes, runs=len(commands), seconds=time.monotonic() - start)
 
 
 def apart(a: list[dict], b: list[dict], **what) -> float:
-    """Find the largest relative difference of two runs' losses, and note it."""
+    """Return the largest relative difference of two runs' losses, and note it."""
     found = furthest_loss(a, b)
     note(**what, loss_apart=found)
     return found
 
 
 def note(**found) -> None:
-    """Leave a line for `python -m benchmarks.gpu`, where it runs these tests."""
+    """Write a line for `python -m benchmarks.gpu`, if it runs these tests."""
     if file := os.environ.get("BENCH_FOUND"):
         with open(file, "a") as lines:
             lines.write(json.dumps(found) + "\n")

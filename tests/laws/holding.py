@@ -1,6 +1,6 @@
-"""Count the bytes of the tensors that each process holds in the second step, and write them beside the run.
+"""Count the bytes of the tensors that each process holds in the second step, and write them next to the run.
 
-Reads attributes of torch 2.13's FSDP2 that are not public.
+It reads private attributes of torch 2.13's FSDP2.
 """
 
 import json
@@ -16,7 +16,7 @@ from app import OptimConfig, Run, RunConfig, parse
 
 @dataclass
 class Config:
-    """Two steps of two micro-batches or four, on one process or two."""
+    """Two steps of two or four micro-batches, on one process or two."""
 
     frozen: bool = False
     run: RunConfig = field(
@@ -26,7 +26,7 @@ class Config:
 
 
 class Model(nn.Module):
-    """Rows that two processes cannot share evenly, a parameter that may be frozen, and a buffer."""
+    """A model with rows that two processes cannot share evenly, a parameter that may be frozen, and a buffer."""
 
     def __init__(self, frozen: bool = False):
         super().__init__()
@@ -42,12 +42,12 @@ class Model(nn.Module):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part."""
+    """Return this process's shard."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gradients(model: nn.Module) -> int:
-    """Count gradients, each storage once: those of DDP's buckets are views of them."""
+    """Count the bytes of gradients, each storage once: under DDP, gradients are views of its buckets."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     for module in model.modules():
         group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "_get_fsdp_state") else None

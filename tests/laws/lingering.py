@@ -1,4 +1,4 @@
-"""Have the thread that saves go on in torch's code for a while after its result is there; else as toy.py."""
+"""Run toy.py with a saving thread that stays in torch's code for a while after its result is ready."""
 
 import time
 from concurrent.futures import Future
@@ -11,14 +11,14 @@ from app.checkpoints import background
 
 
 class Lingering(Future):
-    """A result whose thread is still at work when somebody takes it."""
+    """A result whose thread still runs when the result is taken."""
 
     def set_result(self, result):
-        """Give the result, and compute for a second more."""
+        """Return the result, and compute for one more second."""
         super().set_result(result)
         end = time.monotonic() + 1
         while time.monotonic() < end:
-            torch.ones(1 << 16).sum()  # lets the interpreter go while it computes, and takes it back in C++
+            torch.ones(1 << 16).sum()  # releases the GIL while it computes, and takes it again in C++
 
 
 if __name__ == "__main__":

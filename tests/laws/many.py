@@ -1,7 +1,8 @@
-"""Run recipes several times in one process: a launch costs seconds.
+"""Run recipes several times in one process, because a launch costs seconds.
 
-many.py FILE, where FILE holds a JSON list with, for each time, a recipe's file, its flags, and where to write what a
-silent step costs (nothing: do not count); or, where that ends in .refused, why the run is refused, which it must be.
+many.py FILE: FILE is a JSON list with, for each run, the recipe's file, its flags, and the file for the costs of a
+silent step (empty: do not count). If that file's name ends in .refused, the run must be refused, and the reason is
+written to it.
 """
 
 import importlib.util

@@ -1,14 +1,14 @@
-"""Mistakes that people make in a loop of their own, planted into a recipe's text."""
+"""Mistakes that people make in their own loops, planted into a recipe's text."""
 
 import re
 
-# What each does to the text: a pattern that must be there, and what takes its place.
+# For each mistake: a pattern that the text must have, and its replacement.
 MISTAKES = {
-    # The mean over a micro-batch, as it is: neither weighed by its share nor summed over ranks.
+    # The plain mean over a micro-batch: neither weighted by its share nor summed over ranks.
     "weight": (r"run\.backward\(([^,\n]+), micro[^)\n]*\)", r"run.accelerator.backward(\1)"),
-    # Gradients of earlier steps stay and are added to.
+    # Gradients of earlier steps are not cleared.
     "zero_grad": (r"(\n *)(run\.step\((\w+)\))", r"\1\3.optimizer.zero_grad = lambda *_, **__: None\1\2"),
-    # The last micro-batch once more, where gradients are synchronised again.
+    # A second pass over the last micro-batch, which synchronises again.
     "second backward": (
         r"(\n *)for micro in batch\.micros\([^)\n]*\):((?:\1    [^\n]*)+)",
         r"\g<0>\1for micro in [micro]:\2",
@@ -20,7 +20,7 @@ def plant(name: str, text: str) -> str:
     """Put a mistake into a recipe.
 
     Raises:
-        AssertionError: the loop is written in another way than the pattern knows.
+        AssertionError: the pattern does not match the recipe's loop.
     """
     pattern, instead = MISTAKES[name]
     planted, count = re.subn(pattern, instead, text)

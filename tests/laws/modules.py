@@ -1,4 +1,4 @@
-"""Train models made of what torch itself offers, and of what recipes do with it; a case each.
+"""Train models with torch's own modules, and with what recipes do with them: one case each.
 
 modules.py --case attention --run.dir runs/attention
 """
@@ -18,7 +18,7 @@ WIDTH = 16
 
 @dataclass
 class Config:
-    """Eight micro-batches of two or three rows a step, so that three ranks have an idle turn."""
+    """Eight micro-batches of two or three rows a step, so that three ranks have one idle turn."""
 
     case: Literal["attention", "loops", "norm", "unused", "frozen"] = "attention"
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.1))
@@ -30,7 +30,7 @@ class Config:
 
 
 class Attention(nn.Module):
-    """Parameters that are used without their own module's forward: in torch's attention, in a list, by hand."""
+    """Parameters used without their module's forward: in torch's attention, in a list, by hand."""
 
     def __init__(self):
         super().__init__()
@@ -49,14 +49,14 @@ class Attention(nn.Module):
 
 
 class Norm(nn.Sequential):
-    """A norm over the batch, which refuses a single row."""
+    """A batch norm, which refuses a single row."""
 
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(30, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
 
 
 class Unused(nn.Module):
-    """A part that no micro-batch uses, and one that some do."""
+    """A part that no micro-batch uses, and one that some micro-batches use."""
 
     def __init__(self):
         super().__init__()
@@ -76,11 +76,11 @@ def loss_of(model, inputs):
 
 
 def train(run, model, batch, case):
-    """Add the gradients of a step."""
+    """Add the gradients of a step's micro-batches."""
     for micro in batch.micros(model):
         loss = loss_of(model, micro.inputs)
         if case == "norm":
-            # Over the batch: NaN for a single row.
+            # A loss over the batch: NaN for a single row.
             run.backward({"loss/fit": loss, "loss/spread": model(micro.inputs).std(0).mean()}, micro)
         else:
             run.backward(loss, micro)
@@ -89,7 +89,7 @@ def train(run, model, batch, case):
 
 
 def judged(run, model, judge, batch):
-    """Add the gradients of a model through a second one that learns after it, as a generator's through its critic."""
+    """Add the gradients of a model through a second one, as a generator's through its critic."""
     for micro in batch.micros(model, frozen=[judge]):
         run.backward(judge(model(micro.inputs)).square().mean(), micro, "loss/through")
     for micro in batch.micros(judge):

@@ -1,4 +1,4 @@
-"""Train a small model on numbers, with a fault of one's choice that only several ranks show, for `prove` to find."""
+"""Train a small model with a chosen fault that only shows on several ranks, for `prove` to find."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +14,7 @@ ROWS = torch.randn(29, 8, generator=torch.Generator().manual_seed(0))
 
 @dataclass
 class Config:
-    """Ten samples a step in micro-batches of 4, 3 and 3: shares that an average over ranks gets wrong."""
+    """Ten samples a step in micro-batches of 4, 3 and 3: an average over ranks would weight them wrongly."""
 
     fault: Literal[
         "none", "start", "samples", "augmentation", "loss", "weights", "average", "rate", "update", "norm"
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 
 def main(config: Config) -> dict[str, float]:
-    """Train, and return the last scores: there are none."""
+    """Train, and return the scores, of which there are none."""
     with Run(config) as run:
         fault, rank, ranks = config.fault, run.accelerator.data_rank, run.accelerator.data_ranks
         own = np.random.default_rng(rank)

@@ -1,10 +1,10 @@
-"""Train recipes on a device that has no numbers: whatever would make the host wait for one raises.
+"""Train recipes on torch's meta device, where everything that would make the host wait for a GPU raises.
 
-pretending.py FILE, where FILE holds a JSON list with, for each time, a recipe's file, its flags, and where to write how
-many silent steps were made and what was copied to the device outside the loader.
+pretending.py FILE: FILE is a JSON list with, for each run, the recipe's file, its flags, and the file for the number of
+silent steps and the copies to the device outside the loader.
 
-torch's meta device stands for the GPU: code takes the branches of a GPU, and reading a value, finding out how many
-elements are true, or copying to the host is impossible there.
+The meta device replaces the GPU: code takes the branches for a GPU, and tensors have no values, so that reading one,
+counting true elements, or copying to the host raises.
 """
 
 import json
@@ -31,7 +31,7 @@ META = torch.device("meta")
 
 
 class Pretending(Accelerator):
-    """Take the meta device for the one to train on."""
+    """Make runs train on the meta device."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -39,7 +39,7 @@ class Pretending(Accelerator):
 
 
 class Copies(TorchDispatchMode):
-    """Count copies from the host to the device by the line of this project that makes them."""
+    """Count copies from the host to the device, by the project's line that makes them."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Copies(TorchDispatchMode):
 
 @contextmanager
 def pretending(copies: Copies):
-    """Have runs train on the meta device, and measure, save and evaluate nothing."""
+    """Make runs train on the meta device, and log, save and evaluate nothing."""
     original, made = app.run.Run.batches, torch.tensor
     done = []
 
@@ -71,7 +71,7 @@ def pretending(copies: Copies):
     def batches(run, *args, **kwargs):
         steps = original(run, *args, **kwargs)
         while True:
-            # Copies to the device that are made ahead of need, by the loader, are what is meant to be.
+            # The loader copies to the device ahead of need: these copies are intended.
             batch = next(steps)
             done.append(run.steps_done)
             if run.steps_done > SILENT:
@@ -88,9 +88,9 @@ def pretending(copies: Copies):
         patch.object(app.run, "Accelerator", Pretending),
         patch.object(AcceleratorState, "_check_initialized", lambda *known: None),  # the profile says CPU
         patch.object(app.run.Run, "batches", batches),
-        patch.object(Triggers, "measures", lambda due, step: False),
+        patch.object(Triggers, "reads_losses", lambda due, step: False),
         patch.object(Preemption, "_hold_back", lambda stopping: 2),
-        patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels know devices by their names
+        patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels accept only devices that they know by name
         patch.object(torch, "tensor", tensor),
         patch.object(attention, "_lacks", lambda *known: ""),
         patch("app.tasks.language.attention_functions.varlen_attention", lambda: (like_varlen, True)),
@@ -107,7 +107,7 @@ def pretending(copies: Copies):
 
 
 def like_varlen(query, key, value, starts, starts_k, longest, longest_k, *, scale, window_size, enable_gqa):
-    """Take and give what torch's varlen_attn does."""
+    """Replace torch's varlen_attn: same arguments, same shapes."""
     return query * scale + (key.sum() + value.sum() + starts.sum())
 
 

@@ -1,8 +1,9 @@
-"""Stay on a layout, and run one script after another: serving.py FOLDER [fork], see `Standing` in tests/standing.py.
+"""Keep the processes of a launch, and run one script after another: serving.py FOLDER [fork]; see tests/standing.py.
 
-Each rank reads commands from a named pipe of its own, FOLDER/rank-R, one JSON list a line: a number, the working
-folder, the script and its arguments. It ends when the test process does. FOLDER/NUMBER-R has the status when the rank
-is through. With `fork`, each command is a process of its own, which ends as Python ends; the imports are made before.
+Each rank reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the working
+folder, the script and its arguments. When a command ends, the rank writes its status to FOLDER/NUMBER-R. The ranks end
+with the test process. With `fork`, each command is a forked process, which ends as Python ends; imports are made
+before the fork.
 """
 
 import gc
@@ -14,8 +15,8 @@ from pathlib import Path
 
 
 def commands(pipe: Path):
-    """Yield commands until whoever writes them is gone."""
-    # Without waiting for a writer: the test process opened its end before this process was started, or has ended.
+    """Yield commands until the writer is gone."""
+    # Opened without waiting for a writer: the test process opened its end before this process started, or has ended.
     descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor) as lines:
@@ -23,7 +24,7 @@ def commands(pipe: Path):
 
 
 def run_script(folder: str, script: str, arguments: list[str]) -> None:
-    """Run a script as Python would run it; afterwards, what it set for its whole process is as it was."""
+    """Run a script as Python would, then restore what it set for the whole process."""
     environment, mask = dict(os.environ), os.umask(0o022)
     os.umask(mask)
     before = sys.path[:], sys.argv, sys.excepthook
@@ -37,7 +38,7 @@ def run_script(folder: str, script: str, arguments: list[str]) -> None:
 
 
 def run(script: str) -> None:
-    """Run a file, or what Python's -m or -c is given."""
+    """Run a file, or the argument of Python's -m or -c."""
     if script.startswith("-"):
         sys.argv = sys.argv[1:]
     if script == "-m":
@@ -53,12 +54,12 @@ def main(folder: Path) -> None:
     rank = os.environ.get("RANK", "0")
     for number, where, script, arguments in commands(folder / f"rank-{rank}"):
         run_script(where, script, arguments)
-        gc.collect()  # models in reference cycles would hold memory
+        gc.collect()  # models in reference cycles would keep their memory
         end(folder / f"{number}-{rank}", 0)
 
 
 def end(file: Path, status: int) -> None:
-    """Say that a command is through, once all that it printed is there."""
+    """Write a command's status, after all of its output is flushed."""
     sys.stdout.flush()
     sys.stderr.flush()
     draft = file.with_suffix(".draft")
@@ -79,7 +80,7 @@ def fork(folder: Path) -> tuple[str, str, list[str]] | None:
 
 
 def import_all() -> None:
-    """Import what takes long."""
+    """Import modules that take long, before the fork."""
     import datasets
     import transformers
 

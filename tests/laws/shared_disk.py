@@ -1,6 +1,6 @@
-"""Train the toy recipe in a folder on a disk whose flock does not reach other machines: shared_disk.py HOST FLAGS ...
+"""Train the toy recipe on a disk whose flock does not reach other machines: shared_disk.py HOST FLAGS ...
 
-The run believes that it is on a machine of that name; runs watch each other for about half a second.
+The run takes HOST for the name of its machine. Before a run takes over a folder, it watches the lock for half a second.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Like many.py, for several ranks that share one GPU: `laws/staged.py` carries what they exchange.
+"""Like many.py, for several ranks that share one GPU; their collectives go through `laws/staged.py`.
 
-On a machine without a GPU the ranks are on the CPU, and exchange in the same way. What they have exchanged, and from
-which kind of device, the first rank writes next to the list of commands.
+On a machine without a GPU the ranks use the CPU, and the same collectives. The first rank writes which collectives ran,
+and on which kind of device, next to the list of commands.
 """
 
 import json
@@ -13,18 +13,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 
 def share() -> None:
-    """Have this process and the others of its launch take the first GPU.
+    """Make all processes of the launch use the first GPU.
 
-    accelerate gives a rank the GPU of its number modulo how many there are. Nothing here may start CUDA: exact mode
-    chooses its libraries' kernels before that.
+    accelerate gives rank r the GPU r modulo the number of GPUs. Nothing here may start CUDA: exact mode must choose the
+    kernels of its libraries before.
     """
     from app.distributed import environment
     from laws import staged
 
-    # accelerate 1.15 would hand DDP the GPU of this rank's own number, which is not there.
+    # accelerate 1.15 would give DDP the GPU with this rank's number, which does not exist.
     os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     if environment.gpus_here():
-        environment.gpus_here = environment.local_world_size  # as many as are asked for
+        environment.gpus_here = environment.local_world_size  # claims one GPU for each rank
     staged.join()
 
 

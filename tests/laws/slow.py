@@ -1,4 +1,4 @@
-"""Be slow, on one rank, at what ranks wait for, in one run after another; the last one never ends: slow.py FOLDER."""
+"""Run one run after another in which a rank is slow while others wait; the last one hangs: slow.py FOLDER."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from app.checkpoints import resume, sharded
 from app.distributed import collectives
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
-SECONDS, TIMEOUT = 6, 3  # of slowness; of --run.timeout
+SECONDS, TIMEOUT = 6, 3  # how long the slow rank takes; --run.timeout
 SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, resume.contents, collectives.from_main, app.run.save_model
 
 
@@ -32,17 +32,17 @@ limits: dict[str, list] = {}
 
 
 def groups() -> list:
-    """Return the groups that training and saving talk in."""
+    """Return the process groups of training and of saving."""
     return [dist.group.WORLD, collectives.background()]
 
 
 def limit(group: dist.ProcessGroup) -> float:
-    """Return the seconds that a collective may take."""
+    """Return the timeout of a group's collectives in seconds."""
     return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
 def grow(file: Path, seconds: float = SECONDS) -> None:
-    """Write a file for a while, a little at a time."""
+    """Write a file slowly, a little at a time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -53,21 +53,21 @@ def grow(file: Path, seconds: float = SECONDS) -> None:
 
 
 def slow_save(staged, storage_writer, **how):
-    """Write for a while, on the last rank."""
+    """Write slowly on the last rank."""
     if LAST:
         grow(Path(storage_writer.path) / "slow")
     return SAVE(staged, storage_writer=storage_writer, **how)
 
 
 def stuck_save(*args, **how):
-    """Write nothing more, on the last rank."""
+    """Hang on the last rank."""
     while LAST:
         time.sleep(1)
     return SAVE(*args, **how)
 
 
 def slow_write(accelerator, model, folder, *parts):
-    """Write the finished model for a while, on the main process."""
+    """Write the finished model slowly on the main process."""
     if not LAST:
         grow(folder.with_name("model.tmp") / "slow")
     WRITE(accelerator, model, folder, *parts)
@@ -80,7 +80,7 @@ def slow_contents(data):
 
 
 def hasty(call, group=None, **how):
-    """Give the others a second to wait in collectives for what the main process does for all."""
+    """Give the other ranks' collectives one second to wait for what the main process does for all."""
     if group is not None:
         return FROM_MAIN(call, group, **how)
     before = timedelta(seconds=limit(dist.group.WORLD))

@@ -1,4 +1,4 @@
-"""Each recipe made small enough to be tested: a recipe without an entry here fails its laws."""
+"""Flags that make each recipe small enough for tests; a recipe without an entry here fails its laws."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class Small:
     """How to make a recipe small.
 
     Args:
-        flags: of the recipe, from a function that writes a jsonl file with so many labelled texts. At least 21 samples
-            to train on, so that an epoch ends inside a step, and any number to evaluate on.
+        flags: of the recipe. It is called with a function that writes a jsonl file of a number of labelled texts. They
+            must give at least 21 training samples, so that an epoch ends inside a step.
         syncs: gradient synchronisations of a step, one for each optimizer.
     """
 
@@ -26,7 +26,7 @@ SMALL = {
             *("--data.path", rows(101), "--data.eval-path", rows(7)),
         ]
     ),
-    # Labels as prompts, so that blocks weigh differently.
+    # Labels as prompts, so that blocks have different weights.
     "lm": Small(
         lambda rows: [
             *("--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 2, "--scratch.kv-heads", 1),

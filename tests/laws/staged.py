@@ -1,8 +1,8 @@
-"""A process group that carries every tensor through the host's memory: ranks that share one GPU can train in it.
+"""A process group whose collectives go through host memory, so that several ranks can train on one GPU.
 
-NCCL refuses two ranks on one GPU, and gloo knows a part of its collectives for tensors on one. Here each collective
-copies its tensors to the host, is gloo's there, and copies back what it has changed. It is for tests: kernels are the
-GPU's own, and only the sums between ranks travel another way.
+NCCL refuses two ranks on one GPU, and gloo supports only some collectives on GPU tensors. Here each collective copies
+its tensors to the host, calls gloo, and copies the results back. It is for tests: the kernels are the GPU's own, and
+only the sums between ranks take another way.
 """
 
 from datetime import timedelta
@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.utils import _pytree as pytree
 
 NAME = "staged"
-# Each writes its first argument. Two names each where torch 2.13 renamed what torch 2.11 has.
+# Each writes to its first argument. Collectives that torch 2.13 renamed are here under both names.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -41,7 +41,7 @@ COLLECTIVES = (
 
 
 class Staged(dist.ProcessGroup):
-    """Gloo on copies in the host's memory."""
+    """Gloo on copies in host memory."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size)
@@ -49,7 +49,7 @@ class Staged(dist.ProcessGroup):
         self.seen: set[str] = set()
         self.inner = dist.ProcessGroup(store, rank, size)
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        for group in (self.inner, self):  # which keeps its name there, and what is not in the list below
+        for group in (self.inner, self):  # self: for what is not listed below
             for device in ("cpu", "cuda"):
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
 
@@ -58,11 +58,11 @@ class Staged(dist.ProcessGroup):
         return self.ranks[0]
 
     def size(self) -> int:
-        """Count the processes."""
+        """Return the number of ranks."""
         return self.ranks[1]
 
     def getBackendName(self) -> str:
-        """Return this kind's name: for "gloo", torch would make groups of NCCL where there is a GPU."""
+        """Return this backend's name; if it were "gloo", torch would make NCCL groups on a GPU."""
         return NAME
 
     def barrier(self, *_, **__) -> dist.Work:
@@ -71,7 +71,7 @@ class Staged(dist.ProcessGroup):
         return _done([])
 
     def call(self, name: str, arguments: tuple) -> dist.Work:
-        """Do a collective on copies; back come those of its first argument."""
+        """Run a collective on copies, and copy its first argument back."""
         self.seen |= {
             f"{name} {leaf.device.type}" for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)
         }
@@ -89,7 +89,7 @@ class Staged(dist.ProcessGroup):
 
 def _collective(name: str) -> Any:
     def collective(self: Staged, *arguments, **named) -> dist.Work:
-        return self.call(name, (*arguments, *named.values()))  # named are options, which come last
+        return self.call(name, (*arguments, *named.values()))  # keyword arguments are options, which come last
 
     return collective
 
@@ -99,7 +99,7 @@ for _name in COLLECTIVES:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """Copy a tensor, from the host too: what is tested without a GPU is the way that one takes."""
+    """Copy a tensor, even if it is on the host: so a test without a GPU takes the same way."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
@@ -110,6 +110,6 @@ def _done(value: list[Tensor]) -> dist.Work:
 
 
 def join() -> None:
-    """Make this kind of group the one in which the ranks of a launch meet, before accelerate would make its own."""
+    """Create the default process group with this backend, before accelerate creates its own."""
     dist.Backend.register_backend(NAME, Staged, devices=["cpu", "cuda"])
     dist.init_process_group(NAME)

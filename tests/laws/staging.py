@@ -14,11 +14,11 @@ from app.distributed.naming import local_shard
 
 
 class Layer(nn.Linear):
-    """A class of its own, as FSDP shards layers by their class."""
+    """A separate class, because FSDP shards layers by class."""
 
 
 class Model(nn.Module):
-    """Layers of rows that no two processes share evenly, a weight under two names, statistics, one number."""
+    """Layers with rows that two processes cannot share evenly, a shared weight, statistics, and one number."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class Counting:
 
 
 class Own:
-    """A registered object, of which each rank has another size."""
+    """A registered object, of another size on each rank."""
 
     def __init__(self, rows: int):
         self.table = torch.arange(rows)
@@ -63,7 +63,7 @@ class Own:
 
 
 def main(folder: Path) -> None:
-    """Write a state after a step, spoil it, read it again; once more with state that one rank has alone."""
+    """Write a state after a step, change it, and read it again; then with a state that only one rank has."""
     accelerator = Accelerator()
     torch.manual_seed(3)
     model = Model()

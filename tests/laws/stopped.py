@@ -1,7 +1,7 @@
 """Train the toy recipe, in one run after another: stopped.py FOLDER RUN[@SECONDS][:FLAG:VALUE ...] ...
 
-Every step takes some seconds more. A run whose name begins with "hang" stops making progress in its fifth step, on the
-last rank. One whose name begins with "slow" takes three seconds for each micro-batch of an evaluation, the first time.
+Every step takes SECONDS more. A run whose name begins with "hang" hangs in its fifth step on the last rank. In a run
+whose name begins with "slow", the first evaluation takes three seconds for each micro-batch.
 """
 
 import os
@@ -15,13 +15,13 @@ from app import Run, parse
 
 
 def hang(run: Run) -> None:
-    """Never get beyond the fifth step, on the last rank."""
+    """Hang in the fifth step on the last rank."""
     while run.steps_done == 5 and run.accelerator.is_last_process:
         time.sleep(1)
 
 
 def slowly(evaluation, mark: Path):
-    """Make an evaluation slow until `mark` is there; it says that the evaluation has begun."""
+    """Make an evaluation slow until the file `mark` exists; write it when the evaluation begins."""
 
     def evaluate(*args, **options):
         slow = not mark.exists()

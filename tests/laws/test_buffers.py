@@ -1,4 +1,4 @@
-"""Law 4 for buffers that training changes: ranks agree, and a stopped run has those of one that never stopped.
+"""Law 4 for buffers that training changes: ranks agree, and a stop does not change them.
 
 A codebook, spectral norm, running statistics, a queue with an integer pointer and a flag, in one model.
 """
@@ -17,7 +17,7 @@ SEVERAL = LAYOUTS[1:]
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
-    """Give a function from a layout to the folder of its runs, what each rank wrote, and all that was printed."""
+    """Return a function from a layout to the folder of its runs, each rank's results, and the output."""
     runs = filled(tmp_path_factory.mktemp("changing"), SCRIPT)
 
     def changed(profile, processes):
@@ -42,7 +42,7 @@ def test_stopped_and_resumed_is_bitwise_equal(changed, layout):
 
 @pytest.mark.parametrize("layout", SEVERAL)
 def test_ranks_agree(changed, layout):
-    """Also on one that was changed late, on one rank alone: as on the main process, not at all."""
+    """Also on a buffer changed late, on the last rank alone: it gets the main process's value, unchanged."""
     _, told, _ = changed(*layout)
     assert all(rank["whole"] == told[0]["whole"] and rank["late"] == told[0]["late"] for rank in told)
     assert told[0]["late"] == told[0]["whole"]
@@ -50,7 +50,7 @@ def test_ranks_agree(changed, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_they_are_named_once_a_start(changed, layout):
-    """Three, and how many more; later ones when they are found. BatchNorm is named by its module."""
+    """The message names three and counts the others; later ones when they are found. BatchNorm's are one module."""
     _, _, output = changed(*layout)
     share = {1: "all 6", 2: "3 of 6", 3: "2 of 6"}[layout[1]]
     line = "warning: training changes buffers (book.codes, book.counts, queue.rows and "
@@ -63,7 +63,7 @@ def test_they_are_named_once_a_start(changed, layout):
 
 @pytest.mark.parametrize("layout", SEVERAL)
 def test_a_buffer_that_is_another_one_on_one_rank_is_found(changed, layout):
-    """DDP gives all ranks the main process's at the start, FSDP does not, and what comes later nobody mends."""
+    """DDP copies the main process's buffers at the start, FSDP does not; neither mends a later difference."""
     _, told, _ = changed(*layout)
     for rank in told:
         assert f"rank {layout[1] - 1} has drifted from rank 0: after step 1, 1 of" in rank["apart"]

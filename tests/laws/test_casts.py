@@ -1,4 +1,4 @@
-"""In bf16 FSDP2 computes what DDP computes, to the bit, and keeps no copies of the layers that it has left."""
+"""In bf16, FSDP2's gradients have the bits of DDP's, and it keeps no bf16 copies of layers after their use."""
 
 import json
 
@@ -22,7 +22,7 @@ def about(folder, rank=0):
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_gradients_are_those_of_ddp(cast, step):
-    """Of layers that are used twice, frozen, shared or computed again, too."""
+    """Also for layers that are used twice, frozen, shared or computed again."""
     expected, found = (load_file(cast[name] / f"gradients-{step}.safetensors") for name in ("ddp", "fsdp"))
     assert found.keys() == expected.keys() and len(found) > 100
     assert all(gradient.abs().max() > 1e-6 for gradient in expected.values())
@@ -33,9 +33,9 @@ def test_gradients_are_those_of_ddp(cast, step):
 
 
 def test_no_copies_stay_behind(cast):
-    """DDP's graph holds half the bytes of the weights, which are fp32; FSDP2's next to nothing but activations."""
+    """DDP's graph holds bf16 copies, half the bytes of the fp32 weights; FSDP2's holds little but activations."""
     ddp, fsdp = about(cast["ddp"]), about(cast["fsdp"])
     assert ddp["held"] > 0.45 * ddp["weights"]
     assert fsdp["held"] < 0.1 * fsdp["weights"]
     assert ddp["evaluating"] > 0.4 * ddp["weights"]
-    assert fsdp["evaluating"] < 0.25 * fsdp["weights"]  # with the last layer, gathered, and the next
+    assert fsdp["evaluating"] < 0.25 * fsdp["weights"]  # the last layer, which is gathered, and the next one

@@ -7,12 +7,12 @@ import pytest
 from launching import ROOT, filled
 
 SCRIPT = ROOT / "tests" / "laws" / "counting.py"
-LAYERS = 3  # that FSDP shards one by one: two in the stack, and the rest
+LAYERS = 3  # units of FSDP: two layers in the stack, and the rest
 
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory):
-    """Give a function from a layout to the counts of a silent and of a logged step."""
+    """Return a function from a layout to the counts of a silent and of a logged step."""
     runs = filled(tmp_path_factory.mktemp("counts"), SCRIPT)
 
     def counts(profile, processes, clip=1.0, *more):
@@ -32,7 +32,7 @@ def test_one_process_has_no_collectives(counts):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_ddp_reduces_once_a_step(counts, processes):
-    """With two turns (2 processes) and one (4): one all-reduce, and one more to log."""
+    """With two turns (2 processes) and with one (4): one all-reduce, and one more to log."""
     seen = counts("ddp_cpu", processes)
     assert without(seen["silent"], "reads") == {"c10d::allreduce_": 1}
     assert without(seen["logged"], "reads") == {"c10d::allreduce_": 2}
@@ -47,7 +47,7 @@ def test_buffers_that_training_changes_cost_one_broadcast(counts):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_fsdp_reduce_scatters_each_layer_once_a_step(counts, processes):
-    """Gathering repeats with the turns, reducing does not; the norm for clipping is one small all-reduce."""
+    """FSDP gathers in every turn and reduces in one; the norm for clipping is one small all-reduce."""
     turns = 4 // processes
     silent = counts("fsdp_cpu", processes)["silent"]
     assert silent["c10d::_reduce_scatter_base_"] == LAYERS
@@ -65,7 +65,7 @@ def test_without_clipping_fsdp_reduces_nothing_else(counts):
 
 @pytest.mark.parametrize("profile", ["cpu", "ddp_cpu", "fsdp_cpu"])
 def test_a_silent_step_reads_no_number_from_the_device(counts, profile):
-    """The one read is the check of the gradient's norm, which is made on CPU alone, where it waits for nothing."""
+    """But for the check of the gradient's norm, which happens on a CPU only, where reading does not wait."""
     seen = counts(profile, 1 if profile == "cpu" else 2)
     assert seen["silent"]["reads"] == {"app/training/step_metrics.py:add_norm": 1}
     assert sum(seen["logged"]["reads"].values()) > 1

@@ -1,4 +1,4 @@
-"""What a profile's dynamo_config compiles is compiled in the first steps, and never again; run.json says so."""
+"""With a profile's dynamo_config, torch compiles in the first steps only, and run.json says so."""
 
 import json
 
@@ -12,13 +12,13 @@ COMMON += ["--run.steps", 12, "--run.eval-every", 6, "--run.save-every", 12]
 RUNS = {"lm": ("lm", []), "lm concat": ("lm", ["--data.packing", "concat"]), "cls": ("cls", []), "img": ("img", [])}
 
 LAYOUTS = {"cpu": 1, "ddp_cpu": 2}
-# Under DDP one. cls under DDP x2 has made three graphs in step 3, and why has not been found yet.
+# One recipe under DDP: cls under DDP x2 has made three graphs in step 3, for an unknown reason.
 CASES = [*(("cpu", run) for run in RUNS), ("ddp_cpu", "lm")]
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
-    """Give a function from a profile's name to one that compiles, with a backend that takes no time."""
+    """Return a function from a profile's name to the file of a copy that compiles, with a fast backend."""
     root = tmp_path_factory.mktemp("profiles")
     return lambda name: profile_of(root, name, dynamo_config={"dynamo_backend": "AOT_EAGER"})
 

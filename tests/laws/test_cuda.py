@@ -1,7 +1,7 @@
-"""The laws on a GPU, for every recipe: twice the same, stopped, on to a CPU and back; fp16 with its scale, SyncBN.
+"""The laws on a GPU, for every recipe: repeated, stopped, moved to a CPU and back; fp16 with its loss scale, SyncBN.
 
-Where there are two GPUs, they train what one does; several processes on one GPU are in `test_sharing.py`. A recipe's
-runs take three launches, or four, which are made when the first of its tests asks: `-k cls` tests one recipe alone.
+With two GPUs, a run on both must agree with a run on one; `test_sharing.py` has several processes on one GPU. The first
+test of a recipe starts its three or four launches: `-k cls` tests one recipe alone.
 """
 
 import functools
@@ -24,16 +24,16 @@ COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.steps", ST
 HALF = ["--run.stop-at", STOP]
 EXACT = ["--run.exact", "true"]
 SYNC = ["--scratch.norm", "batch", "--run.sync-bn", "true"]
-# Without dropout, whose random numbers are others on another kind of device.
+# Without dropout: its random numbers differ between kinds of devices.
 STILL = {"cls": ["--scratch.dropout", 0], "lm": ["--scratch.dropout", 0]}
-SCALED = ("cls", "img")  # recipes that train in fp16 too
-# Kernels of two devices, or of two layouts, add in another order.
+SCALED = ("cls", "img")  # recipes that also train in fp16
+# Kernels of different devices or layouts sum in different orders.
 ACROSS, ALIKE = 1e-4, 1e-5
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, rows):
-    """Give a function from a recipe to the folder of its runs, which it makes when first asked."""
+    """Return a function from a recipe to the folder of its runs, which the first call makes."""
     root = tmp_path_factory.mktemp("cuda")
 
     def train(recipe, name, precision, commands, processes=1):
@@ -50,7 +50,7 @@ def runs(tmp_path_factory, rows):
             first.append(("sync-bn", *SYNC))
         train(recipe, gpu, "no", first)
         train(recipe, "cpu", "no", [("on cpu", *still), ("to cpu", *still), ("to gpu", *still, *HALF)])
-        # In a process of its own, in which CUDA's libraries choose their kernels once; so exact runs come first.
+        # In a separate process, with exact runs first: CUDA's libraries choose their kernels once in a process.
         exact = [
             ("exact", *EXACT),
             ("exact again", *EXACT),
@@ -74,14 +74,14 @@ def runs(tmp_path_factory, rows):
 
 @pytest.mark.parametrize("recipe", recipes())
 def test_the_same_run_twice(runs, recipe):
-    """To rounding: some of CUDA's kernels add in any order."""
+    """Up to rounding: some CUDA kernels sum in any order."""
     whole, again = (steps(runs(recipe) / name) for name in ("whole", "again"))
     assert apart(whole, again, recipe=recipe, run="again") <= ALIKE
 
 
 @pytest.mark.skipif(not GPUS, reason="compiles kernels for a GPU")
 def test_kernels_that_round_have_the_bits_of_torch():
-    """Compiled for this very GPU: halves, zeros with a sign, what is not a number, and many numbers of all sizes."""
+    """Compiled for this GPU: halves, signed zeros, NaN, and many numbers of all sizes."""
     kernels = pytest.importorskip("app.training.triton_kernels", reason="Triton is not installed")
     device = torch.device("cuda", 0)
     assert grid_rounding.agrees(kernels, device) and grid_rounding.how(device) == "triton"
@@ -98,7 +98,7 @@ def test_kernels_that_round_have_the_bits_of_torch():
 @pytest.mark.parametrize("recipe", recipes())
 @pytest.mark.parametrize("run", ["exact again", "exact stopped"])
 def test_exact_mode_gives_the_same_bits(runs, recipe, run):
-    """Twice, and when it was stopped on the way: losses, scores, weights and the optimizers' state."""
+    """In a second run, and in a stopped and resumed one: losses, scores, weights and the optimizers' state."""
     reference, other = runs(recipe) / "exact", runs(recipe) / run
     assert steps(other) == steps(reference)
     assert scores(other) == scores(reference)
@@ -112,7 +112,7 @@ def test_wherever_it_goes_on_it_is_the_same_run(runs, recipe, run):
     folder, reference = runs(recipe), "whole" if run == "stopped" else "plain"
     whole, other = steps(folder / reference), steps(folder / run)
     assert [line["ids"] for line in other] == [line["ids"] for line in whole]
-    if run == "stopped" or recipe != "gan":  # whose noise is drawn on the device
+    if run == "stopped" or recipe != "gan":  # gan draws its noise on the device
         assert apart(whole, other, recipe=recipe, run=run) <= (ALIKE if run == "stopped" else ACROSS)
     counts = [[line.get("eval/samples") for line in scores(folder / name)] for name in (reference, run)]
     assert counts[0] == counts[1]
@@ -120,7 +120,7 @@ def test_wherever_it_goes_on_it_is_the_same_run(runs, recipe, run):
 
 @pytest.mark.parametrize("recipe", recipes())
 def test_it_was_computed_where_it_says(runs, recipe):
-    """A control: run.json names the device of the processes that ended a run."""
+    """A control: run.json names the device of the launch that ended the run."""
     on_gpu = {
         name: json.loads((runs(recipe) / name / "run.json").read_text())["layout"]["device"] != "cpu"
         for name in ("whole", "exact", "to gpu", "on cpu", "to cpu")

@@ -1,7 +1,7 @@
-"""No recipe's training step has an operation that torch refuses where deterministic kernels are asked for, on a GPU.
+"""No recipe's training step has an operation that torch refuses on a GPU when it must be deterministic.
 
-Every recipe takes a step on a CPU while torch's operations are written down, forward and backward, as they would be on
-a GPU: there torch takes interpolation apart into operations that are not refused.
+Every recipe takes a step on a CPU while torch's operations are recorded, forward and backward. Interpolation is
+decomposed into other operations, as torch does it on a GPU.
 """
 
 import importlib
@@ -38,7 +38,7 @@ COMMON = [
 TEXTS = ["--data.max-length", 32, "--run.exact", "true"]
 BLOCKS = ["--data.block", 32, "--sample-length", 4, "--run.exact", "true"]
 GRID = ["--data.split", "train[:41]", "--data.eval-split", "train[41:58]"]
-# Beside the recipes as they are in small.py: what else their flags offer. Small networks are of the kind of large ones.
+# Kinds of models that the recipes' flags offer and small.py does not use; each is small, but of the same kind.
 KINDS = {
     "cls bert": ("cls", ["--model", "bert-base-cased", *TEXTS]),
     "cls regression": ("cls", ["--data.path", "numbers.jsonl", *TEXTS]),
@@ -56,7 +56,7 @@ KINDS = {
 
 
 class AsOnGPU(TorchFunctionMode):
-    """Take interpolation apart as torch does on GPUs where deterministic kernels are asked for."""
+    """Decompose interpolation as torch does on GPUs when it must be deterministic."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -73,7 +73,7 @@ class AsOnGPU(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
-    """Write down which operations torch would refuse, and how many operations there were."""
+    """Record the operations that torch would refuse, and the number of all operations."""
 
     def __init__(self):
         super().__init__()
@@ -99,11 +99,11 @@ class Recorder(TorchDispatchMode):
 
 
 def refused_in(folder, recipe: str, flags: list) -> set[str]:
-    """Run a recipe for a step of two micro-batches and an evaluation, and return what torch would refuse of it."""
+    """Run a recipe for a step of two micro-batches and an evaluation; return what torch would refuse."""
     module, recorder = load(str(ROOT / f"recipes/{recipe}.py")), Recorder()
     words = [str(word) for word in [*flags, *COMMON, "--run.dir", folder]]
     with pytest.MonkeyPatch.context() as patch, AsOnGPU():
-        # A step begins where the batches do; the evaluation after it belongs to its body.
+        # A step begins with its batch; the evaluation is a part of its body.
         def batches(run, *args, **kwargs):
             for batch in original_batches(run, *args, **kwargs):
                 with recorder:
@@ -137,7 +137,7 @@ def there(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_model_that_recipes_offer_has_one(tmp_path, rows, there, monkeypatch, kind):
-    """BatchNorm, which exact mode refuses, included: its own kernels are deterministic."""
+    """Also with BatchNorm: exact mode refuses it, but its kernels are deterministic."""
     monkeypatch.chdir(there)
     recipe, flags = KINDS[kind]
     if recipe in ("cls", "lm") and "numbers.jsonl" not in flags:
@@ -159,7 +159,7 @@ def test_no_kind_of_model_that_recipes_offer_has_one(tmp_path, rows, there, monk
     }.items(),
 )
 def test_the_recorder_sees_what_is_refused(name, use):
-    """The control. Interpolation by its function is taken apart, and the same values come of it."""
+    """The control. nn.functional.interpolate is decomposed, and gives the same values."""
     image = torch.randn(2, 3, 8, 8, requires_grad=True)
     with AsOnGPU(), Recorder() as recorder:
         use(image).sum().backward()
@@ -172,7 +172,7 @@ def test_the_recorder_sees_what_is_refused(name, use):
 
 
 def test_the_list_is_that_of_torch():
-    """The documentation of the installed torch names nothing that is not in it."""
+    """The documentation of the installed torch names no operation that the list lacks."""
     text = torch.use_deterministic_algorithms.__doc__.partition("operations will throw a")[2].partition("In addition")[
         0
     ]
@@ -204,7 +204,7 @@ class Pools(nn.Linear):
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_is_refused_is_said_with_what_to_do(tmp_path, monkeypatch, exact):
-    """By its name, before any weight has changed; in the ordinary mode the user has asked torch himself."""
+    """By its name, before any weight has changed; in ordinary mode, only if the user has set it in torch."""
     monkeypatch.setattr("tiny.nn.Linear", Pools)
     if exact:
         with pytest.raises(UserError, match=r"AdaptiveAvgPool2d: average with \.mean.*--run\.exact false"):

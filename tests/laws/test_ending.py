@@ -1,4 +1,4 @@
-"""How a program ends: with status 0 where all went well, whatever gloo's threads do, and not where it did not."""
+"""How a program ends: with status 0 after success, whatever gloo's threads do, and with another after an error."""
 
 from launching import ROOT, launch
 
@@ -6,7 +6,7 @@ SCRIPT = ROOT / "tests" / "laws" / "ending.py"
 
 
 def test_processes_leave_at_once_when_all_is_done(tmp_path):
-    """torch 2.13's gloo threads can abort the interpreter's end, so it is skipped, with all output written."""
+    """torch 2.13's gloo threads can abort the interpreter's shutdown, so it is skipped after all output is flushed."""
     result = launch("ddp_cpu", 2, SCRIPT, tmp_path / "run", "well")
     assert result.status == 0, result.output[-3000:]
     assert result.output.count("done") == 2 and "the interpreter ended" not in result.output
@@ -23,6 +23,6 @@ def test_one_process_ends_as_python_does(tmp_path):
 
 
 def test_the_thread_that_saves_ends_before_the_interpreter(tmp_path):
-    """Met in torch's code by the interpreter's end it would abort, and the launcher would report a failure."""
+    """If the interpreter shut down while it is in torch's code, it would abort, and the launcher would fail."""
     result = launch("cpu", 1, ROOT / "tests" / "laws" / "lingering.py", "--run.dir", tmp_path / "run")
     assert result.status == 0 and "terminate called" not in result.output, result.output[-3000:]

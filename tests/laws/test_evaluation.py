@@ -1,4 +1,4 @@
-"""Law 5: evaluation counts every sample once, on any number of processes, also on more than there are samples."""
+"""Law 5: evaluation counts every sample once, on any number of processes, even on more than there are samples."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ SIZES = (2, 101, 307)
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, rows):
-    """Give a function from a number of processes to the scores of one model on each size."""
+    """Return a function from a number of processes to the scores of one model on each set size."""
     root = tmp_path_factory.mktemp("evaluation")
     common = ["--data.path", rows(100), "--run.trackers", "--data.max-length", 64]
     launch_many(
@@ -23,7 +23,7 @@ def evaluated(tmp_path_factory, rows):
 
     @functools.cache
     def evaluated(processes):
-        # One step that changes nothing: every process count scores the same weights.
+        # One step that changes nothing, so that every number of processes scores the same weights.
         still = ["--model", root / "model" / "model", "--run.steps", 1, "--optim.lr", 1e-30, "--optim.weight-decay", 0]
         sized = ["--run.global-batch", 20, "--run.micro-batch", 4]
         folders = {size: root / f"{processes}-{size}" for size in SIZES}
@@ -69,7 +69,7 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """Give a function from a layout to the folder of drawn.py."""
+    """Return a function from a layout to the folder of drawn.py."""
     root = tmp_path_factory.mktemp("drawn")
     drawn.main(root, "0")
     runs = filled(root, ROOT / "tests" / "laws" / "drawn.py")
@@ -78,21 +78,21 @@ def noisy(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), ("ddp_cpu", 5)])
 def test_what_an_evaluation_draws_belongs_to_its_micro_batch(noisy, layout):
-    """In rows, collate and forward pass: the same scores on any layout, to the last bit."""
+    """In rows, collate and forward pass: scores have the same bits on any layout."""
     one, many = scores(noisy("cpu", 1) / "run"), scores(noisy(*layout) / "run")
     assert many == one and len(one) == 2
     assert steps(noisy(*layout) / "run") == steps(noisy("cpu", 1) / "run")
 
 
 def test_every_evaluation_of_a_run_draws_the_same(noisy):
-    """So scores of two steps differ by what was learned between them: here nothing."""
+    """So scores of two steps differ only by what was learned between them, which here is nothing."""
     first, second = ({**line, "step": 0} for line in scores(noisy("cpu", 1) / "run"))
     assert first == second
     assert len({line["loss"] for line in steps(noisy("cpu", 1) / "run")}) == 3
 
 
 def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(noisy):
-    """And does not tell whether the step has evaluated."""
+    """Whether or not the step has evaluated."""
     one = json.loads((noisy("cpu", 1) / "rank-0.json").read_text())
     for rank in range(3):
         assert json.loads((noisy("ddp_cpu", 3) / f"rank-{rank}.json").read_text()) == one

@@ -1,4 +1,4 @@
-"""Mistakes that only several ranks can make, and things that only they can get wrong; every rank is told."""
+"""Mistakes that only show on several ranks; every rank gets the error."""
 
 import json
 
@@ -12,7 +12,7 @@ from laws import faults
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Give what both ranks were told, by case; and the folder of the runs."""
+    """Return both ranks' errors or results by case, the folder of the runs, and the output."""
     folder = tmp_path_factory.mktemp("faults")
     result = share("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
     assert result.status == 0, result.output[-3000:]
@@ -20,7 +20,7 @@ def told(tmp_path_factory):
 
 
 def test_a_parameter_without_gradient_is_named(told):
-    """DDP would fail a step later, with advice that nobody here can follow."""
+    """DDP would fail one step later, with advice that users cannot follow here."""
     for rank in told[0]:
         assert "idle.weight, idle.bias had no gradient" in rank["unused"] and "requires_grad_" in rank["unused"]
 
@@ -43,7 +43,7 @@ def test_tied_weights_of_a_plain_module_are_written(told):
 
 
 def test_ranks_that_drift_apart_are_found(told):
-    """With the first tensor that differs, in the first step of an epoch of two."""
+    """With the first tensor that differs, in the first step of an epoch of two steps."""
     for rank in told[0]:
         assert "rank 1 has drifted from rank 0: after step 1, 1 of 4 weights differ, first 1.bias" in rank["drift"]
 
@@ -54,7 +54,7 @@ def test_ranks_with_other_data_are_found(told):
 
 
 def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
-    """Before its update where ranks have whole gradients; under FSDP, where they had to ask, with the numbers."""
+    """Before its update under DDP, whose ranks have whole gradients; under FSDP when numbers are read next."""
     place = "micro-batch {} on rank {}: samples [7]"
     (words, made), (other, _) = (rank["stopping"] for rank in told[0])
     assert f"the gradient of step {made + 1} is nan" in words and 0 < made < 39 and words == other
@@ -67,7 +67,7 @@ def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
 
 
 def test_a_machine_with_other_data_of_the_same_size_is_found(told):
-    """Before anything is trained, with what differs; and what one machine cannot read is said on all."""
+    """Before training, with what differs; an error in reading on one machine reaches all."""
     for rank in told[0]:
         assert "rank 1 would train on other data than rank 0: 1 of 20 rows" in rank["other contents"]
         assert "row 12 cannot be read" in rank["broken rows"]
@@ -75,7 +75,7 @@ def test_a_machine_with_other_data_of_the_same_size_is_found(told):
 
 
 def test_a_step_that_is_not_finite_is_skipped_alike_on_every_layout(told, tmp_path):
-    """In each of three epochs; its samples are named, and nothing of it reaches the weights."""
+    """In each of three epochs; its samples are named, and it does not change the weights."""
     assert faults.skipping(tmp_path / "one") == told[0][0]["skipping"] == told[0][1]["skipping"] == 3
     one, two = metrics(tmp_path / "one"), metrics(told[1] / "skipping")
     assert [(line["step"], line.get("skipped_steps"), line.get("ids")) for line in two] == [
@@ -88,6 +88,6 @@ def test_a_step_that_is_not_finite_is_skipped_alike_on_every_layout(told, tmp_pa
 
 
 def test_a_folder_that_is_not_shared_is_said(told):
-    """Otherwise checkpoints would be committed that nobody can read."""
+    """If not, checkpoints would be committed that no rank can read."""
     for rank in told[0]:
         assert "--run.dir must be on a disk that all machines share" in rank["not shared"]

@@ -1,7 +1,7 @@
 """Laws 1 to 5 for recipes/cls.py on many layouts and batches: the same samples, loss, run after a stop, and score.
 
-Each layout is launched once and runs many cases; the tests read the run folders. `test_recipes.py` holds every recipe
-to the laws, on one process and on two.
+Each layout is launched once and runs many cases; the tests read the run folders. `test_recipes.py` tests the laws for
+every recipe, on one process and on two.
 """
 
 import functools
@@ -22,9 +22,9 @@ LAYOUTS = {
     "fsdp4": ("fsdp_cpu", 4),
 }
 OTHERS = [name for name in LAYOUTS if name != "one"]
-LONG = ("one", "ddp3", "fsdp3")  # layouts that make all steps of a long case
-SHORT = 20  # what the others make of it
-# K is 5, which no number of ranks divides, of 5 or 4 rows; clipping at work; epochs that end inside a step.
+LONG = ("one", "ddp3", "fsdp3")  # layouts that train all steps of a long case
+SHORT = 20  # steps of it on the others
+# K is 5, which no number of ranks here divides, with 4 or 5 rows each; gradients are clipped; epochs end inside a step.
 EXACT = ["--scratch.layers", 1, "--run.exact", "true", "--run.global-batch", 24, "--run.micro-batch", 5]
 STEPS, CLIP = 60, 0.3  # of the case "exact"
 EXACT += [
@@ -48,7 +48,7 @@ CASES = {
     "exact": [*EXACT],
     "exact-sgd": [*EXACT, "--optim.name", "SGD", "--optim.lr", 0.1, "--run.steps", 25],
 }
-OF_LONG = ("exact-sgd",)  # cases that long layouts alone have
+OF_LONG = ("exact-sgd",)  # cases that only the long layouts run
 
 
 def has(layout, case):
@@ -61,7 +61,7 @@ PAIRS = [(layout, case) for layout in OTHERS for case in CASES if has(layout, ca
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, rows):
-    """Give a function from a layout to the folder of its runs, which it makes when first asked."""
+    """Return a function from a layout to the folder of its runs, which the first call makes."""
     root = tmp_path_factory.mktemp("layouts")
 
     def flags(layout, name, case, *more):
@@ -86,7 +86,7 @@ def runs(tmp_path_factory, rows):
 
     @functools.cache
     def chain():
-        """Go on with a run of FSDP x4 under DDP x3, and then on one process."""
+        """Resume a run of FSDP x4 under DDP x3, and then on one process."""
         runs("fsdp4")
         for layout, more in {"ddp3": ["--run.stop-at", 2 * SHORT], "one": []}.items():
             launch_many(*LAYOUTS[layout], RECIPE, [flags("chain", "run", "exact", *more)], root)
@@ -98,7 +98,7 @@ def runs(tmp_path_factory, rows):
 
 @pytest.mark.parametrize(("layout", "case"), PAIRS)
 def test_same_samples_and_loss(runs, layout, case):
-    """Laws 1 to 3: one process and any other layout agree on the ledger to the bit, on the loss to 1e-5."""
+    """Laws 1 to 3: any layout has the ledger of one process, to the bit, and its losses, to 1e-5 relative."""
     reference, other = steps(runs("one") / case), steps(runs(layout) / case)
     if case in ("real", "exact") and layout not in LONG:
         reference = reference[:SHORT]
@@ -138,7 +138,7 @@ def test_stopped_and_resumed_is_bitwise_equal(runs, layout, at):
 
 @pytest.mark.parametrize("layout", OTHERS)
 def test_exported_weights_agree(runs, layout):
-    """The finished model of any layout has the names and shapes of one process, and nearly its values."""
+    """The finished model of any layout has the names and shapes of one process, and its values to a tolerance."""
     reference = load_file(runs("one") / "six" / "model" / "model.safetensors")
     other = load_file(runs(layout) / "six" / "model" / "model.safetensors")
     assert {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in reference.items()}
@@ -165,7 +165,7 @@ def test_exact_mode_through_stops_and_changes_of_layout(runs):
 
 
 def test_without_exact_mode_bits_differ(runs):
-    """A control: what is compared above does differ between layouts."""
+    """A control: without exact mode, what is compared above differs between layouts."""
     assert steps(runs("ddp3") / "real") != steps(runs("one") / "real")
     assert weights(runs("ddp3") / "real") != weights(runs("one") / "real")
 

@@ -11,14 +11,14 @@ LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Give a function from a layout to the folder with the models that it wrote."""
+    """Return a function from a layout to the folder with the models that it wrote."""
     models = filled(tmp_path_factory.mktemp("models"), ROOT / "tests/laws/writing.py")
     return lambda layout: models(*LAYOUTS[layout])[0]
 
 
 @pytest.mark.parametrize("layout", ["ddp3", "fsdp2"])
 def test_every_layout_writes_the_same_files(written, layout):
-    """Shared weights once, in one file and in several."""
+    """With shared weights once, in one file and in several."""
     assert hashes(written(layout)) == hashes(written("one"))
 
 
@@ -31,7 +31,7 @@ def test_shared_weights_are_written_once(written):
 
 
 def test_a_shared_weight_that_fsdp_would_part_is_refused(written):
-    """Its layers are of the class that holds the weight: two weights would be trained, and nothing said."""
+    """FSDP would shard its layers apart and silently train two weights."""
     text = (written("fsdp2").parent / "refused").read_text()
     assert "into.weight" in text and "out.weight" in text and "fsdp_transformer_layer_cls_to_wrap" in text
 

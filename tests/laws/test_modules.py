@@ -1,4 +1,4 @@
-"""Laws 3 to 5 for modules of torch's own and for what recipes do with them: a launch a layout, which runs all cases."""
+"""Laws 3 to 5 for torch's own modules and for what recipes do with them; one launch for each layout runs all cases."""
 
 import functools
 
@@ -21,7 +21,7 @@ CASES = {
     "loops": (["--case", "loops", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
     "loops-ordinary": (["--case", "loops", *SHORT], ["ddp3", "fsdp3"]),
     "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
-    # Four micro-batches: two of the six turns of three ranks are idle.
+    # Four micro-batches: three ranks have six turns, two of them idle.
     "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
     "unused": (["--case", "unused", *SHORT], ["ddp2", "ddp3"]),
 }
@@ -33,7 +33,7 @@ def pairs(*cases):
 
 @pytest.fixture(scope="session")
 def modules(tmp_path_factory):
-    """Give a function from a layout to the folder of its runs, which it makes when first asked."""
+    """Return a function from a layout to the folder of its runs, which the first call makes."""
     root = tmp_path_factory.mktemp("modules")
 
     @functools.cache
@@ -54,7 +54,7 @@ def modules(tmp_path_factory):
 
 @pytest.mark.parametrize(("layout", "case"), pairs("attention", "loops", "frozen"))
 def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
-    """Losses, gradient norms, scores and weights; also where a step goes through its batch twice."""
+    """Losses, gradient norms, scores and weights; also with two loops over one batch."""
     reference, other = modules("one") / case, modules(layout) / case
     assert len(steps(reference)) == (40 if case == "attention" else 12) and len(scores(reference)) > 1
     assert steps(other) == steps(reference)
@@ -72,7 +72,7 @@ def test_same_loss_on_every_layout(modules, layout, case):
 
 @pytest.mark.parametrize(("layout", "case"), pairs("unused"))
 def test_unused_weights_stay_and_the_run_resumes_bitwise(modules, layout, case):
-    """Where DDP is told to look for weights without gradients, as the error of a run that has some advises."""
+    """With find_unused_parameters under DDP, as the error message for unused weights advises."""
     reference, folder = weights(modules("one") / case), modules(layout)
     for name in ("idle.weight", "idle.bias"):
         assert weights(folder / case)[name] == reference[name]

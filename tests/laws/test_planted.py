@@ -16,7 +16,7 @@ from laws.many import load
 
 RECIPE = ROOT / "tests" / "laws" / "planted.py"
 STEPS = 3
-# What is nearest to each fault, by the name of the fault; and in which micro-batches or tensors that shows first.
+# By fault: what the report must call the cause, and the micro-batches or tensors where it must show first.
 FOUND = {
     "start": ("weights", {"first.weight", "out.weight"}),
     "samples": ("samples", set()),
@@ -36,7 +36,7 @@ def flags(folder, exact, fault):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """Give a function from a fault to the report on two ranks that have it, against a process that is healthy."""
+    """Return a function from a fault to the report on two ranks with it, against one process without."""
     root = tmp_path_factory.mktemp("planted")
     healthy = [("none", "true"), ("none", "false"), ("norm", "false")]
     recipe = load(RECIPE)
@@ -82,7 +82,7 @@ def test_a_gradient_averaged_on_each_rank_in_the_ordinary_mode(planted):
 
 
 def test_batchnorm_in_the_ordinary_mode(planted):
-    """Its steps are those of one process, and what it keeps for evaluation is not."""
+    """Its steps agree with one process, but its statistics for evaluation do not."""
     report = planted("norm", "false")
     first = report.rows[1].comparison.first
     assert (first.what, first.step, report.status) == ("buffers", 1, 1) and "BatchNorm" in first.means
@@ -90,7 +90,7 @@ def test_batchnorm_in_the_ordinary_mode(planted):
 
 
 def test_an_audit_goes_on_with_its_run(planted, tmp_path):
-    """Stopped after a step and resumed: the lines of the run that never stopped, to the last bit."""
+    """After a stop and a resume, its lines have the bits of the run that never stopped."""
     recipe, words = load(RECIPE), [str(word) for word in flags(tmp_path, "true", "none")]
     for stop in (1, STEPS):
         recipe.main(parse(recipe.Config, [*words, "--run.stop-at", str(stop)]))
@@ -105,7 +105,7 @@ def test_a_picture_of_the_runs(planted, tmp_path):
 
 
 def test_prove_says_that_layouts_are_the_same(tmp_path):
-    """The recipe's own flags pass through; of what the runs wrote, only what is small stays."""
+    """The recipe's own flags pass through; of the runs' files, only the small ones stay."""
     folder, chosen = tmp_path / "report", [PROFILES / "cpu.yaml", f"{PROFILES / 'fsdp_cpu.yaml'}:2"]
     own = ["--steps", STEPS, "--report", folder, "--json", tmp_path / "copy.json"]
     result = run([sys.executable, "-m", "app", "prove", RECIPE, "--profiles", *chosen, *own, "--optim.lr", 1e-3])

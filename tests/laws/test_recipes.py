@@ -1,7 +1,7 @@
 """The laws, for every recipe in recipes/, on one process, DDP x2 and FSDP2 x2.
 
-All recipes go through one launch of each layout, and through a second one that goes on with what the others began.
-`test_layouts.py` looks at more layouts, with one recipe.
+Each layout is launched twice: to train all recipes, and to resume runs that the other layouts began. `test_layouts.py`
+has more layouts, for one recipe.
 """
 
 import functools
@@ -20,7 +20,7 @@ RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
 OTHERS = ("ddp2", "fsdp2")
 STEPS, STOP = 6, 3
-# Three micro-batches of 3 or 4 rows: two ranks have two turns each, the last of which is idle.
+# Three micro-batches of 3 or 4 rows: two ranks have two turns each; the last turn of the second rank is idle.
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", 1, "--run.keep", 99]
 WHOLE = ["--run.steps", STEPS]
@@ -28,7 +28,7 @@ WHOLE = ["--run.steps", STEPS]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, rows):
-    """Give a function from a layout to the folder with all recipes' runs on it, which it makes when first asked."""
+    """Return a function from a layout to the folder of all recipes' runs on it, which the first call makes."""
     root = tmp_path_factory.mktemp("recipes")
     mistaken = {}
     for recipe, path in RECIPES.items():
@@ -72,7 +72,7 @@ def runs(tmp_path_factory, rows):
 
     @functools.cache
     def resumed(layout):
-        """Go on, on one layout, with copies of the runs that the others left."""
+        """Resume, on one layout, copies of the runs that the others left."""
         commands = []
         for recipe in SMALL:
             for source in (name for name in LAYOUTS if name != layout):
@@ -91,7 +91,7 @@ def runs(tmp_path_factory, rows):
 
 
 def pretend_later(folder):
-    """Put an earlier step's state into the newest checkpoint."""
+    """Replace the newest checkpoint's state by an earlier step's."""
     old, new = (folder / "checkpoints" / f"step-{step:08d}" for step in (STOP - 1, STOP))
     shutil.rmtree(new)
     shutil.copytree(old, new)
@@ -108,7 +108,7 @@ def test_every_recipe_is_here():
 @pytest.mark.parametrize("layout", OTHERS)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_same_samples_and_loss(runs, recipe, layout):
-    """Laws 1 to 3: the ledger to the bit, the loss to 1e-5."""
+    """Laws 1 to 3: the same ledger to the bit, and losses to 1e-5 relative."""
     reference, other = steps(runs("one") / recipe / "whole"), steps(runs(layout) / recipe / "whole")
     assert len({line["ids"] for line in reference}) == STEPS
     assert [line["ids"] for line in other] == [line["ids"] for line in reference]
@@ -120,7 +120,7 @@ def test_same_samples_and_loss(runs, recipe, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_stopped_and_resumed_is_bitwise_equal(runs, recipe, layout):
-    """Laws 3 and 4, one layout: losses, scores, weights and the optimizers' state."""
+    """Laws 3 and 4, on one layout: losses, scores, weights and the optimizers' state."""
     folder = runs(layout) / recipe
     assert steps(folder / "stopped") == steps(folder / "whole")
     assert scores(folder / "stopped") == scores(folder / "whole")
@@ -140,7 +140,7 @@ def test_resume_from_any_layout(runs, recipe, layout):
 
 
 def test_resume_from_another_state_is_seen(runs):
-    """A control: the checkpoint of an earlier step, passed off as the newest, gives other losses."""
+    """A control: resumed from an earlier step's checkpoint in place of the newest, losses differ."""
     never_stopped, resumed = steps(runs("one") / "cls" / "whole"), steps(runs.resumed("one") / "cls" / "from-earlier")
     assert resumed[:STOP] == never_stopped[:STOP]
     assert furthest_loss(never_stopped[STOP:], resumed[STOP:]) > 1e-5
@@ -175,20 +175,20 @@ def test_what_a_silent_step_costs(runs, recipe):
 
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_mistake_in_the_loop_is_seen_between_layouts(runs, recipe):
-    """Planted into the recipe's text: its gradient is another one than that of the recipe on one process."""
+    """The mistake is planted into the recipe's text; its gradient differs from the recipe's on one process."""
     healthy, mistaken = steps(runs("one") / recipe / "whole")[:2], steps(runs("ddp2") / recipe / "weight")
     assert furthest(healthy, mistaken, "grad_norm") > 1e-3
 
 
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_second_backward_pass_is_refused(runs, recipe):
-    """Planted into the recipe's text; gradients would be synchronised in the first one."""
+    """The mistake is planted into the recipe's text; gradients would synchronise in the first backward pass."""
     assert "a second run.backward in one turn" in (runs("ddp2") / f"{recipe}.refused").read_text()
 
 
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_forgotten_zero_grad_is_seen_after_a_stop(runs, recipe):
-    """Planted into the recipe's text: what a stopped run has lost makes it another run."""
+    """The mistake is planted into the recipe's text; a stop loses the old gradients, so the run differs."""
     folder = runs("one") / recipe
     assert steps(folder / "zero_grad") != steps(folder / "whole")
     assert steps(folder / "zero_grad-stopped") != steps(folder / "zero_grad")

@@ -1,6 +1,6 @@
 """Exact mode on several processes that share one GPU: the bits of one process, on every layout and across a stop.
 
-The kernels are the GPU's; what ranks exchange goes through the host's memory (`staged.py`).
+The kernels are the GPU's; collectives go through host memory (`staged.py`).
 """
 
 import functools
@@ -18,14 +18,14 @@ LAYOUTS = {"ddp-x2": (DDP, 2), "fsdp-x2": (FSDP, 2), "ddp-x4": (DDP, 4), "fsdp-x
 STEPS, STOP, BATCH = 4, 2, 16
 COMMON = ["--run.global-batch", BATCH, "--run.steps", STEPS, "--run.log-every", 1, "--run.trackers"]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.workers", 0]
-MICRO = ["--run.micro-batch", 4]  # four of them, one for each of four ranks
+MICRO = ["--run.micro-batch", 4]  # four micro-batches a step, one for each of four ranks
 EXACT = [*MICRO, "--run.exact", "true"]
 SYNC = ["--scratch.norm", "batch", "--run.sync-bn", "true"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, rows, request):
-    """Give a function from a layout to the folder of its runs, of all recipes that tests ask for."""
+    """Return a function from a layout to the folder of its runs of all tested recipes."""
     root = tmp_path_factory.mktemp("sharing")
     wanted = dict.fromkeys(
         item.callspec.params["recipe"] for item in request.session.items if item.path == request.path
@@ -38,9 +38,9 @@ def runs(tmp_path_factory, rows, request):
         commands = []
         for recipe in wanted:
             named = {"exact": EXACT, "again": EXACT, "ordinary": MICRO}
-            if GPUS and recipe == "img":  # all of a step's samples at a time
+            if GPUS and recipe == "img":  # one micro-batch with all of a step's samples
                 named["sync-bn"] = [*SYNC, "--run.micro-batch", BATCH // processes]
-            # The same run, begun under DDP and ended under FSDP.
+            # The same run, begun under DDP and finished under FSDP.
             chain, file = root / f"chain-x{processes}" / recipe, ROOT / f"recipes/{recipe}.py"
             flags = [*SMALL[recipe].flags(rows), *COMMON]
             commands += [(file, [*flags, *m, "--run.dir", root / layout / recipe / n], None) for n, m in named.items()]
@@ -64,7 +64,7 @@ def _skipped(parameter) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", recipes())
 def test_exact_mode_gives_every_layout_the_bits_of_one_process(runs, layout, recipe):
-    """Losses, norms, scores, weights and the optimizers' state; and so does the same layout a second time."""
+    """Losses, norms, scores, weights and the optimizers' state; also when the same layout runs twice."""
     reference = runs("one") / recipe / "exact"
     for name in ("exact", "again"):
         other = runs(layout) / recipe / name
@@ -76,7 +76,7 @@ def test_exact_mode_gives_every_layout_the_bits_of_one_process(runs, layout, rec
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", recipes("cls"))
 def test_what_ranks_exchange_comes_from_the_device(runs, layout, recipe):
-    """A control: the ranks have exchanged gradients, and nothing but tests' own group has carried them."""
+    """A control: the ranks have exchanged gradients, and only through the tests' own process group."""
     kind, processes = LAYOUTS[layout]
     (file,) = runs(layout).parent.glob(f"{kind}-no-{processes}-*.exchanged")
     device = "cuda" if GPUS else "cpu"

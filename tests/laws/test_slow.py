@@ -1,4 +1,4 @@
-"""What takes long and moves is no hang; what does not move is one, also at the end of a run."""
+"""Slow work that makes progress is no hang; work without progress is one, also at the end of a run."""
 
 import json
 
@@ -9,7 +9,7 @@ from launching import ROOT, launch, steps
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory):
-    """Launch two ranks, whose last run hangs."""
+    """Launch two ranks; their last run hangs."""
     folder = tmp_path_factory.mktemp("slow")
     return folder, launch("ddp_cpu", 2, ROOT / "tests/laws/slow.py", folder)
 
@@ -19,7 +19,7 @@ def about(slow, name):
 
 
 def test_slow_data_a_slow_last_checkpoint_and_a_slow_model_are_waited_for(slow):
-    """Each takes longer than --run.timeout; the data longer than a collective may."""
+    """Each takes longer than --run.timeout; the data also longer than the timeout of a collective."""
     folder, result = slow
     assert "resuming" in result.output, result.output
     assert about(slow, "slow")["status"] == "finished" and len(steps(folder / "slow")) == 4
@@ -40,7 +40,7 @@ def test_a_last_checkpoint_that_hangs_is_shown(slow):
 
 
 def test_collectives_wait_longer_than_the_watchdog(slow):
-    """Also those of a process group that an earlier run has made; those beside training wait for ever."""
+    """Also in a process group of an earlier run; collectives outside training wait as good as for ever."""
     week = 7 * 24 * 3600
     for rank in (0, 1):
         limits = json.loads((slow[0] / f"limits-{rank}.json").read_text())

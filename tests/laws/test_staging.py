@@ -1,4 +1,4 @@
-"""What processes have alike is staged and written by one of them, and any layout reads it."""
+"""State that processes share is staged and written by one of them, and any layout reads it."""
 
 import json
 
@@ -15,7 +15,7 @@ from laws.staging import Model
 
 SHAPES = {name: tensor.shape for name, tensor in Model().state_dict().items()}
 PARAMETERS = sum(p.nbytes for p in Model().parameters())
-STATE = 3 * PARAMETERS  # with AdamW's two moments; its counts are a number each
+STATE = 3 * PARAMETERS  # weights and AdamW's two moments; its step counts are one number each
 COUNTS = 4 * len(list(Model().parameters()))
 STATISTICS = sum(b.nbytes for b in Model().buffers())
 LARGEST = 35 * 13 * 4
@@ -23,11 +23,11 @@ LARGEST = 35 * 13 * 4
 
 @pytest.fixture(scope="module", params=["ddp2", "ddp3", "hsdp4"])
 def staged(request, tmp_path_factory):
-    """Launch one layout; return its folder, what its ranks tell, and how many have each byte."""
+    """Launch one layout; return its folder, its ranks' reports, and how many ranks hold each byte."""
     folder = tmp_path_factory.mktemp(request.param)
     profile, processes, copies = "ddp_cpu", int(request.param[-1]), int(request.param[-1])
     if request.param == "hsdp4":
-        profile, processes, copies = hsdp_on_cpu(folder), 1, 2  # the profile has the number of processes
+        profile, processes, copies = hsdp_on_cpu(folder), 1, 2  # this profile sets the number of processes
     result = share(profile, processes, ROOT / "tests/laws/staging.py", folder)
     assert result.status == 0, result.output
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
@@ -36,7 +36,7 @@ def staged(request, tmp_path_factory):
 
 
 def test_every_process_stages_its_share(staged):
-    """All together each byte once; none more than its share and one tensor."""
+    """Together they stage each byte once; none stages more than its share plus one tensor."""
     _, reports, copies = staged
     amounts = [report["alike"]["bytes"] for report in reports]
     whole = STATE + COUNTS + STATISTICS + 5 * 8
@@ -47,7 +47,7 @@ def test_every_process_stages_its_share(staged):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_was_staged_comes_back(staged):
-    """To the bit, on the layout; by name and shape to one process; a rank's own object is the main process's."""
+    """To the bit on the same layout; by name and shape on one process; registered objects are the main process's."""
     folder, reports, _ = staged
     assert all(report[name]["same"] for report in reports for name in ("alike", "apart"))
     assert all(report[name]["table"] == list(range(5)) for report in reports for name in ("alike", "apart"))
@@ -62,7 +62,7 @@ def test_what_was_staged_comes_back(staged):
 
 
 def test_state_that_one_rank_has_alone_is_not_lost(staged):
-    """Then no rank can tell what others leave to it, and each keeps what it has."""
+    """In that case ranks do not divide the work: each stages all that it has."""
     folder, reports, _ = staged
     saved = StateReader(folder / "apart").read_metadata().state_dict_metadata
     assert sum(name.endswith(".more") for name in saved) == 1

@@ -1,4 +1,4 @@
-"""Law 4, by signals and killed processes: ranks leave together behind a step, or at once, and the run goes on."""
+"""Law 4 with signals and killed processes: ranks stop together after a step, or at once, and the run resumes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ EVALUATES = [f"{name}:--run.eval-every:10:--run.keep:9" for name in ("slow", "sl
 
 @contextmanager
 def training(folder, *runs, processes=1, more=(), profile="", shell=""):
-    """Launch runs of stopped.py, from a shell that does something before; at the end nothing of it is left."""
+    """Launch runs of stopped.py after the shell command `shell`, if given; at the end, no process of theirs is left."""
     profile = PROFILES / f"{profile or ('ddp_cpu' if processes > 1 else 'cpu')}.yaml"
     head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", profile, "--main_process_port", "0"]
     words = [*head, *more, SCRIPT, folder, *runs]
@@ -55,7 +55,7 @@ def stopped(tmp_path_factory):
 
 
 def leave_evaluation(now, rank: int) -> None:
-    """Ask a rank to stop in the middle of an evaluation, of which four micro-batches of three seconds are left."""
+    """Ask a rank to stop during an evaluation with four micro-batches of three seconds left."""
     now.wait_for((now.folder / "slow-evaluates").exists)
     began = time.monotonic()
     now.rank(rank).send_signal(signal.SIGTERM)
@@ -64,7 +64,7 @@ def leave_evaluation(now, rank: int) -> None:
 
 
 def went_on_in_its_evaluation(folder) -> None:
-    """A run that was left in its evaluation and resumed is the one that never stopped, scores and lines too."""
+    """Check that a run stopped during its evaluation and resumed equals one that never stopped, in scores and lines."""
     assert scores(folder / "slow") == scores(folder / "evaluated") and len(scores(folder / "evaluated")) == 4
     assert steps(folder / "slow") == steps(folder / "evaluated") and len(steps(folder / "evaluated")) == 40
     files = [(folder / run / "model" / "model.safetensors").read_bytes() for run in ("slow", "evaluated")]
@@ -75,7 +75,7 @@ def went_on_in_its_evaluation(folder) -> None:
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])
 def test_a_signal_on_any_rank_stops_all_behind_the_same_step(stopped, name):
-    """They save there, say so, and end with status 0: the script goes on with the next run."""
+    """They save there, print so, and end with status 0: the script goes on with the next run."""
     run = stopped.folder / name
     made = len(steps(run))
     assert 6 <= made < 40
@@ -95,7 +95,7 @@ def test_what_was_stopped_by_a_signal_goes_on_bitwise(stopped):
 
 
 def test_an_evaluation_is_left_at_once_and_made_after_the_resume(stopped):
-    """Its step is saved and not scored; ranks of DDP do not wait for each other in an evaluation."""
+    """Its step is saved without scores; under DDP, ranks do not wait for each other in an evaluation."""
     went_on_in_its_evaluation(stopped.folder)
 
 
@@ -117,7 +117,7 @@ def test_a_rank_that_hangs_is_shown(stopped):
 
 
 def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
-    """Canary, torch 2.11 to 2.13: what the flight recorder knows of gloo; of NCCL torch's own reader compares it."""
+    """Canary, torch 2.11 to 2.13: what the flight recorder has for gloo; for NCCL, torch's own tool compares ranks."""
     folder = stopped.folder / "hang" / "collectives"
     assert f"the last collectives of each rank are in {folder}\n" in stopped.output()
     for rank in (0, 1):
@@ -126,7 +126,7 @@ def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
 
 
 def test_sigusr1_to_the_whole_job(tmp_path):
-    """As Slurm sends it, under the shell that the documents give: the launcher ignores it, and the run saves."""
+    """As Slurm sends it, with the shell command of the docs: the launcher ignores it, and the run saves."""
     (shell,) = set(re.findall(r'bash -c "(trap .*; exec) accelerate launch', (ROOT / "docs/running.md").read_text()))
     with training(tmp_path, f"run{SLOW}", processes=2, shell=shell) as now:
         now.reach("run", 3)
@@ -141,7 +141,7 @@ def test_sigusr1_to_the_whole_job(tmp_path):
 
 
 def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):
-    """accelerate's leaves its child alone, which stops behind a step and saves all the same."""
+    """accelerate's launcher does not stop its child, which still stops after a step and saves."""
     with training(tmp_path, f"run{SLOW}") as now:
         now.reach("run", 3)
         child = now.rank(0)
@@ -153,7 +153,7 @@ def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):
 
 
 def test_killed_ranks_and_launchers(tmp_path):
-    """A killed rank is started again with --max_restarts, and the run resumes; a killed launcher takes all along."""
+    """With --max_restarts, a killed rank is restarted and the run resumes; all ranks end with a killed launcher."""
     with training(tmp_path, f"run{SLOW}:--run.save-every:2", processes=2, more=["--max_restarts", "1"]) as now:
         now.reach("run", 5)
         began, before = time.monotonic(), now.rank(1)
@@ -163,7 +163,7 @@ def test_killed_ranks_and_launchers(tmp_path):
         now.reach("run", 9)
         ranks = [now.rank(0), now.rank(1)]
         for rank in ranks:
-            rank.suspend()  # so that they cannot notice by themselves
+            rank.suspend()  # so that they cannot notice it themselves
         now.process.kill()
         psutil.wait_procs(ranks, timeout=5)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
@@ -174,7 +174,7 @@ def test_killed_ranks_and_launchers(tmp_path):
 
 @contextmanager
 def program(folder, run):
-    """Run stopped.py without a launcher, in a process group of its own, until it is in a step."""
+    """Run stopped.py without a launcher, in a separate process group, until it is in a step."""
     words = [sys.executable, SCRIPT, folder, run]
     process = subprocess.Popen(
         words,
@@ -208,7 +208,7 @@ def test_processes_that_load_data_leave_signals_to_the_run(tmp_path, name):
 
 
 def test_ctrl_c_twice_leaves_at_once(tmp_path):
-    """Once, a plain program finishes its step; a second time it does not wait for it."""
+    """After the first Ctrl-C a plain program finishes its step; after the second it ends at once."""
     with program(tmp_path, "run@5") as process:
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)

@@ -1,6 +1,6 @@
 """Law 6 on a GPU: a silent step never makes the host wait for the device.
 
-Where there is no GPU, on a device that has no numbers; where there is one, torch raises at a wait.
+Without a GPU, torch's meta device is used, whose tensors have no values; on a GPU, torch raises at a wait.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ def commands(root, rows, *more):
 
 @pytest.fixture(scope="module")
 def pretended(tmp_path_factory, rows):
-    """Train every recipe on the meta device; return the folder of what was found."""
+    """Train every recipe on the meta device; return the folder of results."""
     root = tmp_path_factory.mktemp("pretended")
     (root / "commands.json").write_text(json.dumps(commands(root, rows)))
     result = launch("cpu", 1, SCRIPTS / "pretending.py", root / "commands.json")
@@ -57,7 +57,7 @@ def test_a_silent_step_reads_no_number_and_copies_none(pretended, name):
 
 @pytest.fixture(scope="module", params=["as it is", "compiled"])
 def waited(request, tmp_path_factory, rows):
-    """Train every recipe on a GPU where no silent step may wait; return the folder of what was found."""
+    """Train every recipe on a GPU, where no silent step may wait; return the folder of results."""
     root = tmp_path_factory.mktemp("waited")
     settings = yaml.safe_load((PROFILES / "gpu.yaml").read_text())
     listed = commands(root, rows, "--run.log-every", 100, "--run.eval-every", 100, "--run.save-every", 100)

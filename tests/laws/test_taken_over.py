@@ -1,4 +1,4 @@
-"""A run stands still on one machine while another one takes its folder over: it wakes up and harms nothing."""
+"""A run is suspended on one machine while another takes over its folder; when it wakes up, it harms nothing."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def start(folder, host, *flags, pause=0.0):
 
 @pytest.mark.parametrize("timeout", [0, 3])
 def test_a_run_that_wakes_up_leaves_the_newer_one_alone(tmp_path, timeout):
-    """It ends at its next line or checkpoint; where its watchdog is the first to act, that ends it too."""
+    """It ends at its next line or checkpoint; if its watchdog acts first, that ends it too."""
     old = start(tmp_path, "first", "--run.timeout", timeout, pause=0.15)
     try:
         end = time.monotonic() + 60

@@ -1,7 +1,7 @@
-"""Train recipes on a GPU and have torch raise where the host waits for it in a silent step.
+"""Train recipes on a GPU; in silent steps, torch raises when the host waits for the device.
 
-waiting.py FILE, where FILE holds a JSON list with, for each time, a recipe's file, its flags, and where to write how
-many silent steps were made.
+waiting.py FILE: FILE is a JSON list with, for each run, the recipe's file, its flags, and the file for the number of
+silent steps.
 """
 
 import json
@@ -14,12 +14,12 @@ import torch
 
 from app import Run, parse
 
-FIRST, LAST = 3, 5  # silent steps: the first one measures, and in the second one all has been compiled and allocated
+FIRST, LAST = 3, 5  # silent steps: step 1 is logged, and in step 2 torch still compiles and allocates
 
 
 @contextmanager
 def waiting():
-    """Have silent steps raise at a wait, with what the run does after them and until the next one begins."""
+    """Raise when the host waits in a silent step, or from its end until the next step begins."""
     original = Run.batches
     done: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Write models that share weights, as a run's end does: writing.py FOLDER."""
+"""Write models with shared weights, as the end of a run does: writing.py FOLDER."""
 
 import os
 import sys
@@ -17,11 +17,11 @@ LLAMA |= {"num_key_value_heads": 1, "intermediate_size": 24, "tie_word_embedding
 
 
 class Layer(nn.Linear):
-    """A class of its own, as FSDP shards layers by their class."""
+    """A separate class, because FSDP shards layers by class."""
 
 
 class Shared(nn.Module):
-    """A weight under two names, a buffer under two, and rows that processes cannot share evenly."""
+    """A model with a shared weight, a shared buffer, and rows that processes cannot share evenly."""
 
     def __init__(self, kind: type[nn.Module] = Layer):
         super().__init__()
@@ -39,7 +39,7 @@ class Shared(nn.Module):
 
 
 def main(folder: Path) -> None:
-    """Prepare each model as recipes do, and write it; one in several files."""
+    """Prepare each model as recipes do, and write it; one of them into several files."""
     os.umask(0o027)
     accelerator = Accelerator()
     for name, make, shard in (

@@ -1,6 +1,6 @@
-"""Run a recipe under DeepSpeed on CPU ranks, which accelerate 1.15 does not offer: zero_on_cpu.py RECIPE FLAGS...
+"""Run a recipe under DeepSpeed on CPU ranks, which accelerate 1.15 does not support: zero_on_cpu.py RECIPE FLAGS...
 
-Two functions are replaced, accelerate's choice of a backend and our choice of a device; the rest is the real thing.
+Two functions are replaced: accelerate's choice of a backend, and our choice of a device. Nothing else is.
 """
 
 import os

@@ -113,7 +113,7 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
             "in model/. To export other checkpoints, put the recipe into a file"
         )
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
-    found = dry_run.rehearse_to_end(recipe, flags, beside=run.info.get("recipe_folder", ""))
+    found = dry_run.run_to_end(recipe, flags, import_folder=run.info.get("recipe_folder", ""))
     accelerator = found.run.accelerator
     try:
         sharded.load_weights(accelerator, str(state))

@@ -59,7 +59,7 @@ def main(options: Options, flags: list[str]) -> int:
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
     peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
-    run, plan = dry_run.rehearse(options.recipe, flags, loop)
+    run, plan = dry_run.run_to_loop(options.recipe, flags, loop)
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run))
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
@@ -96,7 +96,7 @@ def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
 
     found = {"samples": plan.samples, "seen": plan.total, "epochs": plan.total / plan.samples, "steps": plan.steps}
     found |= {"steps_per_epoch": plan.samples / plan.global_batch, "global_batch": plan.global_batch}
-    found |= {"micro_batches": plan.micros_per_step, "stop_at": run.config.stop_at}
+    found |= {"micro_batches": plan.micro_batches_per_step, "stop_at": run.config.stop_at}
     if plan.lengths is None:
         return {**found, "tokens_per_step": None, "padding": None}
     looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))

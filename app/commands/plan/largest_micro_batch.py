@@ -55,7 +55,7 @@ class MicroBatchSearch:
         self._known: dict[Question, Footprint] = {}
 
     def asking(self, run: Any, plan: BatchPlan) -> Questions:
-        """Ask about a rehearsed recipe, and keep the result for each profile that can work in `found`."""
+        """Ask about a recipe in a dry run, and keep the result for each profile that can work in `found`."""
         self._run = run
         self._models = run.accelerator.models
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from app.training.metrics import Measure
+from app.training.metrics import Metric
 
 # The Dice of each image is rounded to a multiple of this: then the sum over 8 million images has the same bits in any
 # order.
 GRID = 2.0**-30
 
 
-class Overlap(Measure):
+class Overlap(Metric):
     """Dice and IoU of each class, and their means over the classes.
 
     `dice` is the mean over the images that have the class in their truth, as in MONAI's DiceMetric and the medical

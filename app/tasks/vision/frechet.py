@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from app.training.metrics import Measure
+from app.training.metrics import Metric
 
 SIDE = 8
 # Steps between black and white to which features are rounded: enough that the rounding does not show.
 LEVELS = 4080
 
 
-class PixelFrechet(Measure):
+class PixelFrechet(Metric):
     """Compare images with known ones by mean and covariance of their pixels, from 0 to 1, averaged down to 8 x 8.
 
     This is the distance of two normal distributions, |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), as in the Fréchet
