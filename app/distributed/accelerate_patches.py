@@ -7,7 +7,7 @@ a list of the private names that other modules of app use, such as those of torc
 import datetime
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,10 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, ParallelismConfig
 from accelerate.utils import imports as accelerate_imports
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Prepared(NamedTuple):
@@ -97,7 +99,7 @@ def start_fsdp(model: nn.Module) -> None:
 
     Among this is the type in which a layer's gradients are reduced.
     """
-    cast(FSDPModule, model)._get_fsdp_state()._lazy_init()
+    cast("FSDPModule", model)._get_fsdp_state()._lazy_init()
 
 
 def sharded_like(original: DTensor, shard: Tensor) -> DTensor:

@@ -3,18 +3,20 @@
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from app.distributed import accelerate_patches, collectives
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.training import grid_rounding
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 GRID = 40  # gradients are rounded to multiples of 2**-GRID
 
@@ -185,7 +187,7 @@ class Shards:
         self.rounded: set[nn.Parameter] = set()
         self.unchecked = set(self.names)
         for module in filter(_is_sharded, model.modules()):
-            cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+            cast("FSDPModule", module).set_gradient_divide_factor(1.0)
             places = [(inner, name, inner._parameters[name]) for inner, name in _own_parameters(module)]
             # This hook runs after FSDP2's own, which gathers the whole parameters of this module and of modules in it.
             # FSDP2 keeps the tensors of the first gather, so a hook on them lasts, even if the forward method of the
