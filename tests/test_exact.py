@@ -73,7 +73,7 @@ def test_fused_adamw_gives_shards_the_bits_of_the_whole(threads):
 
 
 @pytest.mark.parametrize(
-    ("factor", "words"), [(1e4, "sums are exact below 4096"), (2.0 ** -(GRID + 4), "lie under the grid")]
+    ("factor", "words"), [(1e4, "sums are exact below 4096"), (2.0 ** -(GRID + 4), "below half the grid's unit")]
 )
 def test_gradients_that_do_not_fit_the_grid_are_said_once(tmp_path, capsys, factor, words):
     train(tmp_path / "run", nn.Linear(4, 1), lambda output: output.sum() * factor, OptimConfig(lr=1e-9))

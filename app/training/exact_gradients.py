@@ -130,8 +130,8 @@ class ExactGradients(Gradients):
             )
         if share > 0.01:
             found["small"] = (
-                f"{share:.0%} of the gradient's values that are not 0 lie under the grid (2**-{GRID + 1}) and count as "
-                "0: scale the loss up"
+                f"{share:.0%} of the gradient's nonzero values are below half the grid's unit (2**-{GRID + 1}) and "
+                "count as 0: scale the loss up"
             )
         new = [f"warning: --run.exact: {text}" for kind, text in found.items() if kind not in self.said]
         self.said |= set(found)
