@@ -60,18 +60,18 @@ class Run:
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self._facts: dict[str, Any] = {}  # for run.json
         self._dry = dry_run.current()
-        self._loop: StepLoop  # from __enter__ on
+        self._loop: StepLoop | None = None  # from __enter__ on
         self._begun = False
 
     @property
     def steps_done(self) -> int:
         """Return the number of steps made; inside the loop's body, the current step counts too."""
-        return self._loop.steps_done
+        return self._loop.steps_done if self._loop else 0
 
     @property
     def scores(self) -> dict[str, float]:
         """Return the last logged value of each score."""
-        return self._loop.scores
+        return self._loop.scores if self._loop else {}
 
     @property
     def optimizers(self) -> Optimizers:
@@ -245,6 +245,7 @@ class Run:
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
             yield from self._dry.at_loop(self, plan, data, collate, augment)
+            self._loop.dry_run = True
             return
         plan, steps = self._begin(plan, data, cost)
         yield from self._loop.go_through(load(plan, steps, data, collate, *self._place, augment))

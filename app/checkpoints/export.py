@@ -1,7 +1,6 @@
 """The finished model, in Hugging Face form."""
 
 import json
-import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
     with atomic.drafted(folder) as draft:
         _write(plain, weights, parts, draft, shard)
         _open_to_readers(draft)
-        shutil.rmtree(folder, ignore_errors=True)
+        atomic.delete_folder(folder)
 
 
 def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path, shard: str) -> None:

@@ -69,6 +69,9 @@ class StepLoop:
         """Whether the run stops after this step."""
         self.left = False
         """Whether the run was stopped in the middle of an evaluation."""
+        self.dry_run = False
+        """Whether the recipe goes on after its loop without having made a step."""
+        self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
 
@@ -89,7 +92,9 @@ class StepLoop:
             drift: compares ranks; None on one process.
             audit: records each step; None without --run.audit.
         """
-        self.plan, self.start, self.scores = plan, start, dict(start.scores)
+        self.plan, self.start = plan, start
+        if start.step:
+            self.scores = dict(start.scores)
         self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
         end = min(plan.steps, self.settings.stop_at or plan.steps)
         return range(start.step - int(start.unevaluated), end)
@@ -183,8 +188,11 @@ class StepLoop:
         """Keep plain numbers, which are written after the step's own line."""
         self.services.logger.pending.append(values)
         self.scores |= values
-        if self.current is not None:
-            self.current.scores |= values
+        self._scores_here().update(values)
+
+    def _scores_here(self) -> dict[str, float]:
+        """Return what was logged at the last step, or before the first one."""
+        return self._logged_outside if self.current is None else self.current.scores
 
     def settle(self) -> None:
         """Do what is due after a step, once; also if the recipe left the step's body by a `break`."""
@@ -238,7 +246,7 @@ class StepLoop:
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
         if self.plan is not None:
-            self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, step.scores if step else {})
+            self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, self._scores_here())
 
     def may_leave_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first."""
@@ -249,7 +257,7 @@ class StepLoop:
         return self._triggers is not None and self._triggers.reads_losses(step.number)
 
     def _check_begun(self, call: str) -> None:
-        if self.plan is None and self.current is None:
+        if self.plan is None and self.current is None and not self.dry_run:
             raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
 
     def _inside(self, call: str) -> CurrentStep:

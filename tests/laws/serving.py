@@ -30,11 +30,33 @@ def run_script(folder: str, script: str, arguments: list[str]) -> None:
     before = sys.path[:], sys.argv, sys.excepthook
     os.chdir(folder)
     sys.path[0], sys.argv = (folder if script.startswith("-") else str(Path(script).parent)), [script, *arguments]
-    run(script)
+    try:
+        run(script)
+    except Exception:
+        _end_as_a_failure()
+        raise
+    _forget(Path(script).parent)
     sys.path[:], sys.argv, sys.excepthook = before
     os.umask(mask)
     os.environ.clear()
     os.environ.update(environment)
+
+
+def _end_as_a_failure() -> None:
+    """Have Python end with the status of its error, also after an earlier script whose Run ended well."""
+    if environment := sys.modules.get("app.distributed.environment"):
+        environment.leave_with = None
+
+
+def _forget(folder: Path) -> None:
+    """Give the next script a Python without this one's modules and settings of torch."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__" and Path(file).parent == folder != Path(__file__).parent:
+            del sys.modules[name]
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
 
 
 def run(script: str) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from app.errors import UserError
 from app.rundir import metrics_file
 from app.training.audit import FILE
 
@@ -15,10 +16,19 @@ class Trace(NamedTuple):
 
 
 def read(folder: Path) -> Trace:
-    """Read the steps that a run with --run.audit and --run.log-every 1 has written to both files."""
+    """Read the steps that a run with --run.audit and --run.log-every 1 has written to both files.
+
+    Raises:
+        UserError: a line is damaged.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for name in (FILE, "metrics.jsonl"):
-        for line in metrics_file.read(folder / name):
+        lines, damaged = metrics_file.read_lines(folder / name)
+        if damaged:
+            raise UserError(
+                f"{folder / name} has {damaged} damaged lines, so its run cannot be compared: train it again"
+            )
+        for line in (line.fields for line in lines):
             if name == FILE or "ids" in line:  # not an evaluation
                 steps.setdefault(line["step"], {}).update(line)
     whole = {step: line for step, line in steps.items() if "weights" in line and ("ids" in line or not step)}

@@ -155,7 +155,9 @@ class Torture:
 
 def outcome(folder: Path) -> dict:
     """Read what a finished run must have in common with the untouched one: its metrics and its weights."""
-    whole, damaged = metrics_file.read_lines(folder / "metrics.jsonl")
+    file = folder / "metrics.jsonl"
+    whole, damaged = metrics_file.read_lines(file)
+    damaged += not file.read_bytes().endswith(b"\n")  # a finished run writes its lines to their ends
     lines = [line.fields for line in whole]
     for line in lines:
         for name in SPEEDS:

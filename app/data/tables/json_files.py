@@ -50,7 +50,8 @@ def _object_of(file: str) -> dict | None:
     """Return the one object that a file is; None where it has records, even one, or is no json."""
     try:
         with open_text(file) as stream:
-            first = stream.readline(HEAD)
+            while (first := stream.readline(HEAD)).isspace():
+                pass
             if not first.lstrip().startswith("{") or (_is_json(first) and stream.read(HEAD).strip()):
                 return None
             stream.seek(0)
