@@ -104,6 +104,7 @@ def test_it_has_every_module_and_every_profile(installed):
     assert {str(file.relative_to(installed)) for file in (installed / "app").rglob("*.py")} == modules
     profiles = {file.name for file in (installed / "app" / "accelerate_configs").iterdir()}
     assert profiles == {file.name for file in PROFILES.glob("*.yaml")}
+    assert (installed / "app" / "py.typed").exists()  # or type checkers would not read its types
 
 
 def test_a_recipe_trains_and_every_command_is_there(installed):
