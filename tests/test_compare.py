@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from app.commands.prove.compare import EXACT, ORDINARY, Comparison, compare
 from app.commands.prove.difference import MEANS, Difference
-from app.commands.prove.trace import Trace
+from app.commands.prove.trace import Trace, read
+from app.errors import UserError
 from app.sampling.hashing import hash_of
 from app.training.audit import SKETCH, sketch
 
@@ -219,3 +220,9 @@ def test_what_may_be_rounding(what, step, may):
     """Not what differs in the first step, nor what is computed without a sum."""
     assert Comparison(3, Difference(what, step=step)).may_be_rounding == may
     assert not Comparison(3).may_be_rounding
+
+
+def test_damaged_lines_cannot_be_compared(tmp_path):
+    (tmp_path / "audit.jsonl").write_text('{"step": 0, "weights": {}}\n{"step": 1, "weigh\n')
+    with pytest.raises(UserError, match=r"audit\.jsonl has 1 damaged lines"):
+        read(tmp_path)

@@ -90,7 +90,7 @@ def test_a_card_that_says_how_to_read_its_csv_files_is_obeyed(tmp_path):
 @pytest.mark.parametrize("indent", [None, 1])
 def test_json_by_column_is_read(tmp_path, content, indent):
     file = tmp_path / "rows.json"
-    file.write_text(json.dumps(content, indent=indent))
+    file.write_text("\n \n" + json.dumps(content, indent=indent))
     train, _ = load(str(file), split="train[1:]", eval_path=str(file), eval_split="train[:1]")
     assert train.to_dict() == {"text": ["b", "c"], "label": [[], ["y", "z"]]}
 

@@ -475,3 +475,35 @@ def test_what_belongs_into_the_loop_is_refused_outside_it(tmp_path):
         with pytest.raises(UserError, match=r"run.backward outside a step"):
             run.backward(torch.zeros((), requires_grad=True), micro)
         run.finish(model)
+
+
+def test_scores_from_before_the_loop_count(tmp_path):
+    """Of a model that is not trained yet; and those of an evaluation that comes when no step is left to make."""
+    settings = RunConfig(
+        dir=str(tmp_path / "run"), steps=2, global_batch=4, micro_batch=2, quiet=True, best="eval/late"
+    )
+    for values in ({"eval/before": 0.5}, {"eval/late": 2.5}):
+        with Run(Config(run=settings)) as run:
+            model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+            if "eval/before" in values:
+                run.log(values)
+            for batch in run.batches(DATA, torch.stack):
+                for micro in batch.micros(model):
+                    run.backward(model(micro.inputs).square().mean(), micro)
+                run.step(optimizer)
+            if "eval/late" in values:
+                run.log(values)
+                run.save()
+            assert run.finish(model) == {"eval/before": 0.5, **values}
+    last = tmp_path / "run" / "checkpoints" / "step-00000002"
+    assert json.loads((last / "scores.json").read_text())["metrics"] == {"eval/late": 2.5}
+
+
+def test_a_model_takes_the_place_of_one_that_cannot_be_deleted(tmp_path, monkeypatch):
+    """A network disk keeps a file that somebody reads; a failed rename must not cost both models."""
+    first = (
+        tiny.train(tmp_path / "run", epochs=1.0) is not None and (tmp_path / "run/model/model.safetensors").read_bytes()
+    )
+    monkeypatch.setattr("shutil.rmtree", lambda *arguments, **known: None)
+    tiny.train(tmp_path / "run")
+    assert (tmp_path / "run/model/model.safetensors").read_bytes() != first

@@ -23,3 +23,26 @@ def test_scripts_share_a_launch_until_one_fails(tmp_path):
     assert later.status == 0 and later.output != first.output
     process = later.output.split()[1]
     assert later.output.replace(process, first.output.split()[1]) == first.output
+
+
+ENDS_WELL = """
+from app.distributed import environment
+environment.leave_with_launcher()
+environment.leave_with = 0
+"""
+
+
+def test_a_failure_counts_after_a_run_that_ended_well(tmp_path):
+    """Whose process would have ended with status 0, whatever comes."""
+    for name, code in {"well.py": ENDS_WELL, "fails.py": "raise ValueError('as asked')"}.items():
+        (tmp_path / name).write_text(code)
+    assert share("cpu", 1, tmp_path / "well.py").status == 0
+    assert share("cpu", 1, tmp_path / "fails.py").status == 1
+
+
+def test_modules_of_a_script_are_its_own(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper.py").write_text(f"NAME = {name!r}")
+        (tmp_path / name / "script.py").write_text("import helper\nprint(helper.NAME)")
+        assert share("cpu", 1, tmp_path / name / "script.py").output == f"{name}\n"
