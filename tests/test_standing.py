@@ -27,7 +27,7 @@ def test_scripts_share_a_launch_until_one_fails(tmp_path):
 
 ENDS_WELL = """
 from app.distributed import environment
-environment.leave_with_launcher()
+environment.report_user_errors()
 environment.leave_with = 0
 """
 
