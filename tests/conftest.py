@@ -9,6 +9,7 @@ import pytest
 
 pytest_plugins = ["launch_marker"]
 os.environ["WANDB_MODE"] = "offline"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` sets it: the launcher then says nothing of it
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
 
