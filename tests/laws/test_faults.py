@@ -63,7 +63,7 @@ def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
     assert result.status == 0, result.output[-3000:]
     later = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["stopping"][0] for rank in range(2)]
     assert f"the loss of step {made + 1} was not finite (micro-batch" in later[0] and later[0] == later[1]
-    assert any(place.format(micro, micro // 2) in later[0] for micro in range(3)) and "is found in step 40" in later[0]
+    assert any(place.format(micro, micro // 2) in later[0] for micro in range(3)) and "found in step 40" in later[0]
 
 
 def test_a_machine_with_other_data_of_the_same_size_is_found(told):
