@@ -58,7 +58,7 @@ def test_an_earlier_report_gives_way_and_nothing_else(tmp_path):
     (folder / "01-cpu").mkdir()
     assert [path.name for path in command._make_room(folder).iterdir()] == ["report.json"]
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    with pytest.raises(UserError, match="it holds something else"):
+    with pytest.raises(UserError, match="it holds something other than a report"):
         command._make_room(tmp_path / "runs")
     assert (tmp_path / "runs" / "mine").exists()
 
