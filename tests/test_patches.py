@@ -27,7 +27,7 @@ PRIVATE = {
         *("_models", "_optimizers", "_schedulers", "_custom_objects", "_is_package_available", "_shared_state"),
         *("_validate_accelerator", "_clip_grad_norm_dtensor_aware", "_rebuild_buckets", "_get_fsdp_state"),
         *("_lazy_init", "_spec", "_is_in_bad_fork", "_get_default_store", "_world", "_set_pg_timeout"),
-        *("_C", "_distributed_c10d", "_dump_fr_trace"),
+        *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace"),
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
@@ -101,8 +101,8 @@ def _used(node: ast.AST) -> list[str]:
         parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
     elif isinstance(node, ast.Import):
         parts = [part for alias in node.names for part in alias.name.split(".")]
-    named_tuples = {"_asdict", "_replace", "_exit"}  # documented, and os._exit
-    return [p for p in parts if p.startswith("_") and not p.endswith("__") and p not in named_tuples]
+    public = {"_asdict", "_replace", "_exit", "_typeshed"}  # documented: of named tuples, os._exit, for type checkers
+    return [p for p in parts if p.startswith("_") and not p.endswith("__") and p not in public]
 
 
 def test_every_private_name_is_listed():

@@ -14,7 +14,6 @@ from app.errors import UserError, is_installed, not_installed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 # The positions of these kinds of models start after the padding token's id.
 AFTER_PADDING = {
@@ -50,7 +49,7 @@ def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") 
     return check_tokenizer(tokenizer, max_length, flag)
 
 
-def load_model(kind: "type[_BaseAutoModelClass]", name: str, **settings: Any) -> "PreTrainedModel":
+def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Args:
