@@ -32,7 +32,7 @@ def setting(default: Any, *, at_least: float | None = None, on_resume: OnResume 
 
 @dataclass
 class RunConfig:
-    """What every run has: its folder, its length, its batch, and when it does what."""
+    """Settings of every run: folder, length, batch, and when it logs, evaluates and saves."""
 
     dir: str = setting("", on_resume=OnResume.ACCEPT)
     """Folder of the run. Default: runs/ and the name of the recipe. The same command again resumes the run in it."""
@@ -71,8 +71,8 @@ class RunConfig:
     """auto: resume from the newest good checkpoint in the run folder, or start if there is none. never: refuse a folder
     that has a checkpoint. must: refuse a folder that has none."""
     changed: Literal["refuse", "accept"] = setting("refuse", on_resume=OnResume.ACCEPT)
-    """What happens if the recipe's code, or the contents of equally many rows of data, have changed since the run in
-    the folder began. refuse: end before training and show the difference. accept: go on with what is there now."""
+    """What happens if the recipe's code has changed since the run in the folder began, or its data have (with the same
+    number of rows). refuse: end before training and show the difference. accept: go on with what is there now."""
     stop_at: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
     nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)

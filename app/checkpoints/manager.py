@@ -144,7 +144,7 @@ class CheckpointManager:
             self._report(step, outcome)
 
     def _about_run(self, step: int, plan: BatchPlan) -> dict[str, Any]:
-        """Collect what a record says of the run that a checkpoint is of."""
+        """Collect the fields that describe the run in a checkpoint's record."""
         folder = self.logger.folder
         return {
             "seen": plan.seen(step),

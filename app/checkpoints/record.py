@@ -33,7 +33,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def later_fields(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Return what `scores.json` must hold for a checkpoint to say what `record` says; nothing if it says so already."""
+    """Return the fields for scores.json that make a checkpoint agree with `record`; empty if it already does."""
     before = read(folder)
     now = {name: record[name] for name in _LATER if name in record}
     now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}

@@ -13,8 +13,8 @@ class TableData:
 
     path: tuple[str, ...] = ("builtin:stdlib",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
-    jsonl or parquet files. Files may be packed (.csv.gz), and patterns such as 'part-*.csv' name several. In tsv files,
-    quotes have the meaning that they have in csv if all of them are balanced; else they are plain characters."""
+    jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several. In tsv
+    files, quotes are read as in csv if they are balanced, otherwise as plain characters."""
     name: str = ""
     """Configuration of a data set that has several, such as sst2 of nyu-mll/glue. Default: the only one."""
     split: str = "train"
@@ -41,7 +41,7 @@ class TextData(TableData):
     row) or floats (regression; or classes, if they are few whole numbers). Or several columns of 0 and 1, one for each
     class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
-    """What to learn of the labels, in the words of transformers. auto: what the type of the labels says."""
+    """Kind of problem, by its name in transformers. auto: decided by the type of the labels."""
     max_length: int = 128
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
 
@@ -52,7 +52,7 @@ class CorpusData(TableData):
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or txt, csv, tsv,
-    json, jsonl or parquet files. Files may be packed (.txt.gz), and patterns such as 'part-*.txt' name several. If
+    json, jsonl or parquet files. Files may be compressed (.txt.gz), and patterns such as 'part-*.txt' name several. If
     nothing else is given to evaluate on, the end of txt files is held out, and of other data rows drawn at random."""
     text: str = "text"
     """Column of the text."""
@@ -86,8 +86,8 @@ class ImageData(TableData):
     """Height and width that images are brought to, in pixels. 0: the size that the pretrained model takes; from
     scratch, the longer side of the first image, but at least 32 and at most 224."""
     cache_gb: float = 16.0
-    """Largest size, in GB, up to which decoded images are kept on disk, from where they are mapped into memory. More
-    images than that are decoded each time they are used."""
+    """Decoded images are kept on disk and memory-mapped if they take at most this many GB; otherwise they are decoded
+    each time they are used."""
 
 
 @dataclass

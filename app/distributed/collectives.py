@@ -91,7 +91,7 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, lon
 
     Args:
         group: the process group in which the other ranks wait.
-        long: the other ranks wait on the store first, without a time limit, which a collective has. Not for threads.
+        long: `call` may outlast a collective's time limit, so the other ranks first wait on the store. Not for threads.
     """
     if alone():
         return call()

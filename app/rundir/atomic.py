@@ -64,7 +64,7 @@ def write_text(path: Path, text: str, durable: bool = False) -> None:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder, which loses its name first: what is called `path` is never half deleted."""
+    """Rename a folder, then delete it, so that no half-deleted folder is called `path`."""
     gone = draft_of(path, unique=True)
     with contextlib.suppress(OSError):
         path.rename(gone)

@@ -25,7 +25,7 @@ DIGESTED = 1 << 16
 
 
 class Turn(NamedTuple):
-    """One forward pass of one data rank: micro-batch `index`, or an idle turn: another micro-batch's rows, weight 0.
+    """One forward pass of one data rank: a micro-batch, or an idle turn, which repeats another's rows with weight 0.
 
     A micro-batch whose samples all have weight 0 is an idle turn too.
     """

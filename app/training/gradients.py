@@ -129,8 +129,8 @@ class Gradients:
     def finite(self, optimizer: torch.optim.Optimizer) -> bool:
         """Tell whether the optimizer's gradients are finite; the same answer on every rank.
 
-        Always True on GPUs, because it would wait for the device, and for sharded gradients, because it would need a
-        collective. There, the next step whose losses are read finds out.
+        Always True on GPUs, where the answer would make the host wait, and for sharded gradients, where it would need
+        a collective. There, the next step whose losses are read finds out.
         """
         whole = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
         if self.accelerator.device.type != "cpu" or not whole:
@@ -156,7 +156,7 @@ def _wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 
 def _check_used(models: Sequence[nn.Module]) -> None:
-    """Refuse parameters without a gradient: DDP would, a step later, name flags that users cannot set here."""
+    """Refuse parameters without a gradient: DDP would a step later, with advice that does not apply here."""
     for model in models:
         wrapper = _wrapper(model)
         if wrapper and not wrapper.find_unused_parameters:

@@ -28,7 +28,7 @@ class Options:
     """A profile to compare with this machine: a file, or a name such as ddp_cpu. FILE:4 means 4 processes, whatever the
     file says."""
     dir: str = "runs"
-    """Folder for runs; its disk is tried."""
+    """Folder for runs; its disk is tested."""
     json: str = ""
     """Also write the findings to this file."""
 

@@ -31,7 +31,7 @@ class Options:
     recipe: Annotated[Path, tyro.conf.Positional]
     """The recipe's file."""
     kills: int = 20
-    """Number of kills. When a run finishes before, a new one is started."""
+    """Number of kills. When a run finishes first, a new one is started."""
     profiles: tuple[str, ...] = ("ddp_cpu",)
     """Profiles to start and resume under; FILE:3 starts 3 processes, whatever the file says."""
     save_every: int = 3

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
-# A column of whole floats is taken for classes if it has no more values than these.
+# Whole-number floats count as classes if there are at most this many distinct values.
 FEW = 20
 # Names in a summary.
 SHOWN = 8

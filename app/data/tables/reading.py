@@ -12,7 +12,7 @@ from app.errors import UserError
 
 
 def open_text(file: str, newline: str | None = None) -> TextIO:
-    """Open a text file for reading, also one that is packed by gzip."""
+    """Open a text file for reading, also one that gzip compressed."""
     opened = gzip.open if file.lower().endswith(".gz") else open
     return opened(file, "rt", encoding="utf-8-sig", newline=newline)
 

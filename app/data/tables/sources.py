@@ -105,7 +105,7 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
 
 
 def _open_other(config: TableData) -> Source:
-    """Open the data of --data.eval-path; --data.name and --data.columns count for it where it can have them."""
+    """Open the data of --data.eval-path; with --data.name and --data.columns where they apply."""
     path = os.path.expanduser(config.eval_path)
     file = is_file_name(path)
     columns = config.columns if file and READERS.get(extension(path)) == "csv" else ()
