@@ -17,7 +17,7 @@ MODULES = {
             "nibabel",
             "numpy",
         ),
-        *("numpy", "pandas", "peft", "plotly", "psutil", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers"),
+        *("pandas", "peft", "plotly", "psutil", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers"),
         *("torch", "torchmetrics", "tqdm", "transformers", "tyro", "wandb", "xxhash"),
     )
 }

@@ -85,3 +85,21 @@ def stdlib(data_cache):
     from tables import load
 
     return load()
+
+
+@pytest.fixture
+def flushes_and_renames(monkeypatch):
+    """List, in order, the names of the files and folders that are flushed to disk, and "rename" for each rename."""
+    events, flush, rename = [], os.fsync, Path.rename
+
+    def record_flush(descriptor):
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        flush(descriptor)
+
+    def record_rename(path, target):
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", record_flush)
+    monkeypatch.setattr(Path, "rename", record_rename)
+    return events

@@ -49,21 +49,9 @@ def test_the_draft_of_a_killed_process_is_not_mixed_in(tmp_path):
     assert list((tmp_path / "name").iterdir()) == []
 
 
-def test_a_durable_file_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    events, flush, rename = [], os.fsync, Path.rename
-
-    def record_flush(descriptor):
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        flush(descriptor)
-
-    def record_rename(path, target):
-        events.append("rename")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", record_flush)
-    monkeypatch.setattr(Path, "rename", record_rename)
+def test_a_durable_file_is_on_disk_before_it_has_its_name(tmp_path, flushes_and_renames):
     atomic.write_text(tmp_path / "name", "text", durable=True)
-    assert events == ["name.tmp", "rename", tmp_path.name]
+    assert flushes_and_renames == ["name.tmp", "rename", tmp_path.name]
 
 
 def test_unique_drafts_differ(tmp_path):

@@ -121,22 +121,9 @@ def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
     assert newest(to) == (2, [])
 
 
-def test_everything_is_on_disk_before_the_name_is_given(tmp_path, monkeypatch):
+def test_everything_is_on_disk_before_the_name_is_given(tmp_path, flushes_and_renames):
     """Files first, then folders, the rename, and last the list of names that holds it."""
-    events = []
-    flush, rename = os.fsync, Path.rename
-
-    def record_flush(descriptor):
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        flush(descriptor)
-
-    def record_rename(path, target):
-        events.append("rename")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", record_flush)
-    monkeypatch.setattr(Path, "rename", record_rename)
-    to = checkpoints(tmp_path)
+    to, events = checkpoints(tmp_path), flushes_and_renames
     save(to, 1)
     before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
     draft = next(name for name in before if name.startswith("step-00000001.") and name.endswith(".tmp"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import DistributedType, clean_state_dict_for_safetensors, extract_model_from_parallel
+from accelerate.utils import DistributedType, clean_state_dict_for_safetensors
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
@@ -50,7 +50,7 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
     if not accelerator.is_main_process:
         return
     _share_as(model, weights)
-    plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    (plain,) = naming.plain([model])
     with atomic.drafted(folder) as draft:
         _write(plain, weights, parts, draft, shard)
         _open_to_readers(draft)

@@ -1,6 +1,5 @@
 """The contents of a data set in a few kilobytes: digests of some of its rows, whatever its size."""
 
-import contextlib
 import copy
 import random
 import time
@@ -14,6 +13,7 @@ import torch
 from app.data.rows import fetch
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
+from app.sampling.seeding import aside
 
 ROWS = 64
 # Reading ends after these seconds; the rows that both launches have read are compared.
@@ -38,7 +38,7 @@ def contents(data: Sequence) -> dict[str, Any]:
     read: dict[str, dict[str, str]] = {}
     unstable: set[str] = set()
     end = time.monotonic() + SECONDS
-    with _own_randomness():
+    with aside(torch.device("cpu")):
         for row in _places(len(data)):
             read[str(row)], again = (dict(_digests(*fetch(data, [row]))) for _ in range(2))
             unstable |= _fields(read[str(row)], again)
@@ -73,18 +73,6 @@ def _places(size: int) -> list[int]:
     """Choose the first row, the last, and others from all over the data."""
     chosen = permute(np.arange(min(size, ROWS - 2)), size, 0, 0)
     return sorted({0, size - 1, *chosen.tolist()})
-
-
-@contextlib.contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Restore all of the process's random generators when the block ends."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 def _apart(value: Any, seen: dict[int, Any]) -> Any:

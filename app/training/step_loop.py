@@ -236,8 +236,9 @@ class StepLoop:
             self._audit.step(step.number, step.metrics)
         services.logger.progress.advance()
         services.checkpoint_manager.look()
-        how = self.scores, step.scores, self.leaving, self.left
-        services.checkpoint_manager.save_when_due(step.number, self._triggers, *how)
+        services.checkpoint_manager.save_when_due(
+            step.number, self._triggers, self.scores, step.scores, self.leaving, unevaluated=self.left
+        )
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""

@@ -190,8 +190,8 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
             if (run.dir / "config.yaml").exists():
                 changes = run.folder.changes(run.fields, run.config)
                 found["changes"] = [{**change._asdict(), "effect": change.effect.text} for change in changes]
-            if any(change["effect"] == Effect.REFUSED.text for change in found["changes"]):
-                raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
+                if any(change.effect is Effect.REFUSED for change in changes):
+                    raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
             plan = fitting(saved, plan, run.config, run.dir)
     except UserError as error:
         found["trouble"] = str(error)
