@@ -9,40 +9,32 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
-from app.checkpoints.export import save_model
-from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.resume import contents_everywhere
-from app.checkpoints.store import CheckpointStore
 from app.config import OptimConfig, RunConfig, check, to_dict
 from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
-from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
-from app.distributed.preemption import Left, Preemption
-from app.distributed.watchdog import Watchdog
-from app.errors import UserError, mendable
+from app.distributed.preemption import StoppedInEvaluation
+from app.errors import UserError
 from app.launching import dry_run
 from app.rundir import images, recipe_source
-from app.rundir.atomic import draft_of
 from app.rundir.folder import RunFolder
-from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
-from app.sampling.seeding import EVALUATION, aside, seed_all
-from app.training import exact_gradients
+from app.sampling.seeding import seed_all
+from app.training import ending, evaluation, exact_gradients
 from app.training.audit import Audit
 from app.training.gradients import Gradients
-from app.training.loader import load
 from app.training.metrics import Metric
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
-from app.training.scores import Scores, evaluating, plain
+from app.training.scores import Scores, plain
+from app.training.services import Services
 from app.training.step import Batch, CurrentStep
-from app.training.step_loop import Services, Start, StepLoop
+from app.training.step_loop import StepLoop
 
 
 class Run:
@@ -61,7 +53,6 @@ class Run:
         self._facts: dict[str, Any] = {}  # for run.json
         self._dry = dry_run.current()
         self._loop: StepLoop | None = None  # from __enter__ on
-        self._begun = False
 
     @property
     def steps_done(self) -> int:
@@ -98,85 +89,40 @@ class Run:
         self.gradients = kind(self.accelerator, settings.seed)
         # Called now for its error: it does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
-        taken.callback(lambda: self.folder.release(discard=not self._begun))
-        self.logger = RunLogger(self.accelerator.is_main_process, self.folder, settings.quiet)
-        at = self.dir / "checkpoints"
-        self.watchdog = Watchdog(settings.timeout, self.logger.failed, [at, draft_of(self.dir / "model")])
-        self.checkpoint_store = CheckpointStore(
-            at, rank, world, settings.keep, settings.best, check_owner=self.folder.check, on_block=self.watchdog.moved
-        )
-        self.buffers = Buffers(self.accelerator, self.warn)
-        self.checkpoint_manager = CheckpointManager(
-            self.accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
-        )
-        self.stopping = Preemption(self.accelerator.device, self.logger.failed)
+        taken.callback(lambda: self.folder.release(discard=not (self._loop and self._loop.begun)))
+        self.services = Services(settings, self.folder, self.gradients)
+        self.logger = self.services.logger
         if not self.dry_run:
-            has = bool(self.checkpoint_store.steps())
+            has = bool(self.services.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
-        services = Services(
-            self.accelerator,
-            self.gradients,
-            self.logger,
-            self.buffers,
-            self.checkpoint_manager,
-            self.stopping,
-            self.watchdog,
-        )
-        self._loop = StepLoop(settings, services)
+        self._loop = StepLoop(settings, self.services)
         seed_all(settings.seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if isinstance(error, Left):
-            self._loop.left, error = True, None
+        if isinstance(error, StoppedInEvaluation):
+            self._loop.stopped_in_evaluation, error = True, None
         cause, advice = error, self.gradients.explained(error)
         error = advice or error
         try:
             if error is None:
-                self._loop.settle()
-            self.checkpoint_manager.wait(quietly=error is not None)
+                self._loop.finish_step()
+            self.services.checkpoint_manager.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
             raise
         finally:
-            self._close(error)
+            try:
+                ending.close(self.services, self._loop, error)
+            finally:
+                self._taken.close()
+                collectives.leave(clean=error is None)
         if advice is not None:
             raise advice from cause
-        return self._loop.left
-
-    def _close(self, error: BaseException | None) -> None:
-        try:
-            self.watchdog.close()
-            self.stopping.close()
-            if mendable(error):
-                heard = self.accelerator.is_main_process or not collectives.heard_on_main(error)
-                error.audible = heard  # type: ignore[union-attr]  # read where the error is reported
-            self.logger.close()
-            if self.accelerator.is_main_process:
-                self._leave_folder(error)
-        finally:
-            self._taken.close()
-            collectives.leave(clean=error is None)
-
-    def _leave_folder(self, error: BaseException | None) -> None:
-        loop = self._loop
-        if not self._begun:
-            return
-        asked = self.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-        if compiled := loop.recompiles.facts(asked):
-            self.logger.note(**compiled)
-        if error is None and loop.steps_done == loop.plan.steps and not loop.left:
-            self.logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
-        elif error is None or isinstance(error, KeyboardInterrupt):
-            self.logger.note(status="preempted")
-            asked = error is None and 0 < self.config.stop_at <= loop.steps_done
-            self.logger.stopped(loop.steps_done, self.checkpoint_store.steps(), asked, loop.left)
-        else:
-            self.logger.failed(f"{type(error).__name__}: {error}")
+        return self._loop.stopped_in_evaluation
 
     def say(self, text: str) -> None:
         """Print a line on the main process only."""
@@ -240,7 +186,7 @@ class Run:
             augment: changes one row; it gets a random generator for that row.
             cost: what a sample costs, to log tokens per second and MFU.
         """
-        if self._begun:
+        if self._loop.begun:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
@@ -248,7 +194,7 @@ class Run:
             self._loop.dry_run = True
             return
         plan, steps = self._begin(plan, data, cost)
-        yield from self._loop.go_through(load(plan, steps, data, collate, *self._place, augment))
+        yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment))
 
     def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
         """Run the loop's body once in a dry run, on a step whose changes are undone."""
@@ -257,23 +203,13 @@ class Run:
     def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
         """Resume, open the logger, and return the plan and the indices of the remaining steps; on every rank."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.buffers, order)
+        drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.services.buffers, order)
         self.say(layout.header(plan, self.accelerator))
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout can read; with an fsdp profile, all can")
-        saved, plan = self.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
-        plan.check_stop(self.config)
-        # Checkpoints of earlier versions have no entry "buffers".
-        self.buffers.begin(saved.get("buffers", ()) if saved else (), plan)
-        start = Start(saved["step"], saved["scores"], bool(saved.get("unevaluated"))) if saved else Start()
-        if saved:
-            moved = "" if saved["layout"] == here else f" (saved on {layout.in_short(saved['layout'])})"
-            first = ", whose evaluation comes first" if start.unevaluated else ""
-            self.say(f"resuming {self.dir} after step {start.step} of {plan.steps}{moved}{first}")
-            changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if self.config.exact else []
-            if changes:
-                self.warn(f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before")
+        start, plan = self.services.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
+        self.services.buffers.begin(start.buffers, plan)
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about |= {"versions": layout.versions(), **self._facts}
         if chosen := self.gradients.arithmetic():
@@ -286,20 +222,13 @@ class Run:
         collectives.from_main(write, long=True)  # trackers may take long to start
         peak = peak_flops(here["device"], here["precision"])
         self.logger.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
-        faults = FirstNonfinite(plan, *self._place[:3])
-        audit = Audit(self.accelerator, self.dir, start.step, self.warn) if self.config.audit else None
+        ours = self.accelerator
+        faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
+        audit = Audit(ours, self.dir, start.step, self.warn) if self.config.audit else None
         steps = self._loop.begin(plan, start, faults, drift, audit)
-        self._begun = True
-        self.stopping.start()
-        self.watchdog.start()
+        self.services.stopping.start()
+        self.services.watchdog.start()
         return plan, steps
-
-    @property
-    def _place(self) -> tuple[int, int, torch.device, int]:
-        """Return this process's data rank, the number of data ranks, its device, and its number of loader workers."""
-        device, workers = self.accelerator.device, self.config.workers
-        workers = workers if workers >= 0 else (0 if device.type == "cpu" else 4)
-        return self.accelerator.data_rank, self.accelerator.data_ranks, device, workers
 
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; 0: at the end of each epoch.
@@ -358,26 +287,9 @@ class Run:
         """
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
-        seed = self.config.seed
-        plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, seed)
-        turns = range(plan.steps(self.accelerator.data_ranks))
-        self.buffers.find_changes()
-        with self.logger.time_aside(), aside(self.accelerator.device), evaluating(model):
-            together = self.accelerator.is_fsdp2
-            leaving = self.stopping.turns(len(turns), together) if self._may_leave() else turns
-            for _, step in zip(leaving, load(plan, turns, data, collate, *self._place), strict=True):
-                self.watchdog.beat()
-                (turn,) = step.turns
-                seed_all(seed, EVALUATION, turn.index)
-                yield self.accelerator.counted_once(turn)
-
-    def _may_leave(self) -> bool:
-        """Tell whether an evaluation can be left here; if not, the step is finished first.
-
-        DeepSpeed's steps cannot be repeated. Between a step's first forward pass and its update, buffers belong to
-        neither step.
-        """
-        return self._loop.may_leave_evaluation() and self.accelerator.distributed_type != DistributedType.DEEPSPEED
+        plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, self.config.seed)
+        may_stop = self._loop.may_stop_in_evaluation()
+        yield from evaluation.turns(self.services, model, plan, data, collate, may_stop)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
@@ -395,16 +307,7 @@ class Run:
         """
         if self._dry is not None:
             self._dry.at_finish(self, model, parts, use)
-        self._loop.settle()
-        if self.steps_done == self._loop.plan.steps:
-            collectives.from_main(self.folder.check)
-            with self.watchdog.long_work():
-                save_model(self.accelerator, model, self.dir / "model", *parts)
-            if self.config.log_model:
-                with self.watchdog.unwatched():
-                    self.logger.log_model(self.dir / "model")
-            longer = "--run.steps" if self.config.steps else "--run.epochs"
-            self.logger.summary(self.steps_done, self.scores, self.dir / "model", use, longer)
+        ending.write_model(self._loop, model, parts, use)
         return self.scores
 
 

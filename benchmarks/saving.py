@@ -70,7 +70,7 @@ class Bench:
             next(self.steps)
         wait_for_gpu()
         taken = time.perf_counter() - start
-        self.run.checkpoint_manager.wait()
+        self.run.services.checkpoint_manager.wait()
         return called, taken, time.perf_counter() - start
 
     def by_accelerate(self, folder: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_was_chosen_is_given_back(usual, before):
         warnings.simplefilter("error")
         BEFORE[before]()
         found = chosen()
-        with deterministic_settings.settled():
+        with deterministic_settings.fixed():
             inside = chosen()
         assert chosen() == found
     for name, choice in deterministic_settings.CHOICES.items():
@@ -71,6 +71,6 @@ def test_a_run_says_in_its_record_what_was_in_force(tmp_path, usual):
 
 def test_torch_prints_no_warning():
     """Some of its warnings come once a process, and do not pass through Python."""
-    code = "from app.training import deterministic_settings as chosen\nwith chosen.settled(): chosen.in_force()"
+    code = "from app.training import deterministic_settings as chosen\nwith chosen.fixed(): chosen.in_force()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

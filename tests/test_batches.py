@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from app.config import RunConfig
 from app.errors import UserError
 from app.sampling import permutation
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, equal_cost_cuts, even_cuts
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan
+from app.sampling.cuts import equal_cost_cuts, even_cuts
 
 properties = settings(derandomize=True, deadline=None, database=None, max_examples=150)
 
@@ -118,10 +119,10 @@ def test_micro_batches_without_weight_are_idle_turns(drawn):
     """A weighted mean over one would be 0 / 0. Samples without weight beside others stay where they are."""
     plan, ranks = drawn
     for step, steps in steps_of_ranks(plan, ranks):
-        weights = [plan.weights[ids].sum() for ids, _ in plan.micros(step)]
+        weights = [plan.weights[ids].sum() for ids, _ in plan.micro_batches(step)]
         assert sorted(turn.index for turn in real(steps)) == [i for i, weight in enumerate(weights) if weight]
         for turn in real(steps):
-            assert np.array_equal(turn.ids, plan.micros(step)[turn.index][0])
+            assert np.array_equal(turn.ids, plan.micro_batches(step)[turn.index][0])
         idle = [turn for one in steps for turn in one.turns if turn.idle]
         assert all(plan.weights[turn.ids].sum() > 0 or not sum(weights) for turn in idle)
         assert {one.weight for one in steps} == {sum(weights)}
@@ -143,7 +144,7 @@ def test_every_rank_knows_the_weight_of_the_global_batch(drawn):
 def test_rows_are_spread_nearly_evenly_and_never_above_the_micro_batch(drawn):
     plan, _ = drawn
     for step in range(plan.steps):
-        rows = [len(ids) for ids, _ in plan.micros(step)]
+        rows = [len(ids) for ids, _ in plan.micro_batches(step)]
         assert max(rows) <= plan.micro_batch and max(rows) - min(rows) <= 1 and rows == sorted(rows, reverse=True)
 
 
@@ -153,7 +154,7 @@ def test_lengths_sort_within_the_global_batch_and_change_no_sample(drawn):
     plan, _ = drawn
     plain = BatchPlan(plan.samples, plan.total, plan.global_batch, plan.micro_batch, plan.seed)
     for step in range(plan.steps):
-        rows, micros = plain.micros(step), plan.micros(step)
+        rows, micros = plain.micro_batches(step), plan.micro_batches(step)
         pairs = [sorted((e, i) for ids, es in cut for i, e in zip(ids, es, strict=True)) for cut in (rows, micros)]
         assert pairs[0] == pairs[1]
         lengths = plan.lengths[np.concatenate([ids for ids, _ in micros])]
@@ -344,7 +345,7 @@ def test_the_plan_of_a_run_that_has_ended_or_gone_on_is_valid_from_its_first_ste
         for known in (plan, ended):
             places = [known.seen(i) for i in range(known.steps + 1)]
             assert places[0] == 0 and places[-1] == plan.total and 0 < min(np.diff(places)) <= batch
-            assert all(len(known.micros(i)) for i in {0, step // 2, known.steps - 1})
+            assert all(len(known.micro_batches(i)) for i in {0, step // 2, known.steps - 1})
         if all(np.diff(made)[:-1] == batch):
             assert [ended.seen(i) for i in range(ended.steps + 1)] == made
 
@@ -375,7 +376,7 @@ def test_ten_thousand_ranks_share_a_trillion_samples():
     ranks = 10_000
     assert plan.accumulation(ranks) == 2
     for step in (0, 123_456_789 // 7, plan.steps - 1):
-        micros = plan.micros(step)
+        micros = plan.micro_batches(step)
         ids = np.concatenate([ids for ids, _ in micros])
         assert len(micros) == 20_000 and len(np.unique(ids)) == 40_000
         assert ids.min() >= 0 and ids.max() < 10**12
@@ -419,7 +420,7 @@ def test_a_million_steps_of_a_trillion_samples_on_ten_thousand_ranks():
     shares = np.bincount(positions % plan.global_batch // each, minlength=ranks)
     assert abs(shares - shares.mean()).max() < 7 * shares.mean() ** 0.5
     for step in (int(positions[0]) // plan.global_batch, int(steps[-1])):
-        micros = [ids for ids, _ in plan.micros(step)]
+        micros = [ids for ids, _ in plan.micro_batches(step)]
         assert [len(ids) for ids in micros] == [each] * ranks
         places = np.arange(plan.seen(step), plan.seen(step + 1))
         assert np.array_equal(np.concatenate(micros), permutation.stream(places, samples, plan.seed)[0])

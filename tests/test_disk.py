@@ -39,11 +39,11 @@ def test_training_goes_on_while_the_disk_is_full(tmp_path, capsys, beside):
 
         def after(run, model):
             if run.steps_done == 3:
-                run.checkpoint_manager.wait()
+                run.services.checkpoint_manager.wait()
                 free = 0.2 * WIDTH * 12
                 ballast.write_bytes(bytes(int(shutil.disk_usage(disk).free - free)))
             if run.steps_done == 7:
-                run.checkpoint_manager.wait()
+                run.services.checkpoint_manager.wait()
                 found.append(sorted(path.name for path in (disk / "run" / "checkpoints").iterdir()))
                 ballast.unlink()
 

@@ -194,7 +194,10 @@ def test_the_largest_micro_batch_is_the_one_with_most_padded_tokens():
     from app.sampling.batch_plan import BatchPlan
 
     plan = BatchPlan(64, 640, 16, 4, lengths=torch.arange(1, 65).numpy())
-    micro, costs = largest(plan), [len(i) * plan.lengths[i].max() for s in range(plan.steps) for i, _ in plan.micros(s)]
+    micro, costs = (
+        largest(plan),
+        [len(i) * plan.lengths[i].max() for s in range(plan.steps) for i, _ in plan.micro_batches(s)],
+    )
     assert micro.rows * micro.longest == max(costs) > min(costs) and micro.longest == plan.lengths[micro.ids].max()
     assert largest(BatchPlan(64, 640, 16, 4)).rows == 4
 

@@ -15,7 +15,8 @@ from PIL import Image
 from app.data.config import Augment, ClassData
 from app.data.fingerprint import contents, difference
 from app.data.images.augment import Draw, ImageCollate
-from app.data.images.labeled_images import ImageColumn, Images, load_images, load_labelled, own_processor
+from app.data.images.image_column import ImageColumn
+from app.data.images.labeled_images import Images, load_images, load_labelled, own_processor
 from app.sampling.seeding import sample_generator
 from app.tasks.pretrained import load_processor
 from app.tasks.vision.pictures import confusion, sheet

@@ -47,33 +47,40 @@ class CheckpointManager:
         self._contents: dict[str, Any] = {}
         self._warned = False
 
-    def resume(
-        self, plan: BatchPlan, contents: dict[str, Any], settings: RunConfig
-    ) -> tuple[dict[str, Any] | None, BatchPlan]:
-        """Load the newest good checkpoint. Every rank takes part.
+    def resume(self, plan: BatchPlan, contents: dict[str, Any], settings: RunConfig) -> tuple[resume.Start, BatchPlan]:
+        """Load the newest good checkpoint, and say so. Every rank takes part.
 
         Args:
             contents: the digest of the training data, which every checkpoint of this run will hold.
 
         Returns:
-            Its record, None where there is none; and the plan of what follows it.
+            Where this launch begins, and the plan of what follows.
 
         Raises:
-            UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout.
+            UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout;
+                or --run.stop-at names a step that the run does not have.
         """
         self._contents = contents
         found = self.store.newest(self.logger.progress.warn)
         if found is None:
-            return None, plan
+            plan.check_stop(settings)
+            return resume.Start(), plan
         state, saved = found
         self._go_on_with_folder(saved)
-        layout.check_bound(saved["layout"], layout.layout(self.accelerator))
-        folder = self.logger.folder.path
+        here, folder = layout.layout(self.accelerator), self.logger.folder.path
+        layout.check_bound(saved["layout"], here)
         plan = resume.fitting(saved, plan, settings, folder)
         if note := resume.check_contents(saved["data"], contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))
-        return saved, plan
+        plan.check_stop(settings)
+        start = resume.start(saved)
+        self.logger.progress.say(resume.described(start, plan, saved["layout"], here, folder))
+        changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if settings.exact else []
+        if changes:
+            warning = f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before"
+            self.logger.progress.warn(warning)
+        return start, plan
 
     def _go_on_with_folder(self, saved: dict[str, Any]) -> None:
         """Take from a record what the folder could not tell: the run's settings, and its trackers' names for it."""

@@ -2,13 +2,39 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference
-from app.distributed import collectives
+from app.distributed import collectives, layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
+
+
+class Start(NamedTuple):
+    """Where this launch begins in the run."""
+
+    step: int = 0
+    """The number of steps made before this launch."""
+    scores: dict[str, float] = {}
+    """The last value of each score before this launch."""
+    unevaluated: bool = False
+    """Whether the last of those steps was stopped during its evaluation, which then comes first."""
+    buffers: Sequence[str] = ()
+    """Names of the buffers that are known to change in training."""
+
+
+def start(saved: dict[str, Any]) -> Start:
+    """Read from a checkpoint's record where a launch begins."""
+    # Checkpoints of earlier versions have no entry "buffers".
+    return Start(saved["step"], saved["scores"], bool(saved.get("unevaluated")), saved.get("buffers", ()))
+
+
+def described(start: Start, plan: BatchPlan, before: dict[str, Any], here: dict[str, Any], folder: Path) -> str:
+    """Tell the user where a run goes on; `before` is the layout that saved it."""
+    moved = "" if before == here else f" (saved on {layout.in_short(before)})"
+    first = ", whose evaluation comes first" if start.unevaluated else ""
+    return f"resuming {folder} after step {start.step} of {plan.steps}{moved}{first}"
 
 
 def contents_everywhere(data: Sequence) -> dict[str, Any]:

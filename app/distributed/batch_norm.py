@@ -29,8 +29,8 @@ def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> list[str]:
     """Warn of a model whose results on another layout would differ, naming its first BatchNorm and SyncBatchNorm."""
-    micros, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
-    if micros == 1:
+    count, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
+    if count == 1:
         return []
     first: dict[bool, str] = {}
     for name, module in model.named_modules():
@@ -39,14 +39,14 @@ def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunCon
     notes = []
     if True in first:
         notes.append(
-            f"warning: {first[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {micros} micro-batches "
+            f"warning: {first[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {count} micro-batches "
             "that are computed at a time, so losses and scores depend on the number of processes"
         )
     if False in first:
-        share = "all" if ranks == 1 else f"the main process's {-(-micros // ranks)} of"
+        share = "all" if ranks == 1 else f"the main process's {-(-count // ranks)} of"
         notes.append(
             f"warning: {first[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
-            f"are those of {share} {micros} micro-batches of a step, so scores (not losses) depend on the number of "
+            f"are those of {share} {count} micro-batches of a step, so scores (not losses) depend on the number of "
             "processes; with GroupNorm or LayerNorm nothing does"
         )
     return notes

@@ -57,8 +57,8 @@ class Buffers:
         Args:
             known: names of buffers that changed in an earlier part of the run.
         """
-        micros, turns = plan.micro_batches_per_step, plan.accumulation(self.accelerator.data_ranks)
-        self._share = "" if micros == 1 else f"{turns} of {micros}" if turns < micros else f"all {micros}"
+        count, turns = plan.micro_batches_per_step, plan.accumulation(self.accelerator.data_ranks)
+        self._share = "" if count == 1 else f"{turns} of {count}" if turns < count else f"all {count}"
         self.places = {}
         for index, model in enumerate(naming.plain(self.accelerator.models)):
             kept = model.state_dict().keys()

@@ -24,7 +24,7 @@ _runs = 0
 _listening: "Preemption | None" = None
 
 
-class Left(BaseException):
+class StoppedInEvaluation(BaseException):
     """Ends an evaluation and, through the recipe's loop, its run. It is not an error."""
 
 
@@ -111,7 +111,7 @@ class Preemption:
             together: ranks need each other in each turn, as under FSDP, so all must make the same number of turns.
 
         Raises:
-            Left: a rank was asked to stop. Raised on all ranks, as no rank must wait for one that has left.
+            StoppedInEvaluation: a rank was asked to stop. Raised on all ranks: no rank must wait for one that has left.
         """
         if not self._key:  # before the first step
             yield from range(count)
@@ -121,12 +121,12 @@ class Preemption:
         for turn in range(count):
             ahead = self._hold_back()
             if self.asked and store is None:
-                raise Left
+                raise StoppedInEvaluation
             if self.asked:
                 # If together: a turn that no rank can have begun.
                 store.compare_set(key, "", str(turn + 1 + ahead) if together else "0")
             if store is not None and store.check([key]) and turn >= int(store.get(key)):
-                raise Left
+                raise StoppedInEvaluation
             yield turn
         if store is None:
             return
@@ -138,7 +138,7 @@ class Preemption:
                 store.compare_set(key, "", str(count) if together else "0")
             time.sleep(0.002)
         if store.get(key).decode() != _ALL_HERE:
-            raise Left
+            raise StoppedInEvaluation
 
     def _hold_back(self) -> int:
         """Keep the host at most two steps ahead of its device; return how many steps ahead it can be."""

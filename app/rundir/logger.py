@@ -144,18 +144,18 @@ class RunLogger:
         for name, value in lines.items():
             self.progress.say(f"  {name:<{width}}   {value}")
 
-    def stopped(self, done: int, saved: list[int], asked: bool, left: bool = False) -> None:
+    def stopped(self, done: int, saved: list[int], asked: bool, in_evaluation: bool = False) -> None:
         """Say how to go on with a run that is not finished.
 
         Args:
             saved: the steps that have a checkpoint.
             asked: --run.stop-at has stopped the run.
-            left: the run stopped inside an evaluation.
+            in_evaluation: the run stopped inside an evaluation.
         """
-        place = "in the evaluation of" if left else "after"
+        place = "in the evaluation of" if in_evaluation else "after"
         where = f"after step {saved[-1]}" if saved else "from the start"
         again = "the same command without --run.stop-at" if asked else "the same command"
-        then = "evaluates, and goes on" if left else "goes on"
+        then = "evaluates, and goes on" if in_evaluation else "goes on"
         self.progress.say(f"stopped {place} step {done} of {self.plan.steps}; {again} {then} {where}")
 
     def close(self) -> None:

@@ -6,8 +6,6 @@ number: by how many samples the last step of the shorter run was short.
 
 import dataclasses
 import hashlib
-import heapq
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +16,7 @@ import numpy as np
 from app.config import RunConfig
 from app.errors import UserError
 from app.sampling import permutation
+from app.sampling.cuts import equal_cost_cuts, even_cuts, even_start
 from app.sampling.seeding import EVALUATION
 
 # Lengths or weights to hash at a time.
@@ -164,7 +163,7 @@ class BatchPlan:
         """Tell whether an epoch ends in step `step`, counted from 0."""
         return self.seen(step + 1) // self.samples > self.seen(step) // self.samples
 
-    def micros(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def micro_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Cut a step into micro-batches: for each, the sample ids [rows] and their epochs [rows], int64."""
         ids, epochs = permutation.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
         pieces = -(-len(ids) // self.micro_batch)
@@ -179,18 +178,18 @@ class BatchPlan:
 
     def step(self, step: int, rank: int, ranks: int) -> Step:
         """Return the turns of data rank `rank` of `ranks` in a step."""
-        micros = self.micros(step)
-        weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in micros]
-        turns = -(-len(micros) // ranks)
+        cuts = self.micro_batches(step)
+        weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in cuts]
+        turns = -(-len(cuts) // ranks)
         own = []
         for index in range(rank * turns, (rank + 1) * turns):
-            if index < len(micros) and weights[index]:
-                own.append(Turn(index, *micros[index], weights[index]))
+            if index < len(cuts) and weights[index]:
+                own.append(Turn(index, *cuts[index], weights[index]))
             else:
                 # All rows of the micro-batch with the largest weight: on one row, BatchNorm or a loss over the batch
                 # may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is NaN.
-                own.append(Turn(index, *micros[int(np.argmax(weights))], 0.0, idle=True))
-        return Step(step, own, len(micros), sum(weights))
+                own.append(Turn(index, *cuts[int(np.argmax(weights))], 0.0, idle=True))
+        return Step(step, own, len(cuts), sum(weights))
 
 
 @dataclass(frozen=True)
@@ -208,10 +207,10 @@ class EvaluationPlan:
 
     def steps(self, ranks: int) -> int:
         """Count the turns of each of `ranks` data ranks."""
-        return -(-self._micros // ranks)
+        return -(-self._count // ranks)
 
     @property
-    def _micros(self) -> int:
+    def _count(self) -> int:
         return -(-self.samples // self.micro_batch)
 
     @cached_property
@@ -221,72 +220,10 @@ class EvaluationPlan:
     def step(self, step: int, rank: int, ranks: int) -> Step:
         """Return what data rank `rank` of `ranks` evaluates in one turn."""
         index = rank * self.steps(ranks) + step
-        idle = index >= self._micros
-        taken = self._micros - 1 if idle else index  # the last one has the shortest rows
-        start, end = (even_start(self.samples, self._micros, piece) for piece in (taken, taken + 1))
+        idle = index >= self._count
+        taken = self._count - 1 if idle else index  # the last one has the shortest rows
+        start, end = (even_start(self.samples, self._count, piece) for piece in (taken, taken + 1))
         own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
         weight = float(len(own) if self.weights is None else self.weights[own].sum())
         turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else weight, idle)
         return Step(EVALUATION, [turn], 1, turn.weight)
-
-
-def even_start(rows: int, pieces: int, piece: int) -> int:
-    """Return the first row of a piece when rows are cut into pieces of nearly equal size, larger ones first."""
-    return piece * (rows // pieces) + min(piece, rows % pieces)
-
-
-def even_cuts(rows: int, pieces: int) -> list[int]:
-    """Return the first row of each piece but the first when rows are cut into pieces of nearly equal size."""
-    return [even_start(rows, pieces, piece) for piece in range(1, pieces)]
-
-
-def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
-    """Cut rows, sorted from long to short, so that the largest padded piece (rows x longest) is as small as possible.
-
-    Returns:
-        The first row of each piece but the first, int64.
-    """
-    rows = len(lengths)
-    longest = np.maximum(lengths, 1).tolist()
-
-    def starts(limit: int) -> list[int]:  # of pieces that cost at most `limit`, which no single row exceeds
-        found: list[int] = []
-        position = 0
-        while position < rows and len(found) <= pieces:
-            found.append(position)
-            position += limit // longest[position]
-        return found
-
-    # Lower bound: the longest row, and the mean cost without padding. Upper bound: the cost of cuts of equal size.
-    low = max(longest[0], -(-sum(longest) // pieces))
-    edges = [0, *even_cuts(rows, pieces), rows]
-    high = max(longest[a] * (b - a) for a, b in itertools.pairwise(edges) if b > a)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(starts(middle)) <= pieces else (middle + 1, high)
-    found = starts(low)
-    return np.array(_halved(found, longest, pieces)[1:], dtype=np.int64)
-
-
-def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
-    """Halve the most expensive piece until there are `pieces`, so that every rank has work.
-
-    Args:
-        found: the first row of each piece.
-    """
-    by_cost: list[tuple[int, int, int]] = []
-
-    def add(start: int, size: int) -> None:
-        if size > 1:  # pieces of equal cost: the first one first
-            heapq.heappush(by_cost, (-size * longest[start], start, size))
-
-    if len(found) < pieces:
-        for a, b in itertools.pairwise([*found, len(longest)]):
-            add(a, b - a)
-    for _ in range(pieces - len(found)):
-        _, start, size = heapq.heappop(by_cost)
-        half = (size + 1) // 2
-        found.append(start + half)
-        add(start, half)
-        add(start + half, size - half)
-    return sorted(found)

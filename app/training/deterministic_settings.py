@@ -60,7 +60,7 @@ CHOICES = {
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def fixed() -> Iterator[None]:
     """Choose settings that give the same bits each time, and restore the earlier ones after the block."""
     before = {}
     for name, choice in CHOICES.items():

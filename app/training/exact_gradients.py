@@ -161,7 +161,7 @@ def settings() -> Iterator[None]:
     fill = _deterministic.fill_uninitialized_memory
     os.environ.setdefault(name, ":4096:8")
     try:
-        with deterministic_settings.settled():
+        with deterministic_settings.fixed():
             yield
     finally:
         _asked_in_time = asked and torch.cuda.is_initialized()

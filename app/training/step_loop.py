@@ -2,21 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor
 
 from app.checkpoints import state_dict
-from app.checkpoints.manager import CheckpointManager
+from app.checkpoints.resume import Start
 from app.config import RunConfig
-from app.distributed.accelerator import Accelerator
-from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
-from app.distributed.preemption import Preemption
-from app.distributed.watchdog import Watchdog
 from app.errors import UserError
-from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
@@ -25,31 +20,9 @@ from app.training.gradients import Gradients
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers
 from app.training.recompiles import Recompiles
+from app.training.services import Services
 from app.training.step import Batch, CurrentStep
 from app.training.step_metrics import StepMetrics, advice, suffix
-
-
-class Services(NamedTuple):
-    """What a run opens and each of its steps uses."""
-
-    accelerator: Accelerator
-    gradients: Gradients
-    logger: RunLogger
-    buffers: Buffers
-    checkpoint_manager: CheckpointManager
-    stopping: Preemption
-    watchdog: Watchdog
-
-
-class Start(NamedTuple):
-    """Where this launch begins in the run."""
-
-    step: int = 0
-    """The number of steps made before this launch."""
-    scores: dict[str, float] = {}
-    """The last value of each score before this launch."""
-    unevaluated: bool = False
-    """Whether the last of those steps was stopped during its evaluation, which then comes first."""
 
 
 class StepLoop:
@@ -65,9 +38,9 @@ class StepLoop:
         self.start = Start()
         self.current: CurrentStep | None = None
         """The step whose body was entered last."""
-        self.leaving = False
+        self.stopping = False
         """Whether the run stops after this step."""
-        self.left = False
+        self.stopped_in_evaluation = False
         """Whether the run was stopped in the middle of an evaluation."""
         self.dry_run = False
         """Whether the recipe goes on after its loop without having made a step."""
@@ -81,6 +54,16 @@ class StepLoop:
         if self.current is None:
             return self.start.step
         return self.current.number if self.current.open else self.current.done
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether this launch takes part in the run; from `begin` on."""
+        return self.plan is not None
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether all steps of the run are made."""
+        return self.plan is not None and self.steps_done == self.plan.steps
 
     def begin(
         self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
@@ -105,8 +88,8 @@ class StepLoop:
             yield self._enter(step)
             if not self.current.updated:
                 raise UserError(f"step {self.steps_done} ended without run.step(optimizer): call it after the turns")
-            self.settle()
-            if self.leaving:
+            self.finish_step()
+            if self.stopping:
                 break
 
     def _enter(self, step: Step) -> Batch:
@@ -137,7 +120,7 @@ class StepLoop:
 
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; in a dry run, never."""
-        self._check_begun("run.due")
+        self.check_begun("run.due")
         return self._triggers is not None and self._triggers.at(self.steps_done, every)
 
     def backward(self, parts: dict[str, Tensor], loss: Tensor, micro: Turn) -> None:
@@ -194,10 +177,10 @@ class StepLoop:
         """Return what was logged at the last step, or before the first one."""
         return self._logged_outside if self.current is None else self.current.scores
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """Do what is due after a step, once; also if the recipe left the step's body by a `break`."""
         step, logger = self.current, self.services.logger
-        if self.left:
+        if self.stopped_in_evaluation:
             logger.drop_pending()
             if step is not None:
                 step.scores = {}
@@ -208,15 +191,15 @@ class StepLoop:
 
     def _close(self, step: CurrentStep) -> None:
         if step.updated:
-            self.leaving = self.left or self.services.stopping.due(step.number)
+            self.stopping = self.stopped_in_evaluation or self.services.stopping.due(step.number)
         if step.updated and not step.again:
             self._after_update(step)
-        elif step.updated and not self.left:
+        elif step.updated and not self.stopped_in_evaluation:
             self.services.logger.write_pending(step.number)
             self.save()  # adds the scores to the checkpoint of this step
         elif step.again and not step.updated:
             step.undo()  # the checkpoint still says that the step is not evaluated
-        elif not step.updated and self.left and step.done:
+        elif not step.updated and self.stopped_in_evaluation and step.done:
             self.save()  # the step before
 
     def _after_update(self, step: CurrentStep) -> None:
@@ -237,27 +220,37 @@ class StepLoop:
         services.logger.progress.advance()
         services.checkpoint_manager.look()
         services.checkpoint_manager.save_when_due(
-            step.number, self._triggers, self.scores, step.scores, self.leaving, unevaluated=self.left
+            step.number, self._triggers, self.scores, step.scores, self.stopping, unevaluated=self.stopped_in_evaluation
         )
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""
-        self._check_begun("run.save")
+        self.check_begun("run.save")
         step = self.current
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
         if self.plan is not None:
             self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, self._scores_here())
 
-    def may_leave_evaluation(self) -> bool:
-        """Tell whether the run may stop during an evaluation now; if not, the step is finished first."""
-        return self.current is None or not self.current.halfway
+    def may_stop_in_evaluation(self) -> bool:
+        """Tell whether the run may stop during an evaluation now; if not, the step is finished first.
+
+        DeepSpeed's steps cannot be repeated. Between a step's first forward pass and its update, buffers belong to
+        neither step.
+        """
+        repeats = self.services.accelerator.distributed_type != DistributedType.DEEPSPEED
+        return repeats and (self.current is None or not self.current.halfway)
 
     def _reads_losses(self, step: CurrentStep) -> bool:
         """Tell whether the host reads a step's losses and gradient norms."""
         return self._triggers is not None and self._triggers.reads_losses(step.number)
 
-    def _check_begun(self, call: str) -> None:
+    def check_begun(self, call: str) -> None:
+        """Refuse a call that needs the loop over run.batches, before it.
+
+        Raises:
+            UserError: run.batches was not called yet.
+        """
         if self.plan is None and self.current is None and not self.dry_run:
             raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
 

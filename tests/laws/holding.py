@@ -74,7 +74,7 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         data = [torch.full((96,), i / 50) for i in range(50)]
         model, optimizer = run.prepare(Model(config.frozen), config.optim)
-        run.checkpoint_manager._stager = Counting(run.checkpoint_manager._stager)
+        run.services.checkpoint_manager._stager = Counting(run.services.checkpoint_manager._stager)
         log = getattr(model, "_get_ddp_logging_data", dict)()
         buckets = sum(map(int, str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or 0).split(",")))
         for batch in run.batches(data, torch.stack):
@@ -93,7 +93,7 @@ def main(config: Config) -> dict[str, float]:
         held["optimizer"] = sum(local(v).nbytes for v in state)
         held["weights"] = sum(local(t).nbytes for t in [*model.parameters(), *model.buffers()])
         scores = run.finish(model)
-        held["copy"] = run.checkpoint_manager._stager.bytes
+        held["copy"] = run.services.checkpoint_manager._stager.bytes
         Path(f"{run.dir}-rank{run.accelerator.process_index}.json").write_text(json.dumps(held))
         return scores
 

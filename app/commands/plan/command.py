@@ -100,7 +100,7 @@ def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
     if plan.lengths is None:
         return {**found, "tokens_per_step": None, "padding": None}
     looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))
-    lengths = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micros(int(step))]
+    lengths = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micro_batches(int(step))]
     padded = sum(len(each) * int(each.max()) for each in lengths)
     tokens = float(np.mean(plan.lengths)) * plan.global_batch
     return {
@@ -181,7 +181,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
     warnings: list[str] = []
     try:
-        good = run.checkpoint_store.newest(warnings.append)
+        good = run.services.checkpoint_store.newest(warnings.append)
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]

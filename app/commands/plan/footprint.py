@@ -89,7 +89,7 @@ def largest(plan: BatchPlan) -> MicroBatch:
         steps = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, LOOKED_AT)).astype(int)).tolist()
     found, most = None, (-1, -1)
     for step in steps:
-        for ids, epochs in plan.micros(step):
+        for ids, epochs in plan.micro_batches(step):
             longest = None if plan.lengths is None else int(plan.lengths[ids].max())
             cost = (len(ids) * (longest or 1), longest or 1)
             if cost > most:

@@ -119,8 +119,8 @@ def _computed(a: dict, b: dict, tolerances: Tolerances) -> Iterator[Difference]:
     for name, there, here in _losses(a, b):
         if relative(there, here) > tolerances.loss:
             own = _pairs(a["losses"].get(name, {}), b["losses"].get(name, {}))
-            micros = [f"micro-batch {i}" for i, *losses in own if relative(*losses) > tolerances.loss]
-            yield Difference("loss" if micros else "loss weights", micros, there, here, relative(there, here))
+            places = [f"micro-batch {i}" for i, *losses in own if relative(*losses) > tolerances.loss]
+            yield Difference("loss" if places else "loss weights", places, there, here, relative(there, here))
     for _, there, here in _columns(a, b, "grad_norm"):
         if relative(there, here) > tolerances.gradient:
             yield Difference("gradient norm", [], there, here, relative(there, here))

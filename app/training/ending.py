@@ -1,0 +1,61 @@
+"""The end of a run: the finished model, what the folder and the user are told, and everything closed."""
+
+from accelerate.utils import DynamoBackend
+from torch import nn
+
+from app.checkpoints.export import save_model
+from app.distributed import collectives
+from app.errors import mendable
+from app.training.services import Services
+from app.training.step_loop import StepLoop
+
+
+def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
+    """Write the finished model and print a summary; if steps remain, do nothing. Every rank takes part."""
+    services, settings = loop.services, loop.settings
+    loop.check_begun("run.finish")
+    loop.finish_step()
+    if not loop.finished:
+        return
+    folder = services.model_folder
+    collectives.from_main(services.folder.check)
+    with services.watchdog.long_work():
+        save_model(services.accelerator, model, folder, *parts)
+    if settings.log_model:
+        with services.watchdog.unwatched():
+            services.logger.log_model(folder)
+    longer = "--run.steps" if settings.steps else "--run.epochs"
+    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer)
+
+
+def close(services: Services, loop: StepLoop, error: BaseException | None) -> None:
+    """Close what a run has opened, and record how it ended.
+
+    Args:
+        error: ends the run; None where it is finished or stopped.
+    """
+    services.watchdog.close()
+    services.stopping.close()
+    main = services.accelerator.is_main_process
+    if mendable(error):
+        # Read where the error is reported: by each rank whose error the main process does not have.
+        error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
+    services.logger.close()
+    if main and loop.begun:
+        _record(services, loop, error)
+
+
+def _record(services: Services, loop: StepLoop, error: BaseException | None) -> None:
+    """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on."""
+    logger = services.logger
+    compiles = services.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
+    if compiled := loop.recompiles.facts(compiles):
+        logger.note(**compiled)
+    if error is None and loop.finished and not loop.stopped_in_evaluation:
+        logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
+    elif error is None or isinstance(error, KeyboardInterrupt):
+        logger.note(status="preempted")
+        asked = error is None and 0 < loop.settings.stop_at <= loop.steps_done
+        logger.stopped(loop.steps_done, services.checkpoint_store.steps(), asked, loop.stopped_in_evaluation)
+    else:
+        logger.failed(f"{type(error).__name__}: {error}")

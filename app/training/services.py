@@ -1,0 +1,57 @@
+"""What a run opens once, for its steps, its evaluations and its end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from app.checkpoints.manager import CheckpointManager
+from app.checkpoints.store import CheckpointStore
+from app.config import RunConfig
+from app.distributed.buffers import Buffers
+from app.distributed.preemption import Preemption
+from app.distributed.watchdog import Watchdog
+from app.rundir.atomic import draft_of
+from app.rundir.folder import RunFolder
+from app.rundir.logger import RunLogger
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.training.gradients import Gradients
+from app.training.loader import Augment, load
+
+
+class Services:
+    """The services of one run; each is described in its own module."""
+
+    def __init__(self, settings: RunConfig, folder: RunFolder, gradients: Gradients):
+        """Make them; nothing is locked, written or listened to yet."""
+        accelerator = gradients.accelerator
+        self.accelerator, self.gradients, self.folder = accelerator, gradients, folder
+        self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
+        checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
+        self.watchdog = Watchdog(settings.timeout, self.logger.failed, [checkpoints, draft_of(self.model_folder)])
+        self.checkpoint_store = CheckpointStore(
+            checkpoints,
+            accelerator.process_index,
+            accelerator.num_processes,
+            settings.keep,
+            settings.best,
+            check_owner=folder.check,
+            on_block=self.watchdog.moved,
+        )
+        self.buffers = Buffers(accelerator, self.logger.progress.warn)
+        self.checkpoint_manager = CheckpointManager(
+            accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
+        )
+        self.stopping = Preemption(accelerator.device, self.logger.failed)
+        # On a CPU, loading processes would take the cores that train.
+        self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
+
+    def load(
+        self,
+        plan: BatchPlan | EvaluationPlan,
+        steps: range,
+        data: Sequence,
+        collate: Callable[[list], Any],
+        augment: Augment | None = None,
+    ) -> Iterator[Step]:
+        """Yield this data rank's part of each step, on its device."""
+        ours = self.accelerator
+        return load(plan, steps, data, collate, ours.data_rank, ours.data_ranks, ours.device, self._workers, augment)
