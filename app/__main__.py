@@ -6,6 +6,7 @@ import sys
 from app.commands import load, summaries
 from app.distributed.environment import report_user_errors
 from app.errors import UserError
+from app.launching.dropped_output import outlive_readers
 from app.launching.flags import parse_command
 
 
@@ -25,6 +26,8 @@ def main(words: list[str]) -> int:
     if name not in known:
         raise UserError(f"{name}: there is no such command; there are {', '.join(known)}")
     command = load(name)
+    if hasattr(command, "main_of_words"):
+        return command.main_of_words(words[1:])
     takes_flags = len(inspect.signature(command.main).parameters) > 1
     options, flags = parse_command(command.Options, words[1:], f"python -m app {name}", takes_flags)
     return command.main(options, flags) if takes_flags else command.main(options)
@@ -32,6 +35,7 @@ def main(words: list[str]) -> int:
 
 def run() -> None:
     """Run the program `samestep`."""
+    outlive_readers()
     report_user_errors()
     sys.exit(main(sys.argv[1:]))
 

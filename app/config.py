@@ -15,6 +15,7 @@ class OnResume(Enum):
 
     REFUSE = "refuse"  # the setting decides what the run computes
     ACCEPT = "accept"  # the setting does not change what the run computes
+    IF_ACCEPTED = "if accepted"  # refused, unless --run.changed accept lets the rest of the run have it
     LENGTH = "length"  # accepted, and the user is told: the learning rate follows the new length
 
 
@@ -71,8 +72,9 @@ class RunConfig:
     """auto: resume from the newest good checkpoint in the run folder, or start if there is none. never: refuse a folder
     that has a checkpoint. must: refuse a folder that has none."""
     changed: Literal["refuse", "accept"] = setting("refuse", on_resume=OnResume.ACCEPT)
-    """What happens if the recipe's code has changed since the run in the folder began, or its data have (with the same
-    number of rows). refuse: end before training and show the difference. accept: go on with what is there now."""
+    """What happens if something has changed since the run in the folder began: the recipe's code, the data (with the
+    same number of rows), or settings of the optimizer. refuse: end before training and show the difference. accept: go
+    on with what is there now; run.json says from which step on."""
     stop_at: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
     nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
@@ -107,33 +109,36 @@ class OptimConfig:
 
     name: str = "AdamW"
     """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others."""
-    lr: float = 5e-4
-    """Peak learning rate, reached at the end of the warm-up."""
-    weight_decay: float = 0.01
+    lr: float | None = setting(5e-4, on_resume=OnResume.IF_ACCEPTED)
+    """Peak learning rate, reached at the end of the warm-up. None: the recipe chooses what suits a model from scratch,
+    a pretrained one, or adapters, and says so."""
+    weight_decay: float = setting(0.01, on_resume=OnResume.IF_ACCEPTED)
     """Decay of weights with two or more dimensions. Biases and norms, which have one, do not decay."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = setting((0.9, 0.999), on_resume=OnResume.IF_ACCEPTED)
     """Coefficients of the running averages of the gradient and of its square, for optimizers that have them."""
-    eps: float = 1e-8
+    eps: float = setting(1e-8, on_resume=OnResume.IF_ACCEPTED)
     """Number added to the denominator of the update, for optimizers that have it."""
-    momentum: float = 0.9
+    momentum: float = setting(0.9, on_resume=OnResume.IF_ACCEPTED)
     """Momentum, for optimizers that have it."""
-    clip: float = 1.0
+    clip: float = setting(1.0, on_resume=OnResume.IF_ACCEPTED)
     """Largest norm of the gradient: a gradient with a larger norm is scaled down to this one. 0: no clipping."""
-    schedule: Literal["linear", "cosine", "constant", "multistep", "wsd"] = "linear"
+    schedule: Literal["linear", "cosine", "constant", "multistep", "wsd"] = setting(
+        "linear", on_resume=OnResume.IF_ACCEPTED
+    )
     """Shape of the learning rate after the warm-up. wsd: warm-up, stable, decay."""
-    warmup: float = 0.0
+    warmup: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)
     """Length of the warm-up: a fraction of the run if below 1, else a number of steps. 0: none."""
-    min_lr: float = 0.0
+    min_lr: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)
     """Learning rate at which linear, cosine and wsd end, as a fraction of the peak."""
-    decay: float = 0.2
+    decay: float = setting(0.2, on_resume=OnResume.IF_ACCEPTED)
     """Length of the decay at the end of wsd: a fraction of the run if below 1, else a number of steps."""
-    milestones: tuple[float, ...] = ()
+    milestones: tuple[float, ...] = setting((), on_resume=OnResume.IF_ACCEPTED)
     """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
-    gamma: float = 0.1
+    gamma: float = setting(0.1, on_resume=OnResume.IF_ACCEPTED)
     """Factor by which multistep multiplies the learning rate at each milestone."""
-    base_batch: int = 0
+    base_batch: int = setting(0, on_resume=OnResume.IF_ACCEPTED)
     """Global batch for which --optim.lr was chosen; see --optim.batch-scaling. 0: the run's own."""
-    batch_scaling: Literal["none", "sqrt", "linear"] = "none"
+    batch_scaling: Literal["none", "sqrt", "linear"] = setting("none", on_resume=OnResume.IF_ACCEPTED)
     """How the learning rate grows with global-batch / base-batch: not at all, by its square root, or in proportion."""
 
 
@@ -164,6 +169,28 @@ def check(config: Any) -> None:
             raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
     if not config.run.steps and not 0 < config.run.epochs < math.inf:
         raise UserError(f"--run.epochs {config.run.epochs}: must be a number above 0, or give --run.steps")
+
+
+def chosen(config: Any) -> tuple[Any, list[str]]:
+    """Fill in the settings that follow from others.
+
+    Returns:
+        A config, and lines that tell the user what was chosen and why.
+
+    Raises:
+        UserError: there is no learning rate, and the recipe does not choose one.
+    """
+    optim, notes = getattr(config, "optim", None), []
+    if isinstance(optim, OptimConfig) and optim.lr is None:
+        if not hasattr(config, "default_lr"):
+            raise UserError("--optim.lr is not given, and the recipe's Config has no default_lr() that chooses one")
+        rate, why = config.default_lr()
+        config = dataclasses.replace(config, optim=dataclasses.replace(optim, lr=rate))
+        notes.append(f"learning rate {rate:g}, for {why}; --optim.lr gives another")
+    batch, micro = config.run.global_batch, config.run.micro_batch
+    if micro > batch:
+        notes.append(f"--run.micro-batch {micro} is larger than --run.global-batch {batch}: a step is one micro-batch")
+    return config, notes
 
 
 def as_flag(name: str) -> str:

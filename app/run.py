@@ -1,5 +1,6 @@
 """The run: one training of one recipe in one folder. Repeating the command resumes it."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.resume import contents_everywhere
-from app.config import OptimConfig, RunConfig, check, to_dict
+from app.config import OptimConfig, RunConfig, check, chosen, to_dict
 from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.desync import DesyncCheck
@@ -22,6 +23,7 @@ from app.launching import dry_run
 from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
 from app.rundir.throughput import Cost, peak_flops
+from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
 from app.sampling.seeding import seed_all
 from app.training import ending, evaluation, exact_gradients
@@ -47,8 +49,9 @@ class Run:
             config: the recipe's config; its field `run` is a RunConfig.
             name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
-        self.fields, self.config = to_dict(config), config.run
-        self.name, self._asked = name or _recipe_name(config), config
+        self._asked, self._choices = chosen(config)
+        self.fields, self.config = to_dict(self._asked), self._asked.run
+        self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self._facts: dict[str, Any] = {}  # for run.json
         self._dry = dry_run.current()
@@ -76,6 +79,7 @@ class Run:
 
     def __enter__(self) -> "Run":
         check(self._asked)
+        check_names(self.config.trackers)
         with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)
             self._taken = taken.pop_all()
@@ -151,6 +155,8 @@ class Run:
             optim: settings, which determine the learning rate of every step; or an optimizer of your own, whose
                 learning rate the run does not change.
         """
+        if isinstance(optim, OptimConfig) and optim.lr is None:
+            optim = dataclasses.replace(optim, lr=self._asked.optim.lr)
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
@@ -204,11 +210,13 @@ class Run:
         """Resume, open the logger, and return the plan and the indices of the remaining steps; on every rank."""
         order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
         drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.services.buffers, order)
-        self.say(layout.header(plan, self.accelerator))
+        for line in (layout.header(plan, self.accelerator), *self._choices):
+            self.say(line)
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout can read; with an fsdp profile, all can")
         start, plan = self.services.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
+        self.optimizers.set_options()
         self.services.buffers.begin(start.buffers, plan)
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about |= {"versions": layout.versions(), **self._facts}
@@ -217,7 +225,7 @@ class Run:
 
         def write() -> None:
             origin = recipe_source.origin_of(self._asked)
-            self.logger.open(start.step, self.config, self.fields, start.unevaluated, **about, **origin)
+            self.logger.open(start.step, self.config, self.fields, start.unevaluated, start.changed, **about, **origin)
 
         collectives.from_main(write, long=True)  # trackers may take long to start
         peak = peak_flops(here["device"], here["precision"])

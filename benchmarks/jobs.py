@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.config import OptimConfig, RunConfig
+from app.config import OptimConfig, RunConfig, chosen
 from app.launching.flags import parse
 from app.sampling import permutation
 from app.sampling.batch_plan import BatchPlan
@@ -107,6 +107,7 @@ def job_of(recipe: str, flags: list[str], bf16: bool, variant: str = "") -> Job:
 
 
 def _job(config, rows, augment, bf16: bool, **parts) -> Job:
+    config, _ = chosen(config)
     plan = BatchPlan.of_run(config.run, len(rows))
     ids, _ = permutation.stream(np.arange(plan.total), len(rows), config.run.seed)
     ordered = Ordered(rows, ids, augment, config.run.seed)

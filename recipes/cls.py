@@ -27,8 +27,12 @@ class Config:
     """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-3, warmup=0.1))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, best="eval/accuracy"))
+
+    def default_lr(self) -> tuple[float, str]:
+        """Return the learning rate if --optim.lr is not given, and what it is for."""
+        return (2e-5, "fine-tuning") if self.model else (1e-3, "training from scratch")
 
 
 def load_data(config: Config):

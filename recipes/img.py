@@ -31,8 +31,12 @@ class Config:
     scratch: VisionScratch = field(default_factory=VisionScratch)
     data: ClassData = field(default_factory=ClassData)
     augment: Augment = field(default_factory=Augment)
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=3e-3, warmup=0.1, weight_decay=0.05))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1, weight_decay=0.05))
     run: RunConfig = field(default_factory=lambda: RunConfig(epochs=12, micro_batch=32, best="eval/accuracy"))
+
+    def default_lr(self) -> tuple[float, str]:
+        """Return the learning rate if --optim.lr is not given, and what it is for."""
+        return (1e-4, "fine-tuning") if self.model else (3e-3, "training from scratch")
 
 
 def load_data(config: Config):

@@ -44,10 +44,16 @@ class Config:
     """Maximum number of tokens in the sample text. 0: write none."""
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
-            lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.05, min_lr=0.1
+            lr=None, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.05, min_lr=0.1
         )
     )
     run: RunConfig = field(default_factory=lambda: RunConfig(global_batch=32, micro_batch=16))
+
+    def default_lr(self) -> tuple[float, str]:
+        """Return the learning rate if --optim.lr is not given, and what it is for."""
+        if self.lora.rank:
+            return 2e-4, "LoRA adapters"
+        return (2e-5, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
 def load_data(config: Config):

@@ -36,10 +36,14 @@ class Config:
     """Dice loss of each patch, plus cross-entropy over the classes (ce) or binary cross-entropy of each class (bce)."""
     scratch: UNetScratch = field(default_factory=UNetScratch)
     data: VolumeData = field(default_factory=VolumeData)
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=5e-3, schedule="cosine", warmup=0.05))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, schedule="cosine", warmup=0.05))
     run: RunConfig = field(
         default_factory=lambda: RunConfig(epochs=30, global_batch=16, micro_batch=4, eval_every=100, best="eval/dice")
     )
+
+    def default_lr(self) -> tuple[float, str]:
+        """Return the learning rate if --optim.lr is not given, and what it is for."""
+        return (6e-5, "fine-tuning") if self.model else (5e-3, "training from scratch")
 
 
 def load_data(config: Config):

@@ -50,9 +50,9 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path / "run"
-    common = [*flags_of(rows, folder), "--run.trackers", "wandb", "tensorboard", "no-such-tracker"]
+    common = [*flags_of(rows, folder), "--run.trackers", "wandb", "tensorboard"]
     result = launch("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
-    assert result.status == 0 and "tracker no-such-tracker is not known" in result.output, result.output[-3000:]
+    assert result.status == 0, result.output[-3000:]
     assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
     for more in (["--run.stop-at", 3], []):
         assert run([sys.executable, RECIPE, *common, *more]).status == 0

@@ -127,10 +127,14 @@ def test_optimizers_run_on_the_dtensors_of_fsdp(name, fused, tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("name, kind", [("adamw", "AdamW"), ("sgd", "SGD"), ("NAdam", "NAdam")])
+def test_names_are_understood_in_any_case(name, kind):
+    assert type(build_optimizer(torch.nn.Linear(2, 2), OptimConfig(name=name))).__name__ == kind
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("adamw", ["adamw", "AdamW"]),
         ("AdamWW", ["AdamWW", "AdamW"]),
         ("sgdm", ["SGD"]),
         ("zzz", ["AdamW", "SGD"]),

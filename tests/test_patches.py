@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from app.distributed import accelerate_patches
-from launching import ROOT, launch, run
+from launching import PROFILES, ROOT, launch, run
 
 # By file of app: the private names of other packages that it uses. A new one needs a line here, and a canary below or
 # in the test that is named.
@@ -27,7 +27,7 @@ PRIVATE = {
         *("_models", "_optimizers", "_schedulers", "_custom_objects", "_is_package_available", "_shared_state"),
         *("_validate_accelerator", "_clip_grad_norm_dtensor_aware", "_rebuild_buckets", "_get_fsdp_state"),
         *("_lazy_init", "_spec", "_is_in_bad_fork", "_get_default_store", "_world", "_set_pg_timeout"),
-        *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace"),
+        *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace", "_validate_launch_command"),
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
@@ -373,3 +373,19 @@ def test_a_table_knows_its_contents_and_its_selection():
     assert one._fingerprint == table(1, 2, 3)._fingerprint != table(1, 2, 4)._fingerprint
     assert one._indices is None and chosen._indices.column(0).to_pylist() == [2, 0]
     json.dumps(one._fingerprint)
+
+
+@canary("accelerate", "commands.launch._validate_launch_command")
+def test_arguments_of_the_launcher_are_completed():
+    from accelerate.commands.launch import launch_command_parser
+
+    arguments = launch_command_parser().parse_args(["--config_file", str(PROFILES / "cpu.yaml"), "script.py"])
+    found = accelerate_patches.complete(arguments)
+    assert (found.use_cpu, found.num_machines, found.mixed_precision) == (True, 1, "no")
+
+
+def test_torch_takes_the_signals_that_its_launcher_handles():
+    """Canary, torch 2.11 to 2.13: accelerate hands on what torch's parser knows by name."""
+    from torch.distributed.run import get_args_parser
+
+    assert "SIGTERM" in get_args_parser().parse_args(["script.py"]).signals_to_handle

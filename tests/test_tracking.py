@@ -12,9 +12,10 @@ import pytest
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
+from app import UserError
 from app.rundir import metrics_file
 from app.rundir.metrics_file import Follower, MetricsFile
-from app.rundir.trackers import Trackers, _logged_in
+from app.rundir.trackers import Trackers, _logged_in, check_names
 
 CONFIG = {"run": {"steps": 3, "trackers": ["a"]}, "optim": {"lr": 0.1}, "model": "", "quick": None}
 
@@ -198,13 +199,10 @@ def test_a_tracker_that_fails_costs_one_warning(tmp_path, recorder, monkeypatch,
     assert "recorder" in warning and f"no connection at {broken}" in warning
 
 
-def test_an_unknown_tracker_costs_a_warning_and_the_others_work(tmp_path, recorder):
-    to, warnings = trackers(tmp_path / "run", "wandbb", "recorder")
-    to.start(CONFIG, 0)
-    to.log(1, {"loss": 0.5})
-    (warning,) = warnings
-    assert "wandbb" in warning and "wandb" in warning.split("accelerate has")[1]
-    assert recorder.calls[-1] == ("log", {"loss": 0.5}, 1)
+def test_a_mistyped_tracker_is_refused():
+    check_names(("wandb", "tensorboard"))
+    with pytest.raises(UserError, match=r"--run.trackers wandbb: .*; did you mean wandb\?"):
+        check_names(("tensorboard", "wandbb"))
 
 
 def test_no_tracker_is_no_trouble(tmp_path):

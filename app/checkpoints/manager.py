@@ -74,7 +74,7 @@ class CheckpointManager:
             self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))
         plan.check_stop(settings)
-        start = resume.start(saved)
+        start = resume.start(saved, self.logger.folder.changed_since(saved["config"]) if "config" in saved else {})
         self.logger.progress.say(resume.described(start, plan, saved["layout"], here, folder))
         changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if settings.exact else []
         if changes:

@@ -22,12 +22,14 @@ class Start(NamedTuple):
     """Whether the last of those steps was stopped during its evaluation, which then comes first."""
     buffers: Sequence[str] = ()
     """Names of the buffers that are known to change in training."""
+    changed: dict[str, list] = {}
+    """Settings that are others from here on: by name, as they were and as they are."""
 
 
-def start(saved: dict[str, Any]) -> Start:
+def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
     # Checkpoints of earlier versions have no entry "buffers".
-    return Start(saved["step"], saved["scores"], bool(saved.get("unevaluated")), saved.get("buffers", ()))
+    return Start(saved["step"], saved["scores"], bool(saved.get("unevaluated")), saved.get("buffers", ()), changed)
 
 
 def described(start: Start, plan: BatchPlan, before: dict[str, Any], here: dict[str, Any], folder: Path) -> str:

@@ -3,7 +3,8 @@
 The module `command` has three parts. Its docstring, whose first line is the summary. A dataclass `Options`, which is
 read like a recipe's config. And `main(options) -> int`, which returns the exit status: 0 if all is well, 1 if something
 bad was found. Wrong options are a UserError, which ends with 2. A `main(options, flags)` also gets the words that are
-not among its options; they are flags of a recipe. torch and the like are imported in functions: --help answers at once.
+not among its options; they are flags of a recipe. A module may have `main_of_words(words)` instead, and no Options.
+torch and the like are imported in functions: --help answers at once.
 """
 
 import ast

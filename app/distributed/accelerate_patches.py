@@ -6,6 +6,7 @@ a list of the private names that other modules of app use, such as those of torc
 
 import datetime
 import functools
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -135,3 +136,10 @@ def last_collectives() -> bytes:
     recorder: Any = torch._C._distributed_c10d
     dump: Callable[[], bytes] = recorder._dump_fr_trace if dist.get_backend() == "gloo" else recorder._dump_nccl_trace
     return dump()
+
+
+def complete(arguments: Namespace) -> Namespace:
+    """Fill in, from its profile, what the arguments of `accelerate launch` leave open (accelerate 1.15)."""
+    from accelerate.commands.launch import _validate_launch_command
+
+    return _validate_launch_command(arguments)[0]

@@ -198,19 +198,11 @@ def _on_cpu() -> bool:
     profile = environment.launcher_profile()
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
         return True
-    here = environment.gpus_here()
-    wanted = environment.local_world_size()
-    if here and wanted > here:
-        raise UserError(
-            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
-            f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
-        )
+    here, wanted = environment.gpus_here(), environment.local_world_size()
     # A saved default of one process only says that nobody ruled out a GPU.
-    if not here and profile and (profile.named or profile.settings.distributed_type != DistributedType.NO):
-        raise UserError(
-            f"the profile wants a GPU for each of {wanted} processes here, and this machine has no GPU: use a profile "
-            "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
-        )
+    insists = profile and (profile.named or profile.settings.distributed_type != DistributedType.NO)
+    if insists or (here and wanted > here):
+        environment.check_gpus(wanted)
     return here == 0
 
 

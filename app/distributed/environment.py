@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from app.errors import mendable
+from app.errors import UserError, mendable
 
 
 def is_main_process() -> bool:
@@ -37,6 +37,28 @@ def gpus_here() -> int:
 
     found = torch.accelerator.current_accelerator(check_available=True)
     return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
+
+
+def check_gpus(wanted: int) -> None:
+    """Refuse a profile that asks for more GPUs than this machine has.
+
+    Args:
+        wanted: processes on this machine, with a GPU for each.
+
+    Raises:
+        UserError: it has too few, or none.
+    """
+    here = gpus_here()
+    if here and wanted > here:
+        raise UserError(
+            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
+            f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
+        )
+    if not here:
+        raise UserError(
+            f"the profile wants a GPU for each of {wanted} processes here, and this machine has no GPU: use a profile "
+            "for CPU such as accelerate_configs/cpu.yaml, ddp_cpu.yaml or fsdp_cpu.yaml"
+        )
 
 
 def take_gpu():
@@ -143,7 +165,7 @@ def leave_with_launcher() -> None:
     if not sys.platform.startswith("linux"):
         return
     number = signal.SIGKILL if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIGTERM
-    if _launcher_command() is not None:
+    if _launcher_command() is not None or os.environ.get(LAUNCHER) == str(os.getppid()):
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
     # An orphan with a launcher's environment: its launcher was killed before this line was reached.
@@ -190,6 +212,8 @@ def launcher_profile() -> Profile | None:
     return Profile(load_config_from_file(path), named) if os.path.isfile(path) else None
 
 
+LAUNCHER = "SAMESTEP_LAUNCHER"
+"""Environment variable with the process number of the launcher, where that is `python -m app launch`."""
 _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
 # The exit status, set when only the interpreter's own end is left to do.
 leave_with: int | None = None

@@ -12,6 +12,8 @@ import yaml
 
 from app.config import as_flag, flatten
 from app.errors import UserError
+from app.launching import other_names
+from app.launching.dropped_output import outlive_readers
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,11 +28,14 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
     """
     from app.distributed.environment import leave_with_launcher, report_user_errors
 
+    outlive_readers()
     leave_with_launcher()
     report_user_errors()
     words = list(sys.argv[1:] if args is None else args)
     recipe = (sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or "").strip()
-    return _read(config_class, _expand_file(words), f"{recipe}\n\n{_ABOUT_FILES}")
+    words = _expand_file(words)
+    other_names.check(config_class, words)
+    return _read(config_class, words, f"{recipe}\n\n{_ABOUT_FILES}")
 
 
 def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:

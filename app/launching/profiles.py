@@ -127,8 +127,11 @@ def find(name: str) -> Path:
     return ours if known and not file.is_file() and ours.is_file() else file
 
 
-def read(text: str) -> Profile:
+def read(text: str, flag: str = "--profile") -> Profile:
     """Read `FILE`, or `FILE:PROCESSES` for another number of processes. FILE may be the name of one of our profiles.
+
+    Args:
+        flag: what errors call it.
 
     Raises:
         UserError: there is no such file, or it is not a profile.
@@ -138,16 +141,14 @@ def read(text: str) -> Profile:
         name, count = text, ""
     file = find(name)
     ours = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
-    settings = read_yaml(
-        "--profile", str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}"
-    )
+    settings = read_yaml(flag, str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}")
     if not isinstance(settings, dict) or "distributed_type" not in settings:
-        raise UserError(f"--profile {name} has no distributed_type: give a file that `accelerate config` writes")
+        raise UserError(f"{flag} {name} has no distributed_type: give a file that `accelerate config` writes")
     # YAML reads an unquoted NO as false.
     settings["distributed_type"] = str(settings["distributed_type"] or "NO").upper()
     processes = count or settings.get("num_processes") or 1
     if not str(processes).isdigit() or int(processes) < 1:
-        raise UserError(f"--profile {text}: {processes} processes: at least 1 must train")
+        raise UserError(f"{flag} {text}: {processes} processes: at least 1 must train")
     return Profile(file, file.stem + (f":{count}" if count else ""), int(processes), settings)
 
 

@@ -1,5 +1,6 @@
 """The run folder: who holds it, its settings, and run.json. Only the main process writes it."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from enum import Enum
@@ -19,6 +20,7 @@ class Effect(Enum):
 
     NONE = "none"
     TAKEN = "taken"
+    FROM_HERE = "from here on"
     LENGTH = "length"
     REFUSED = "refused"
 
@@ -31,9 +33,14 @@ class Effect(Enum):
 _EFFECTS = {
     Effect.NONE: "none",
     Effect.TAKEN: "taken as it is now",
+    Effect.FROM_HERE: "accepted from here on (--run.changed)",
     Effect.LENGTH: "the learning rate follows the new length from here on",
     Effect.REFUSED: "refused",
 }
+
+
+# The effects that a run's record tells, as what follows differs from what it would have been.
+LASTING = (Effect.FROM_HERE, Effect.LENGTH)
 
 
 class Change(NamedTuple):
@@ -136,12 +143,24 @@ class RunFolder:
         refused = [change for change in changes if change.effect is Effect.REFUSED]
         if refused:
             lines = "".join(f"\n  {name}: {old!r} before, {new!r} now" for name, old, new, _ in refused)
+            mild = all(self._on_resume.get(change.name) is OnResume.IF_ACCEPTED for change in refused)
+            accept = ", accept the new ones from here on with --run.changed accept" if mild else ""
             raise UserError(
                 f"{self.path} holds a run with other settings:{lines}\n"
-                "give the settings of that run to go on with it, or another --run.dir to start one"
+                f"give the settings of that run to go on with it{accept}, or another --run.dir to start one"
             )
-        longer = [change for change in changes if change.effect is Effect.LENGTH]
-        return [f"{name} was {old}, is {new}: {effect.text}" for name, old, new, effect in longer]
+        told = [change for change in changes if change.effect in LASTING]
+        return [f"{name} was {old}, is {new}: {effect.text}" for name, old, new, effect in told]
+
+    def changed_since(self, saved: dict) -> dict[str, list]:
+        """List, by name, what a checkpoint's settings were and are now, for those that change what follows it.
+
+        Whether a change was accepted has been checked; it may have been in an earlier launch, which saved nothing.
+        """
+        if self._settings is None:  # not on the main process
+            return {}
+        changes = self._changes(saved, self.config, dataclasses.replace(self._settings, changed="accept"))
+        return {change.name: [change.before, change.now] for change in changes if change.effect in LASTING}
 
     def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
         """Refuse what --run.resume does not allow.
@@ -168,6 +187,8 @@ class RunFolder:
                     return Effect.LENGTH if name == by else Effect.NONE
                 case OnResume.ACCEPT:
                     return Effect.TAKEN
+                case OnResume.IF_ACCEPTED:
+                    return Effect.FROM_HERE if settings.changed == "accept" else Effect.REFUSED
                 case OnResume.REFUSE:
                     return Effect.REFUSED
 

@@ -30,11 +30,20 @@ class RunLogger:
         self.aside = 0.0
         self._failed = False
 
-    def open(self, done: int, settings: RunConfig, config: dict, scores_too: bool = False, **fields: Any) -> None:
+    def open(
+        self,
+        done: int,
+        settings: RunConfig,
+        config: dict,
+        scores_too: bool = False,
+        changed: dict[str, list] | None = None,
+        **fields: Any,
+    ) -> None:
         """Write what this run is, and open metrics.jsonl and the trackers after step `done`, on the main process.
 
         Args:
             scores_too: see MetricsFile.
+            changed: settings that are others from here on: by name, as they were and as they are.
             fields: the first ones of run.json.
 
         Raises:
@@ -44,8 +53,10 @@ class RunLogger:
         ids = before.get("trackers", {})
         began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
         launches = [*(launch for launch in before.get("sittings", []) if launch["step"] <= done), began]
+        segments = [segment for segment in before.get("segments", []) if segment["step"] < done]
+        segments += [{"step": done, "changed": changed}] if changed else []
         try:
-            self.folder.begin(status="running", error=None, step=done, sittings=launches, **fields)
+            self.folder.begin(status="running", error=None, step=done, sittings=launches, segments=segments, **fields)
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(

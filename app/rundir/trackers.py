@@ -1,5 +1,6 @@
 """Experiment trackers: those that accelerate knows get the numbers of metrics.jsonl as well."""
 
+import difflib
 import netrc
 import os
 import secrets
@@ -11,8 +12,24 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from app.config import flatten
-from app.errors import mendable
+from app.errors import UserError, mendable
 from app.rundir.images import Images
+
+
+def check_names(names: tuple[str, ...]) -> None:
+    """Refuse trackers that accelerate does not know.
+
+    Raises:
+        UserError: there is one.
+    """
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            near = difflib.get_close_matches(name, LOGGER_TYPE_TO_CLASS, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise UserError(f"--run.trackers {name}: accelerate knows {known}{meant}")
 
 
 class Trackers:
@@ -34,13 +51,7 @@ class Trackers:
 
         for name in self.names:
             try:
-                kind = LOGGER_TYPE_TO_CLASS[name]
-            except KeyError:
-                known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-                self.warn(f"warning: tracker {name} is not known; accelerate has {known}")
-                continue
-            try:
-                self.trackers[name] = self._start(name, kind, config, resumed_from)
+                self.trackers[name] = self._start(name, LOGGER_TYPE_TO_CLASS[name], config, resumed_from)
             except Exception as error:
                 why = mendable(error) or f"{type(error).__name__}: {error}"
                 self.warn(f"warning: tracker {name} did not start and is left out: {why}")

@@ -33,14 +33,10 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     if not parameters:
         raise UserError("no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True))")
 
-    accepted = inspect.signature(optimizer_class).parameters
-    arguments = {}
-    for field in ("lr", "weight_decay", "betas", "eps", "momentum"):
-        value = getattr(config, field)
-        # Adafactor's eps is a pair, with another meaning.
-        if field in accepted and isinstance(value, tuple) == isinstance(accepted[field].default, tuple):
-            arguments[field] = value
-    if config.name in FUSED and all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters):
+    accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
+    arguments = _fitting(config, accepted)
+    usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    if optimizer_class.__name__ in FUSED and usual:
         arguments["fused"] = True
 
     decay: dict[str, typing.Any] = {"name": "decay", "params": [p for p in parameters if p.ndim >= 2]}
@@ -48,6 +44,13 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     if "weight_decay" in accepted:
         no_decay["weight_decay"] = 0.0
     return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)
+
+
+def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """Return the settings among `known`, the options of an optimizer with a value that each can have."""
+    values = {name: getattr(config, name) for name in ("lr", "weight_decay", "betas", "eps", "momentum")}
+    # Adafactor's eps is a pair, with another meaning.
+    return {k: v for k, v in values.items() if k in known and isinstance(v, tuple) == isinstance(known[k], tuple)}
 
 
 class Optimizers:
@@ -67,6 +70,14 @@ class Optimizers:
                 rate = learning_rate(settings, step, total_steps, global_batch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate
+
+    def set_options(self) -> None:
+        """Set weight decay, betas and the like to the settings, where a checkpoint has restored those that it had."""
+        for optimizer, settings in self.known:
+            for group in optimizer.param_groups if settings else ():
+                group |= _fitting(settings, group)
+                if group["name"] == "no_decay" and "weight_decay" in group:
+                    group["weight_decay"] = 0.0
 
     def rates(self) -> list[float]:
         """Return each optimizer's learning rate, of its first group."""
@@ -142,12 +153,12 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
     }
     if name in UNSUITABLE:
         raise UserError(f"--optim.name {name} does not work here ({UNSUITABLE[name]}): use AdamW or SGD, for example")
-    if name not in classes:
-        usable = {key.lower(): key for key in classes if key not in UNSUITABLE}
+    usable = {key.lower(): key for key in classes if key not in UNSUITABLE}
+    if name not in classes and name.lower() not in usable:
         near = difflib.get_close_matches(name.lower(), usable, cutoff=0.5)
         names = [usable[key] for key in near] or sorted(usable.values())
         raise UserError(f"--optim.name {name} is no optimizer of torch.optim: use {' or '.join(names)}")
-    return classes[name]
+    return classes[name] if name in classes else classes[usable[name.lower()]]
 
 
 def _batch_factor(config: OptimConfig, global_batch: int) -> float:

@@ -1,0 +1,1 @@
+"""python -m app launch: train a recipe under a profile."""

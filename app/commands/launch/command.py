@@ -1,0 +1,44 @@
+"""Train: start a recipe under a profile, with the profile's processes or another number of them.
+
+    python -m app launch recipes/cls.py
+    python -m app launch fsdp_cpu:4 recipes/cls.py --run.dir runs/fsdp
+    python -m app launch ddp_2nodes --machine_rank 1 --main_process_ip 10.0.0.1 recipes/cls.py
+
+A profile is a file of accelerate's, or one of ours by its name; `:N` starts N processes. Without a profile, a recipe
+trains on all GPUs of this machine, or on its CPU. Words before the recipe are options of `accelerate launch`; words
+after it are flags of the recipe. This is `accelerate launch` with a port that is free, without a traceback that is not
+the recipe's, and with the status of the run: 0 if it is finished or was stopped with a checkpoint, 2 for a mistake in
+its flags or data, 130 after Ctrl-C twice, 128 and a signal's number if a signal ended it.
+"""
+
+from pathlib import Path
+
+from app.errors import UserError
+
+USAGE = "python -m app launch [PROFILE[:N]] [options of accelerate launch] RECIPE.py [flags of the recipe]"
+
+
+def main_of_words(words: list[str]) -> int:
+    """Start the recipe that the words name, and return its status.
+
+    Raises:
+        UserError: there is no such recipe or profile, or this machine cannot train under it.
+    """
+    from app.launching import accelerate_launch, profiles
+
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: {USAGE}\n\n{__doc__}")
+        return 0
+    chosen = "" if words[0].startswith("-") or words[0].endswith(".py") else words[0]
+    rest = words[1:] if chosen else words
+    if not any(word.endswith(".py") for word in rest):
+        raise UserError(f"there is no recipe among the words; usage: {USAGE}")
+    profile = profiles.read(chosen or accelerate_launch.usual_profile(), flag="the profile")
+    if profile.settings["distributed_type"] == "NO" and profile.processes > 1:
+        raise UserError(
+            f"the profile {chosen} starts one process: take ddp_cpu:{profile.processes} or ddp, for example"
+        )
+    recipe = next(word for word in rest if word.endswith(".py"))
+    if not Path(recipe).is_file():
+        raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
+    return accelerate_launch.launch(profile, rest)

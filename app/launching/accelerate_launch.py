@@ -1,0 +1,113 @@
+"""`accelerate launch` in this process: accelerate's own code, without what it adds to the output of a run.
+
+accelerate's own command ends with a traceback of the launcher and status 1 when a run fails, stops ranks by SIGTERM at
+Ctrl-C and kills them 30 seconds later, saved or not, and takes port 29500 for every launch.
+"""
+
+import logging
+import os
+import signal
+import sys
+from argparse import Namespace
+from types import FrameType
+
+import psutil
+
+from app.launching.profiles import Profile
+
+# Signals that torch's launcher answers with SIGTERM to its ranks, and SIGKILL after 30 seconds. None that runs hear.
+_OF_TORCH = "SIGHUP,SIGQUIT"
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Ends that need no further word: the run has said why it ended, or somebody has ended it.
+_SAID = (2, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def usual_profile() -> str:
+    """Choose the profile of a launch that names none: all GPUs of this machine, or its CPU."""
+    from app.distributed.environment import gpus_here
+
+    count = gpus_here()
+    return f"ddp:{count}" if count > 1 else ("gpu" if count else "cpu")
+
+
+def launch(profile: Profile, words: list[str]) -> int:
+    """Start a script's processes under a profile, and return the status of the first one that failed, or 0.
+
+    One process takes the place of this one, so then this function does not return.
+
+    Args:
+        words: options of `accelerate launch`, the script, and its flags.
+
+    Raises:
+        UserError: this machine cannot train under the profile.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    from app.distributed import accelerate_patches
+    from app.distributed.environment import LAUNCHER, check_gpus
+
+    alone = profile.machines == 1
+    if profile.on_cpu:  # accelerate 1.15 does not pass `use_cpu` on to processes that torchrun starts
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    else:
+        check_gpus(profile.processes // profile.machines)
+    os.environ[LAUNCHER] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every run shares the cores among its processes
+    head = ["--config_file", str(profile.file), "--num_processes", str(profile.processes)]
+    arguments = launch_command_parser().parse_args([*head, *(["--main_process_port", "0"] if alone else []), *words])
+    if not profile.wrapping and alone:
+        _become(accelerate_patches.complete(arguments))
+    return _start_all(arguments)
+
+
+def _become(arguments: Namespace) -> None:
+    """Replace this process by the script's: signals, the terminal and the status are then the run's own."""
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(arguments)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment)
+
+
+def _start_all(arguments: Namespace) -> int:
+    """Start the ranks, pass signals on to them, and return their status."""
+    from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    arguments.signals_to_handle = _OF_TORCH
+    # It writes what becomes of each rank when one has failed.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    before = {number: signal.signal(number, _pass_on) for number in _PASSED_ON}
+    try:
+        launch_command(arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return _told(rank, failure.exitcode)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    """Pass a signal on to all ranks, which end by themselves; end if there are none yet."""
+    ranks = psutil.Process().children()
+    if not ranks:
+        sys.exit(128 + number)
+    for rank in ranks:
+        rank.send_signal(number)
+
+
+def _told(rank: int, status: int) -> int:
+    """Say which rank failed, if it could not say so itself; return the status as shells do.
+
+    Args:
+        status: the number of a signal, negative, if one ended the rank.
+    """
+    number, status = -status, status if status >= 0 else 128 - status
+    if number > 0 and status not in _SAID:
+        memory = ": the machine may have run out of memory" if number == signal.SIGKILL else ""
+        print(f"error: rank {rank} was ended by {signal.Signals(number).name}{memory}", file=sys.stderr)
+    elif status not in _SAID:
+        print(f"error: rank {rank} ended with status {status}; its messages are above", file=sys.stderr)
+    return status

@@ -1,0 +1,76 @@
+"""Flags as other trainers call them, and what they are called here."""
+
+import dataclasses
+import typing
+
+from app.config import as_flag
+from app.errors import UserError
+
+# By the name in other trainers, without dashes in front; a recipe may lack some of those on the right.
+_NAMES = {
+    "--optim.lr": "learning-rate peak-lr base-lr",
+    "--optim.name": "optimizer optim",
+    "--optim.schedule": "lr-scheduler-type lr-scheduler lr-schedule scheduler",
+    "--optim.warmup": "warmup-steps warmup-ratio num-warmup-steps warmup-iters lr-warmup-steps",
+    "--optim.clip": "max-grad-norm grad-clip gradient-clip-val clip-grad-norm clip-grad",
+    "--optim.weight-decay": "wd",
+    "--run.dir": "output-dir out-dir save-dir output logging-dir default-root-dir",
+    "--run.epochs": "num-train-epochs num-epochs max-epochs n-epochs",
+    "--run.steps": "max-steps num-steps train-steps max-iters num-train-steps max-train-steps iterations",
+    "--run.global-batch": "batch-size train-batch-size bs global-batch-size gradient-accumulation-steps "
+    "accumulate-grad-batches",
+    "--run.micro-batch": "per-device-train-batch-size per-device-batch-size micro-batch-size device-batch-size",
+    "--run.eval-every": "eval-steps eval-interval val-check-interval eval-strategy",
+    "--run.save-every": "save-steps save-interval save-strategy checkpointing-steps ckpt-interval",
+    "--run.log-every": "logging-steps log-interval log-every-n-steps print-freq",
+    "--run.keep": "save-total-limit save-top-k checkpoints-total-limit",
+    "--run.best": "metric-for-best-model monitor load-best-model-at-end",
+    "--run.resume": "resume-from-checkpoint ckpt-path",
+    "--run.trackers": "report-to logger log-with",
+    "--run.workers": "dataloader-num-workers num-workers",
+    "--run.exact": "deterministic full-determinism",
+    "--model": "model-name-or-path model-name pretrained pretrained-model-name-or-path",
+    "--activation-checkpointing": "gradient-checkpointing",
+    "--data.path": "dataset dataset-name data data-dir train-file data-path train-data",
+    "--data.eval-path": "validation-file eval-file test-file val-data",
+    "--data.max-length": "max-seq-length max-seq-len model-max-length",
+    "--data.block": "block-size seq-len seq-length context-length max-seq-length",
+}
+_OF_PROFILE = ["bf16", "fp16", "mixed-precision", "precision"]
+_OF_PROFILE += ["fsdp", "deepspeed", "strategy", "devices", "num-processes"]
+
+
+def check(config_class: type, words: list[str]) -> None:
+    """Refuse flags that other trainers have, and name ours.
+
+    Raises:
+        UserError: there is one.
+    """
+    known = flags_of(config_class)
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if not name.startswith("--") or name in known or name == "--":
+            continue
+        bare = name.removeprefix("--")
+        meant = [flag for flag, others in _NAMES.items() if flag in known and bare in others.split()]
+        meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare]
+        if meant:
+            raise UserError(f"{word.partition('=')[0]}: there is no such flag; did you mean {' or '.join(meant)}?")
+        if bare in _OF_PROFILE:
+            raise UserError(
+                f"{word.partition('=')[0]}: precision, processes and sharding are the profile's: choose another one, "
+                "such as `python -m app launch fsdp:8`, or edit its file in accelerate_configs/"
+            )
+
+
+def flags_of(config_class: type, prefix: str = "") -> list[str]:
+    """List the flags of a config's class, in order."""
+    found: list[str] = []
+    kinds = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        kind = kinds[field.name]
+        if dataclasses.is_dataclass(kind):
+            found += flags_of(typing.cast(type, kind), f"{prefix}{field.name}.")
+        else:
+            found.append(as_flag(f"{prefix}{field.name}"))
+    return found

@@ -1,0 +1,145 @@
+"""`python -m app launch`: what it prints, with which status it ends, and what signals to it do."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from app import UserError
+from app.commands.launch.command import main_of_words
+from launching import ROOT, Training, environment, kill_tree, metrics, run, steps
+from laws.small import SMALL
+
+RECIPE = ROOT / "recipes" / "cls.py"
+SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
+LAUNCH = [sys.executable, "-m", "app", "launch"]
+QUICK = ["--run.steps", 3, "--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers"]
+
+
+@contextmanager
+def launched(folder, *words):
+    """Launch stopped.py; at the end, no process of it is left."""
+    started = Training(folder, [*LAUNCH, *words])
+    try:
+        yield started
+    finally:
+        kill_tree(started.process.pid)
+        started.file.close()
+
+
+def ranks(folder):
+    return [psutil.Process(int(file.read_text())) for file in sorted(folder.glob("pid-*"))]
+
+
+def test_two_launches_at_once_on_one_machine(tmp_path, rows):
+    """Each has a port of its own, and prints what a run prints, and nothing else."""
+    started = []
+    for name in ("a", "b"):
+        words = [*LAUNCH, "ddp_cpu:2", RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.dir", tmp_path / name]
+        words = [str(word) for word in words]
+        started.append(
+            subprocess.Popen(
+                words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        for name, process in zip(("a", "b"), started, strict=True):
+            output, errors = process.communicate(timeout=120)
+            assert (process.returncode, errors) == (0, ""), errors
+            assert json.loads((tmp_path / name / "run.json").read_text())["layout"]["processes"] == 2
+            assert "finished: 3 steps" in output and metrics(tmp_path / name)
+    finally:
+        for process in started:
+            kill_tree(process.pid)
+
+
+def test_a_mistake_is_one_line(tmp_path, rows):
+    words = [*SMALL["cls"].flags(rows), *QUICK, "--run.dir", tmp_path / "run", "--data.label", "colour"]
+    result = run([*LAUNCH, "fsdp_cpu", RECIPE, *words])
+    assert result.status == 2
+    (line,) = result.output.splitlines()
+    assert line.startswith("error: --data.label colour")
+
+
+def test_ctrl_c_to_the_launcher(tmp_path):
+    """Once: the run saves, and the script goes on; twice: all ranks leave at once, with status 130."""
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "once@0.1", "twice@5") as now:
+        now.reach("once", 3)
+        now.process.send_signal(signal.SIGINT)
+        now.wait_for(lambda: now.status("once") == "preempted")
+        made = len(steps(tmp_path / "once"))
+        assert 3 <= made < 40 and (tmp_path / "once" / "checkpoints" / f"step-{made:08d}").is_dir()
+        now.wait_for(lambda: now.status("twice") == "running")
+        time.sleep(1)
+        for _ in range(2):
+            now.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert now.process.wait(10) == 130, now.output()
+        assert "Traceback" not in now.output() and "error" not in now.output(), now.output()
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    """The others end with it, and the launcher says which one it was, and by what."""
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.2") as now:
+        now.reach("run", 2)
+        both = ranks(tmp_path)
+        both[1].kill()
+        assert now.process.wait(30) == 137, now.output()
+        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in both)
+        told = [line for line in now.output().splitlines() if "error" in line]
+        assert told == ["error: rank 1 was ended by SIGKILL: the machine may have run out of memory"]
+        assert "Traceback" not in now.output(), now.output()
+
+
+def test_one_process_is_the_run_itself(tmp_path):
+    with launched(tmp_path, "cpu", SCRIPT, tmp_path, "run@0.1") as now:
+        now.reach("run", 3)
+        (rank,) = ranks(tmp_path)
+        assert rank.pid == now.process.pid and "launch" not in rank.cmdline()
+        now.process.terminate()
+        assert now.process.wait(10) == 0 and now.status("run") == "preempted"
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["ddp_cpu"], "there is no recipe"),
+        (["ddp_cpu:2", "recipes/gone.py"], "recipes/gone.py: there is no such file"),
+        (["dpp_cpu", "recipes/cls.py"], "the profile dpp_cpu: No such file or directory; give a file"),
+        (["ddp_cpu:0", "recipes/cls.py"], "the profile ddp_cpu:0: 0 processes"),
+        (["cpu:3", "recipes/cls.py"], "the profile cpu:3 starts one process"),
+        (["ddp:2", "recipes/cls.py"], "GPU"),
+    ],
+)
+def test_words_that_start_nothing(monkeypatch, words, told):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match=told):
+        main_of_words(words)
+
+
+def test_without_words_it_says_how(capsys):
+    assert main_of_words([]) == main_of_words(["--help"]) == 0
+    assert "[PROFILE[:N]]" in capsys.readouterr().out
+
+
+def piped(words, reader, folder):
+    """Run a command with its output in a pipe to another; return the command's status and what both print."""
+    command = " ".join(f"'{word}'" for word in words)
+    result = run(["bash", "-c", f"{{ {command} 2>&1; echo status $? >{folder}/status; }} | {reader}"])
+    return (folder / "status").read_text().split()[1], result.output
+
+
+def test_a_reader_that_leaves_changes_nothing(tmp_path, rows):
+    """A run whose output goes to `head` is finished all the same; and a help text that is cut off ends quietly."""
+    recipe = [sys.executable, RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.log-every", 1]
+    status, output = piped([*recipe, "--run.dir", tmp_path / "run"], "head -n 1", tmp_path)
+    assert (status, len(output.splitlines())) == ("0", 1)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    for words in ([RECIPE, "--help"], ["-m", "app", "runs", tmp_path], ["-m", "app"]):
+        status, output = piped([sys.executable, *words], "true", tmp_path)
+        assert (status, output) == ("0", ""), words
