@@ -58,9 +58,10 @@ class RunConfig:
     and nothing is copied."""
     keep: int = setting(2, at_least=1, on_resume=OnResume.ACCEPT)
     """How many of the newest checkpoints to keep."""
-    best: str = setting("", on_resume=OnResume.ACCEPT)
+    best: str = setting("auto", on_resume=OnResume.ACCEPT)
     """Also keep the checkpoint with the best value of this metric, for example eval/accuracy. Higher is better; with a
-    minus sign lower is, as in --run.best=-eval/loss. Empty: keep only the newest."""
+    minus sign lower is, as in --run.best=-eval/loss. auto: the metric that the recipe has chosen, if any. Empty: keep
+    only the newest."""
     trackers: tuple[str, ...] = setting(("wandb",), on_resume=OnResume.ACCEPT)
     """Experiment trackers that get the numbers of metrics.jsonl as well, by their names in accelerate. Give the flag
     without a value to use none."""
@@ -180,6 +181,7 @@ def chosen(config: Any) -> tuple[Any, list[str]]:
     Raises:
         UserError: there is no learning rate, and the recipe does not choose one.
     """
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run))  # the caller's own stays as it is
     optim, notes = getattr(config, "optim", None), []
     if isinstance(optim, OptimConfig) and optim.lr is None:
         if not hasattr(config, "default_lr"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.resume import contents_everywhere
+from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, to_dict
 from app.distributed import batch_norm, collectives, layout
 from app.distributed.accelerator import Accelerator
@@ -33,7 +34,7 @@ from app.training.metrics import Metric
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
-from app.training.scores import Scores, plain
+from app.training.scores import Scores, as_numbers
 from app.training.services import Services
 from app.training.step import Batch, CurrentStep
 from app.training.step_loop import StepLoop
@@ -194,6 +195,7 @@ class Run:
         """
         if self._loop.begun:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
+        self.keep_best("")  # the recipe has chosen none
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
             yield from self._dry.at_loop(self, plan, data, collate, augment)
@@ -238,6 +240,16 @@ class Run:
         self.services.watchdog.start()
         return plan, steps
 
+    def keep_best(self, metric: str) -> None:
+        """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.
+
+        Args:
+            metric: as --run.best names it: with a minus sign where lower is better. Call this before `batches`.
+        """
+        if self.config.best == "auto":
+            self.config.best = self.fields["run"]["best"] = metric
+            self.services.checkpoint_store.retention = Retention(self.config.keep, metric)
+
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; 0: at the end of each epoch.
 
@@ -261,7 +273,7 @@ class Run:
 
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, next to its loss. Every rank must call it, with the same numbers."""
-        self._loop.log(plain(values))
+        self._loop.log(as_numbers(values))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.

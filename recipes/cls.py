@@ -28,7 +28,7 @@ class Config:
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, best="eval/accuracy"))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4))
 
     def default_lr(self) -> tuple[float, str]:
         """Return the learning rate if --optim.lr is not given, and what it is for."""
@@ -36,7 +36,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a line that describes them."""
+    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a description of them."""
     from app.data.text import labeled_text
 
     tables, labels = labeled_text.load_labelled(config.data)
@@ -113,6 +113,7 @@ def main(config: Config) -> dict[str, float]:
         with run.main_process_first():
             train_rows, eval_rows, labels, tokenizer, about = load_data(config)
         run.say(about)
+        run.keep_best("-eval/mse" if labels.problem == "regression" else "eval/accuracy")
         collate = PadCollate.of(tokenizer)
         plain = build_model(config, labels, tokenizer)
         never_look(plain, run.accelerator.device)

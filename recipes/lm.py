@@ -21,6 +21,7 @@ USE_IT = (
     "python -c 'from transformers import pipeline; "
     """print(pipeline("text-generation", "{model}")("some text", max_new_tokens=60))'"""
 )
+USE_A_CHAT = USE_IT.replace('"some text"', '[dict(role="user", content="some text")]')
 
 
 @dataclass
@@ -38,8 +39,8 @@ class Config:
     """How attention keeps documents in a block apart. model: as transformers does it. mask: one mask for all layers.
     varlen: flash attention, which needs no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: torch's
     flex_attention, compiled. auto: varlen if the machine can run it, otherwise mask. run.json says which was taken."""
-    sample: str = "def "
-    """Prompt of the sample text that each evaluation writes."""
+    sample: str = ""
+    """Prompt of the sample text that each evaluation writes. Default: how the first evaluation document begins."""
     sample_length: int = 64
     """Maximum number of tokens in the sample text. 0: write none."""
     optim: OptimConfig = field(
@@ -100,6 +101,7 @@ def loss_of(model, inputs: dict):
 
 def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
+    from app.data.corpus.blocks import beginning
     from app.tasks.language.generate import sample_text
 
     scores = run.scores_of()
@@ -109,7 +111,8 @@ def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dic
     loss, tokens = found["eval/loss"], found.pop("eval/samples")
     if config.sample_length:
         with run.logger.time_aside():
-            run.say(sample_text(model, tokenizer, config.sample, config.sample_length, config.run.seed))
+            prompt = config.sample or beginning(blocks, tokenizer)
+            run.say(sample_text(model, tokenizer, prompt, config.sample_length, config.run.seed))
     bits = loss * tokens / math.log(2)
     return {
         "eval/loss": loss,
@@ -140,7 +143,7 @@ def main(config: Config) -> dict[str, float]:
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.log(evaluate(run, model, eval_blocks, collate, tokenizer, config))
-        return run.finish(model, tokenizer, use=USE_IT)
+        return run.finish(model, tokenizer, use=USE_A_CHAT if config.data.messages else USE_IT)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
-from app.launching.launcher import family, kill_tree, words_of
+from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
 from standing import Standing, stand, stand_warm
 
@@ -77,7 +77,7 @@ def run(words: list, cwd: Path = ROOT, timeout: float = 150, env: dict | None = 
 
 def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     """Run a script with its flags under `accelerate launch` and one of the project's profiles, or a file."""
-    return run(words_of(file_of(profile), processes if processes > 1 else 0, *words), **options)
+    return run(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
 
 
 def python(*words, timeout: float = 150, **env: str) -> Result:

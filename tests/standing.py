@@ -2,6 +2,8 @@
 
 A launch takes 10 s of processor time before it does anything (each process imports torch and transformers), and most
 laws need one on the same few layouts. What needs a launch of its own (an environment, a fault that ends it) has one.
+The ranks of a launch that stays are forks of a Python that has made the imports, with the environment that the launcher
+has given to the rank.
 """
 
 import json
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from app.launching.launcher import kill_tree, words_of
+from app.launching.launcher import kill_tree, launcher_words
 
 SERVER = Path(__file__).parent / "laws" / "serving.py"
 RANKS = 16  # that stay at a time: 0.3 GB each
@@ -33,10 +35,10 @@ class Standing:
     def __init__(self, ranks: int, head: list[str], *how: str, **options):
         self.folder, self.ranks = Path(tempfile.mkdtemp(prefix="standing-")), ranks
         self.count, self.printed = 0, self.folder / "output"
-        for rank in range(self.ranks):
+        for rank in range(max(1, ranks)):
             os.mkfifo(self.folder / f"rank-{rank}")
         # Opened for both, which does not wait for the other end; the ranks end when this process closes it.
-        self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(self.ranks)]
+        self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(max(1, ranks))]
         with self.printed.open("wb") as output:
             self.process = subprocess.Popen(
                 [*head, SERVER, self.folder, *how],
@@ -87,12 +89,13 @@ def stand(profile: Path, processes: int, env: dict[str, str]) -> Standing:
         processes: 0 for as many as the profile says.
     """
     ranks = processes or yaml.safe_load(profile.read_text())["num_processes"]
-    return _stand(profile.read_text(), ranks, words_of(profile, processes, SERVER)[:-1], env)
+    place = str(_stand("source", 0, [sys.executable], env, "source").folder / "socket")
+    return _stand(profile.read_text(), ranks, launcher_words(profile, processes, SERVER)[:-1], env, place)
 
 
 def stand_warm(env: dict[str, str]) -> Standing:
     """Return the Python that has imported what recipes import, and forks a process for each command."""
-    return _stand("", 1, [sys.executable], env, "fork")
+    return _stand("fork", 1, [sys.executable], env, "fork")
 
 
 def _stand(profile: str, ranks: int, head: list[str], env: dict[str, str], *how: str) -> Standing:

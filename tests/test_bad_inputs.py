@@ -189,13 +189,18 @@ def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
 
 
 def test_loss_that_is_not_finite(rows, tmp_path):
-    """A learning rate that explodes: the step and the samples are named, and the last checkpoint is finite."""
-    flags = [*QUICK, "--data.path", rows(101), "--optim.name", "SGD", "--optim.lr", 1e30, "--optim.clip", 0]
-    flags += ["--run.dir", tmp_path / "run", "--run.save-every", 1, "--run.global-batch", 16, "--run.epochs", 9]
-    result = python(RECIPE, *flags)
+    """A learning rate that explodes in the middle of a run: no sample is blamed, and the advice helps."""
+    flags = [*QUICK, "--data.path", rows(101), "--optim.name", "SGD", "--optim.clip", 0, "--run.dir", tmp_path / "run"]
+    flags += ["--run.save-every", 3, "--run.global-batch", 16, "--run.micro-batch", 4, "--run.steps", 6]
+    lower = ["--optim.lr", 1e-3, "--run.changed", "accept"]
+    assert python(RECIPE, *flags, *lower, "--run.stop-at", 3).status == 0
+    result = python(RECIPE, *flags, "--optim.lr", 1e30, "--run.changed", "accept")
     assert result.status == 2 and "Traceback" not in result.output
-    assert "of step" in result.output and "samples [" in result.output
+    assert "in all 4 micro-batches: training has diverged" in result.output and "samples [" not in result.output
+    assert "a lower --optim.lr" in result.output and "--run.changed accept" in result.output
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+    assert python(RECIPE, *flags, *lower).status == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 
 
 def test_port_in_use(rows, tmp_path):

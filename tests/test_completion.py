@@ -35,6 +35,8 @@ def test_commands_options_and_files():
     assert completed("export", "--") == ["--step", "--to", "--shard", "--push", "--private", "--dry-run", "--help"]
     assert completed("plan", "--pr") == ["--profile"]
     assert completed("plan", "recipes/c") == ["recipes/cls.py"]
+    assert completed("launch", "ddp_") == ["ddp_2nodes", "ddp_cpu"]
+    assert completed("launch", "ddp_cpu", "recipes/c") == ["recipes/cls.py"]
 
 
 def test_fish_is_told_the_same():

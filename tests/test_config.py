@@ -11,9 +11,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import OnResume, OptimConfig, RunConfig, check, defaults, diff, flatten, on_resume, setting, to_dict
+from app.config import (
+    OnResume,
+    OptimConfig,
+    RunConfig,
+    check,
+    chosen,
+    defaults,
+    diff,
+    flatten,
+    on_resume,
+    setting,
+    to_dict,
+)
 from app.errors import UserError
 from app.launching.flags import parse
+from laws.many import load
 
 ROOT = Path(__file__).parent.parent
 
@@ -226,6 +239,39 @@ def test_what_may_change_on_resume_is_what_does_not_change_the_run():
     assert refused == own | {"run.seed", "run.global_batch", "run.micro_batch", "run.exact", "run.sync_bn"}
     if_accepted = {name for name, what in on_resume(Config()).items() if what is OnResume.IF_ACCEPTED}
     assert if_accepted == {name for name in on_resume(Config()) if name.startswith("optim.")} - {"optim.name"}
+
+
+@pytest.mark.parametrize(
+    "recipe, flags, rate, why",
+    [
+        ("cls", [], 1e-3, "training from scratch"),
+        ("cls", ["--model", "m"], 2e-5, "fine-tuning"),
+        ("img", [], 3e-3, "training from scratch"),
+        ("img", ["--model", "m"], 1e-4, "fine-tuning"),
+        ("seg", ["--model", "m"], 6e-5, "fine-tuning"),
+        ("lm", [], 2e-3, "training from scratch"),
+        ("lm", ["--model", "m"], 2e-5, "fine-tuning"),
+        ("lm", ["--model", "m", "--lora.rank", "8"], 2e-4, "LoRA adapters"),
+        ("lm", ["--model", "m", "--optim.lr", "1e-6"], 1e-6, ""),
+    ],
+)
+def test_the_learning_rate_suits_what_is_trained(recipe, flags, rate, why):
+    config, notes = chosen(parse(load(ROOT / "recipes" / f"{recipe}.py").Config, flags))
+    assert config.optim.lr == rate
+    assert notes == ([f"learning rate {rate:g}, for {why}; --optim.lr gives another"] if why else [])
+
+
+def test_a_micro_batch_that_is_larger_than_the_step_is_said():
+    asked = Config(run=RunConfig(global_batch=32, micro_batch=64))
+    config, notes = chosen(asked)
+    assert notes == ["--run.micro-batch 64 is larger than --run.global-batch 32: a step is one micro-batch"]
+    assert config.run.micro_batch == 64  # as it was asked for
+    assert chosen(Config(run=RunConfig(global_batch=32, micro_batch=32)))[1] == []
+
+
+def test_a_recipe_that_chooses_no_rate_needs_one():
+    with pytest.raises(UserError, match=r"default_lr"):
+        chosen(Config(optim=OptimConfig(lr=None)))
 
 
 @pytest.mark.parametrize("kind", [RunConfig, OptimConfig])

@@ -170,13 +170,17 @@ def test_hybrid_sharding_by_the_profile(rows, tmp_path):
     ],
     ids=["regression", "lists", "columns"],
 )
-def test_other_kinds_of_labels(tmp_path, rows_of, more, names):
+def test_other_kinds_of_labels(tmp_path, capsys, rows_of, more, names):
+    """Each has its scores, and one that decides which checkpoint is the best."""
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps(rows_of(i)) + "\n" for i in range(60)))
     recipe = load(RECIPE)
     words = [*SHORT, "--data.path", file, "--run.dir", tmp_path / "run", *more]
     found = recipe.main(parse(recipe.Config, [str(word) for word in words]))
     assert names <= set(found) and all(np.isfinite(value) for value in found.values())
+    best = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]["best"]
+    assert best == ("-eval/mse" if "eval/mse" in names else "eval/accuracy")
+    assert "--run.best" not in capsys.readouterr().err
 
 
 def run_on(tmp_path, data: list[dict], *more, **files) -> dict:
@@ -220,11 +224,13 @@ def test_the_run_says_what_it_makes_of_the_data(tmp_path, capsys):
     rows = [{"text": "word " * (i % 40), "label": float(i % 2)} for i in range(100)]
     rows[20]["label"] = 2.0  # held out, were it not the only one
     run_on(tmp_path, rows, "--data.max-length", 10)
-    assert (
-        "91 training rows, 9 held out; 3 classes, whole numbers (--data.problem regression predicts amounts): "
-        "0, 1, 2; 1 drawn to be held out kept for training, as no other row has the class; "
+    lines = capsys.readouterr().out.splitlines()
+    numbers = (
+        "91 training rows, 9 held out; 1 drawn to be held out kept for training, as no other row has the class; "
         "67 training and 6 evaluation texts are longer than 10 tokens (--data.max-length) and cut"
-    ) in capsys.readouterr().out.splitlines()
+    )
+    classes = "3 classes, whole numbers (--data.problem regression predicts amounts): 0, 1, 2"
+    assert lines[lines.index(numbers) + 1] == classes
 
 
 def test_a_second_run_in_the_same_folder_is_refused(rows, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.training.gradient_grid import GRID, Grid, Shards
+from app.training.gradient_grid import GRID, Grid, ShardedRounding
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -102,7 +102,7 @@ def test_a_gradient_of_zero_has_no_sign():
 
 
 class Sharded(nn.Linear):
-    """What FSDP2 makes of a module, as far as Shards looks at it."""
+    """What FSDP2 makes of a module, as far as ShardedRounding looks at it."""
 
     def set_gradient_divide_factor(self, factor):
         pass
@@ -117,7 +117,7 @@ class Sharded(nn.Linear):
 def test_a_gradient_that_was_not_rounded_is_refused_by_name():
     """FSDP2 gathers weights for forward passes, and for methods that it was told of, where no hook is called."""
     model = Sharded(4, 1, bias=False)
-    shards = Shards(model, Grid(SimpleNamespace(scaler=None, device="cpu")))
+    shards = ShardedRounding(model, Grid(SimpleNamespace(scaler=None, device="cpu")))
     shards.check()  # nothing has a gradient yet
     model.beside(DATA[0]).sum().backward()
     with pytest.raises(UserError, match="the gradient of weight is not rounded"):

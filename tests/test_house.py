@@ -1,6 +1,7 @@
 """The rooms of app: few enough to see at once, and each uses only those below it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_every_room_is_in_contributing():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rooms = [name for name in ORDER if name != "__main__"]
     assert [name for name in rooms if not any(word in text for word in (f"`app/{name}/`", f"{name}.py`"))] == []
+
+
+def test_files_that_contributing_names_are_in_their_rooms():
+    rows = re.findall(r"^\| `(app/\w+)/` \|(.*)\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = [(ROOT / room, name) for room, text in rows for name in re.findall(r"`([\w/]+\.py)`", text)]
+    assert len(named) > 12
+    missing = [
+        f"{room}/{name}" for room, name in named if not (room / name).is_file() and not [*room.glob(f"*/{name}")]
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(APP)))

@@ -59,6 +59,22 @@ def test_an_evaluation_that_improves_is_saved_with_its_own_step(tmp_path):
     assert record["metrics"] == {"eval/x": 0.9}
 
 
+@pytest.mark.parametrize("asked, kept", [("auto", "eval/x"), ("-eval/x", "-eval/x"), ("", "")])
+def test_the_recipe_chooses_the_best_metric_if_nobody_else_does(tmp_path, asked, kept):
+    settings = {"global_batch": 10, "micro_batch": 5, "trackers": (), "best": asked, "steps": 1, "dir": str(tmp_path)}
+    config = Config(RunConfig(**settings))
+    with Run(config) as run:
+        run.keep_best("eval/x")
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.step(optimizer)
+            assert run.services.checkpoint_store.retention.best == run.config.best == kept
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["run"]["best"] == kept
+    assert config.run.best == asked  # the caller's own
+
+
 def test_the_best_is_remembered_over_launches(tmp_path):
     curve = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
     for stop in (4, 0):
@@ -107,7 +123,7 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path):
     """Nothing changes in the folder."""
     train(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()}
-    with pytest.raises(UserError, match=r"after step 8, and 4 steps are asked for.*--run\.epochs"):
+    with pytest.raises(UserError, match=r"has made 8 steps, and only 4 are asked for.*--run\.epochs"):
         train(tmp_path, epochs=1.0)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()} == before
 

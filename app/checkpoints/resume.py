@@ -67,10 +67,11 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
     if seen is not None:  # an earlier version did not write it
         plan = plan.going_on(settings, step, seen)
     if step > plan.steps or (seen or 0) > plan.total:
-        asked = f"{plan.steps} steps" if step > plan.steps else f"{plan.total:,} samples, fewer than it has seen,"
+        made = f"made {step} steps" if step > plan.steps else f"seen {seen:,} samples"
+        asked = f"{plan.steps}" if step > plan.steps else f"{plan.total:,}"
         raise UserError(
-            f"{folder} holds a run after step {step}, and {asked} are asked for: give at least as many with "
-            "--run.steps or --run.epochs, or another --run.dir"
+            f"the run in {folder} has {made}, and only {asked} are asked for: give a larger --run.steps or "
+            "--run.epochs, or another --run.dir"
         )
     rows, before = plan.samples, saved["data"]["rows"]
     if plan.fingerprint != saved["data"]["fingerprint"]:

@@ -52,8 +52,8 @@ def check_finite(models: list[nn.Module], step: int) -> None:
     bad = [name for name in found if name is not None]
     if bad:
         raise UserError(
-            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: the same command goes on "
-            "from the last checkpoint; to try a lower --optim.lr, give another --run.dir"
+            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: repeat the command with a "
+            "lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
         )
 
 

@@ -122,7 +122,7 @@ class Buffers:
         if tensor.shape != shape:
             raise UserError(
                 f"the buffer {name} had shape {tuple(shape)} at the start and has {tuple(tensor.shape)} now: no "
-                "checkpoint of it could be read; keep its shape, and how much of it is used in a second one"
+                "checkpoint of it could be read; keep its shape, and keep in a second buffer how much of it is used"
             )
         return tensor
 

@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,7 +48,7 @@ def local_processes() -> list[str]:
     own = environment.this_process()
     if alone():
         return [own]
-    first = rank() - int(os.environ.get("LOCAL_RANK", "0"))
+    first = rank() - environment.local_rank()
     store().set(f"samestep/process/{rank()}", own)
     return [store().get(f"samestep/process/{first + i}").decode() for i in range(environment.local_world_size())]
 
@@ -124,7 +123,7 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
     if alone():
         return {0: call()}
     outcome: tuple[Any, Exception | None] | None = None
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+    if environment.local_rank() == 0:
         try:
             outcome = call(), None
         except Exception as error:
@@ -162,7 +161,7 @@ def local_main_first() -> Iterator[None]:
     if alone():
         yield
         return
-    rank, local_rank = dist.get_rank(), int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local_rank = dist.get_rank(), environment.local_rank()
     key = f"{key}/{rank - local_rank}"
     if local_rank == 0:
         try:

@@ -20,6 +20,11 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def local_rank() -> int:
+    """Return this process's number among the training processes of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def local_world_size() -> int:
     """Count the training processes on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -72,7 +77,7 @@ def take_gpu():
     if "LOCAL_RANK" not in os.environ:
         return None
     kind = torch.accelerator.current_accelerator().type
-    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+    device = torch.device(kind, local_rank() % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     return device
 
@@ -185,14 +190,14 @@ def _launcher_command() -> list[str] | None:
     return command if any(os.path.basename(word) in names for word in command) else None
 
 
-class Profile(NamedTuple):
+class LauncherProfile(NamedTuple):
     """The launcher's profile, and whether the command line named it; otherwise it is the user's saved default."""
 
     settings: Any
     named: bool
 
 
-def launcher_profile() -> Profile | None:
+def launcher_profile() -> LauncherProfile | None:
     """Read the profile that `accelerate launch` was given; None if there is none.
 
     accelerate 1.15 does not pass `use_cpu` on to processes that torchrun starts, so a rank reads it from the file that
@@ -209,7 +214,7 @@ def launcher_profile() -> Profile | None:
             path, named = following, True
         elif word.startswith(("--config_file=", "--config-file=")):
             path, named = word.partition("=")[2], True
-    return Profile(load_config_from_file(path), named) if os.path.isfile(path) else None
+    return LauncherProfile(load_config_from_file(path), named) if os.path.isfile(path) else None
 
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
@@ -248,7 +253,7 @@ def report_user_errors() -> None:
         if told is None:
             return previous(kind, error, traceback)
         # Before ranks can communicate, the first one of each machine prints.
-        if getattr(error, "audible", int(os.environ.get("LOCAL_RANK", "0")) == 0):
+        if getattr(error, "audible", local_rank() == 0):
             # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
             print(f"error: {told}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)

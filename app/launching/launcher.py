@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 
-def words_of(profile: Path, processes: int, script: Path, *flags: str) -> list[str]:
+def launcher_words(profile: Path, processes: int, script: Path, *flags: str) -> list[str]:
     """Return the command that starts a script under a profile, on a free port.
 
     Args:

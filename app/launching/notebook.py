@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from app.launching import profiles
-from app.launching.launcher import environment, kill_tree, words_of
+from app.launching.launcher import environment, kill_tree, launcher_words
 
 _WORKER = Path(__file__).with_name("worker.py")
 
@@ -44,9 +44,9 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
         folder = Path(name)
         (folder / "path.json").write_text(json.dumps(sys.path))
         (folder / "job").write_bytes(cloudpickle.dumps((main, config)))
-        status = _follow(words_of(file, processes, _WORKER, str(folder)))
+        status = _follow(launcher_words(file, processes, _WORKER, str(folder)))
         if status:
-            raise RuntimeError(f"the launch ended with status {status}; what went wrong stands above")
+            raise RuntimeError(f"the launch ended with status {status}; its output above says why")
         return pickle.loads((folder / "result").read_bytes())
 
 

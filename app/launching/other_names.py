@@ -7,7 +7,7 @@ from app.config import as_flag
 from app.errors import UserError
 
 # By the name in other trainers, without dashes in front; a recipe may lack some of those on the right.
-_NAMES = {
+NAMES = {
     "--optim.lr": "learning-rate peak-lr base-lr",
     "--optim.name": "optimizer optim",
     "--optim.schedule": "lr-scheduler-type lr-scheduler lr-schedule scheduler",
@@ -52,7 +52,7 @@ def check(config_class: type, words: list[str]) -> None:
         if not name.startswith("--") or name in known or name == "--":
             continue
         bare = name.removeprefix("--")
-        meant = [flag for flag, others in _NAMES.items() if flag in known and bare in others.split()]
+        meant = [flag for flag, others in NAMES.items() if flag in known and bare in others.split()]
         meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare]
         if meant:
             raise UserError(f"{word.partition('=')[0]}: there is no such flag; did you mean {' or '.join(meant)}?")

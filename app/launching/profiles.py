@@ -119,6 +119,11 @@ class Profile:
         return found
 
 
+def names() -> list[str]:
+    """List our profiles by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
 def find(name: str) -> Path:
     """Return the file of a profile by its path, or by its name if it is one of ours, such as `ddp_cpu`."""
     file = Path(name)
@@ -140,7 +145,7 @@ def read(text: str, flag: str = "--profile") -> Profile:
     if not (colon and count.isdigit()):
         name, count = text, ""
     file = find(name)
-    ours = ", ".join(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+    ours = ", ".join(names())
     settings = read_yaml(flag, str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}")
     if not isinstance(settings, dict) or "distributed_type" not in settings:
         raise UserError(f"{flag} {name} has no distributed_type: give a file that `accelerate config` writes")

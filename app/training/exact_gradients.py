@@ -19,7 +19,7 @@ from app.distributed.naming import local_shard
 from app.errors import UserError
 from app.sampling.batch_plan import Step
 from app.training import deterministic_settings, grid_rounding, nondeterministic_ops, reproducible_sums
-from app.training.gradient_grid import GRID, Grid, Shards, Sums
+from app.training.gradient_grid import GRID, Grid, ShardedRounding, Sums
 from app.training.gradients import Gradients
 
 _deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
@@ -38,7 +38,7 @@ class ExactGradients(Gradients):
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
         self.grid = Grid(accelerator)
         self.sums: dict[nn.Module, Sums] = {}
-        self.shards: dict[nn.Module, Shards] = {}
+        self.shards: dict[nn.Module, ShardedRounding] = {}
         self.current: Sequence[nn.Module] = ()
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.said: set[str] = set()
@@ -59,7 +59,7 @@ class ExactGradients(Gradients):
         policy = torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float64)
         self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
         model, optimizer = super().prepare(model, optimizer, clip)
-        self.shards[model] = Shards(model, self.grid)
+        self.shards[model] = ShardedRounding(model, self.grid)
         return model, optimizer
 
     @contextmanager

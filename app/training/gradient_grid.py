@@ -172,7 +172,7 @@ class Sums:
             start = index
 
 
-class Shards:
+class ShardedRounding:
     """Round one model's gradients under FSDP2: each whole gradient, before FSDP2 sums and reduces it in float64."""
 
     def __init__(self, model: nn.Module, grid: Grid):

@@ -11,6 +11,15 @@ from app.sampling.batch_plan import BatchPlan, Turn
 _NONE, _SPAN = 2**62, 2**20  # the value for "none"; the largest number of losses and norms in a step
 
 
+_SHOWN = 8  # samples of a micro-batch
+
+
+def in_short(ids: list[int]) -> str:
+    """List the first sample ids of a micro-batch, and count the others."""
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return f"{ids[:_SHOWN]}{more}"
+
+
 class Fault(NamedTuple):
     """Where the first number was that is not finite.
 
@@ -62,7 +71,9 @@ class FirstNonfinite:
         if step is None:
             return ""
         first = [(rank, fault, ids) for rank, (fault, ids) in enumerate(found) if fault and fault.step == step]
-        lines = [f"micro-batch {f.micro} on rank {rank}: samples {ids}" for rank, f, ids in first if f.micro >= 0]
+        lines = [
+            f"micro-batch {f.micro} on rank {rank}: samples {in_short(ids)}" for rank, f, ids in first if f.micro >= 0
+        ]
         what = "loss" if lines else "gradient"
         return f"the {what} of step {step + 1} was not finite ({'; '.join(lines) or 'all its losses were finite'})"
 

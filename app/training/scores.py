@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 
-def plain(values: dict[str, Any]) -> dict[str, float]:
+def as_numbers(values: dict[str, Any]) -> dict[str, float]:
     """Convert scores to plain numbers, for example from tensors with one element."""
     numbers: dict[str, Any] = {}  # and texts, which JSON keeps too
     for name, value in values.items():

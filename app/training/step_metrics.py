@@ -13,7 +13,10 @@ from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
-from app.training.nonfinite import FirstNonfinite
+from app.training.nonfinite import FirstNonfinite, in_short
+
+DIVERGED = "training has diverged"
+"""Says of a step that no sample is to blame."""
 
 
 class StepMetrics:
@@ -117,22 +120,31 @@ class StepMetrics:
         return told and f"{told}; found in step {self.step.index + 1}"
 
     def _not_finite(self, what: str, value: float) -> str:
-        own = [
-            f"micro-batch {micro.index} on rank {self.accelerator.process_index}: samples {micro.ids.tolist()}"
-            for _, micro, loss in self.losses
-            if not math.isfinite(loss.item())
-        ]
-        where = [line for lines in collectives.gather(own) for line in lines] or [
-            "every micro-batch's own loss is finite"
-        ]
-        return f"the {what} of step {self.step.index + 1} is {value} ({'; '.join(where)})"
+        rank = self.accelerator.process_index
+        wrong = {
+            micro.index: micro for _, micro, loss in self.losses if micro.weight and not math.isfinite(loss.item())
+        }
+        own = {
+            index: f"micro-batch {index} on rank {rank}: samples {in_short(m.ids.tolist())}"
+            for index, m in wrong.items()
+        }
+        found = {index: line for part in collectives.gather(own) for index, line in part.items()}
+        count = self.step.micro_count
+        if len(found) == count > 1:
+            where = f"in all {count} micro-batches: {DIVERGED}"
+        else:
+            where = "; ".join(found[index] for index in sorted(found)) or "every micro-batch's own loss is finite"
+        return f"the {what} of step {self.step.index + 1} is {value} ({where})"
 
 
 def advice(what: str) -> str:
     """Add advice for the user to a report of a number that was not finite."""
+    lower = "a lower --optim.lr or a longer --optim.warmup (and --run.changed accept, where it has a checkpoint)"
+    if DIVERGED in what:
+        return f"{what}; nothing of it was saved. Repeat the command with {lower}"
     return (
-        f"{what}; nothing of it was saved. Look at those samples. With --run.nonfinite skip, the same command goes "
-        "on from the last checkpoint and skips such steps; a lower --optim.lr needs another --run.dir"
+        f"{what}; nothing of it was saved. Look at those samples, and repeat the command: --run.nonfinite skip skips "
+        f"such steps; if training diverges, give it {lower}"
     )
 
 

@@ -1,16 +1,25 @@
-"""Keep the processes of a launch, and run one script after another: serving.py FOLDER [fork]; see tests/standing.py.
+"""Keep the processes of a launch, and run one script after another; see tests/standing.py.
+
+    serving.py FOLDER SOCKET    as a rank: a fork of the process that listens at SOCKET does the rank's work
+    serving.py FOLDER fork      each command is a forked process, which ends as Python ends
+    serving.py FOLDER source    listen at FOLDER/socket, and fork a process for each rank that connects
 
 Each rank reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the working
 folder, the script and its arguments. When a command ends, the rank writes its status to FOLDER/NUMBER-R. The ranks end
-with the test process. With `fork`, each command is a forked process, which ends as Python ends; imports are made
-before the fork.
+with the test process. `fork` and `source` import what recipes import first, once for all their forks.
 """
 
+import faulthandler
 import gc
 import json
 import os
 import runpy
+import signal
+import socket
+import struct
 import sys
+import threading
+import time
 from pathlib import Path
 
 
@@ -101,6 +110,72 @@ def fork(folder: Path) -> tuple[str, str, list[str]] | None:
     return None
 
 
+def source(folder: Path) -> Path | None:
+    """Fork a process for each rank that connects, and return the rank's folder in it; None when the tests end."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen()
+    import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    threading.Thread(target=_end_with_tests, args=[folder / "rank-0"], daemon=True).start()
+    while True:
+        rank, _ = listener.accept()
+        sent, descriptors, _, _ = socket.recv_fds(rank, 1 << 20, 3)
+        (size,) = struct.unpack("<I", sent[:4])
+        sent = sent[4:]
+        while len(sent) < size:
+            sent += rank.recv(1 << 20)
+        if not os.fork():
+            listener.close()
+            return _become(rank, descriptors, json.loads(sent))
+        for descriptor in (rank.detach(), *descriptors):
+            os.close(descriptor)
+
+
+def _end_with_tests(pipe: Path) -> None:
+    for _ in commands(pipe):
+        pass
+    os._exit(0)
+
+
+def _become(rank: socket.socket, descriptors: list[int], about: dict) -> Path:
+    """Take over a rank's environment and output, and end when the rank ends; return the rank's folder."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(about["environment"])
+    os.chdir(about["cwd"])
+
+    def end_with_rank() -> None:
+        rank.recv(1)
+        if _rank:  # it was killed
+            faulthandler.dump_traceback()
+        os._exit(1)
+
+    threading.Thread(target=end_with_rank, daemon=True).start()
+    _rank.append(rank)
+    return Path(about["folder"])
+
+
+_rank: list[socket.socket] = []  # of this fork, until its work is done
+
+
+def hand_over(folder: Path, place: str) -> int:
+    """Have a fork do this rank's work, and return its status."""
+    # A rank reads `use_cpu` from the profile that its launcher names; the fork's parent is none.
+    about = {"environment": {**os.environ, "ACCELERATE_USE_CPU": "true"}, "cwd": os.getcwd(), "folder": str(folder)}
+    sent = json.dumps(about).encode()
+    with socket.socket(socket.AF_UNIX) as fork:
+        while fork.connect_ex(place):
+            time.sleep(0.05)  # it has not begun to listen yet
+        socket.send_fds(fork, [struct.pack("<I", len(sent))], [0, 1, 2])
+        fork.sendall(sent)
+        return 0 if fork.recv(1) else 1
+
+
 def import_all() -> None:
     """Import modules that take long, before the fork."""
     import datasets
@@ -109,10 +184,17 @@ def import_all() -> None:
     import app.run
 
     assert app.run and datasets and transformers.AutoModelForSequenceClassification
+    gc.collect()
+    gc.freeze()  # collections in the forks would copy its memory
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] != ["fork"]:
-        main(Path(sys.argv[1]))
-    elif (command := fork(Path(sys.argv[1]))) is not None:
-        run_script(*command)
+    how = sys.argv[2]
+    if how == "fork":
+        if (command := fork(Path(sys.argv[1]))) is not None:
+            run_script(*command)
+    elif how == "source":
+        main(source(Path(sys.argv[1])))
+        _rank.pop().send(b"0")
+    else:
+        sys.exit(hand_over(Path(sys.argv[1]), how))

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from toy import Config, train
 
-import app.run
 from app import parse
 from app.checkpoints import resume, sharded
 from app.distributed import collectives
+from app.training import ending
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
 SECONDS, TIMEOUT = 6, 3  # how long the slow rank takes; --run.timeout
-SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, resume.contents, collectives.from_main, app.run.save_model
+SAVE, CONTENTS, FROM_MAIN, WRITE = sharded.dcp.save, resume.contents, collectives.from_main, ending.save_model
 
 
 def go(name: str, *flags: str) -> None:
@@ -96,9 +96,9 @@ if __name__ == "__main__":
     sharded.dcp.save, resume.contents, collectives.from_main = slow_save, slow_contents, hasty
     go("slow", "--run.stop-at", "2")
     sharded.dcp.save, resume.contents, collectives.from_main = SAVE, CONTENTS, FROM_MAIN
-    app.run.save_model = slow_write
+    ending.save_model = slow_write
     go("slow")
-    app.run.save_model = WRITE
+    ending.save_model = WRITE
     go("unhurried", "--run.timeout", "4000")
     go("never", "--run.timeout", "0", "--run.save-async", "false")
     sharded.dcp.save = slow_save

@@ -17,7 +17,7 @@ from typing import Literal
 from app.config import as_flag
 
 BASH = """_samestep() {
-    local word=${COMP_WORDS[COMP_CWORD]} flags=
+    local word=${COMP_WORDS[COMP_CWORD]} flags= words=
     if [ "$COMP_CWORD" = 1 ]; then
         COMPREPLY=($(compgen -W "%s" -- "$word"))
         return
@@ -27,7 +27,7 @@ BASH = """_samestep() {
     esac
     case $word in
         -*) COMPREPLY=($(compgen -W "$flags --help" -- "$word")) ;;
-        *) COMPREPLY=($(compgen -f -- "$word")) ;;
+        *) COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word")) ;;
     esac
 }
 complete -o filenames -F _samestep samestep"""
@@ -45,25 +45,29 @@ class Options:
 def main(options: Options) -> int:
     """Print the script, and return the exit status."""
     from app.commands import load, summaries
+    from app.launching.profiles import names
 
-    flags = {}
+    flags: dict[str, list[str]] = {}
     for name in summaries():
-        fields = dataclasses.fields(load(name).Options)
+        kind = getattr(load(name), "Options", None)
+        fields = dataclasses.fields(kind) if kind else ()
         flags[name] = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
     if options.shell == "fish":
-        print(_for_fish(flags))
+        print(_for_fish(flags, names()))
         return 0
     if options.shell == "zsh":
         print(ZSH)
-    cases = [f'        {name}) flags="{" ".join(words)}" ;;' for name, words in flags.items()]
+    cases = [f'        {name}) flags="{" ".join(words)}" ;;' for name, words in flags.items() if name != "launch"]
+    cases.append(f'        launch) words="{" ".join(names())}" ;;')
     print(BASH % (" ".join(flags), "\n".join(cases)))
     return 0
 
 
-def _for_fish(flags: dict[str, list[str]]) -> str:
+def _for_fish(flags: dict[str, list[str]], profiles: list[str]) -> str:
     """Write the script for fish, which completes files by itself where nothing else is known."""
     lines = [f"complete -c samestep -n __fish_use_subcommand -f -a '{' '.join(flags)}'"]
     for name, words in flags.items():
         seen = f"complete -c samestep -n '__fish_seen_subcommand_from {name}' -l"
         lines += [f"{seen} {word.removeprefix('--')} -r" for word in words] + [f"{seen} help"]
+    lines.append(f"complete -c samestep -n '__fish_seen_subcommand_from launch' -a '{' '.join(profiles)}'")
     return "\n".join(lines)

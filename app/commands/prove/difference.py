@@ -6,7 +6,7 @@ from typing import Any
 
 GRADIENT = (
     "the same losses and another gradient: the weighting or the reduction. A gradient averaged on each rank instead of "
-    "weighed by its micro-batch's share; a backward pass outside run.backward; gradients changed by hand before "
+    "weighted by its micro-batch's share; a backward pass outside run.backward; gradients changed by hand before "
     "run.step; a model that batch.micros was not given"
 )
 # What is compared, in the order in which a step computes it. The first that differs is nearest to the cause.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.commands.prove.trace import Trace, read
-from app.launching.launcher import Stalled, run, words_of
+from app.launching.launcher import Stalled, launcher_words, run
 from app.launching.profiles import Profile
 from app.rundir.metrics_file import Follower
 from app.rundir.progress import Progress
@@ -66,7 +66,7 @@ def train(
     # These take time and are not compared.
     mode |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
     own = [word for name, value in mode.items() for word in (f"--run.{name}", value)]
-    words = words_of(profile.file, profile.processes, recipe, *flags, *own, "--run.trackers")
+    words = launcher_words(profile.file, profile.processes, recipe, *flags, *own, "--run.trackers")
     began, watch = time.monotonic(), _Watch(folder / "metrics.jsonl", steps)
     try:
         status = run(words, folder / OUTPUT, watch, patience)

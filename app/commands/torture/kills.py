@@ -113,7 +113,9 @@ class Torture:
     def _start(self, folder: Path, profile: Profile) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._began = time.time()
-        words = launcher.words_of(profile.file, profile.processes, self.recipe, *self.flags, "--run.dir", str(folder))
+        words = launcher.launcher_words(
+            profile.file, profile.processes, self.recipe, *self.flags, "--run.dir", str(folder)
+        )
         self._log = self.folder / "output"
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(

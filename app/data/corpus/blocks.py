@@ -6,6 +6,7 @@ tokens before it in its document and block.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.data.corpus.documents import Documents
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The target that cross-entropy leaves out.
 IGNORED = -100
@@ -88,6 +92,15 @@ class Blocks:
 
     def __reduce__(self):
         return Blocks, (self.documents, self.size, self.start, self.apart)
+
+
+def beginning(blocks: Blocks, tokenizer: "PreTrainedTokenizerBase", most: int = 8) -> str:
+    """Return how the first document begins, as a prompt: its first tokens; of a conversation, all before the answer."""
+    documents = blocks.documents
+    count = most
+    if not documents.all_supervised:
+        count = int(documents.supervised(0, min(len(documents), blocks.size)).argmax()) or most
+    return cast(str, tokenizer.decode(documents.tokens(0, min(count, len(documents)))))
 
 
 def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:

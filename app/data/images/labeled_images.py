@@ -64,11 +64,11 @@ def _check_label(table: "Dataset", name: str) -> None:
 
 
 def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images") -> str:
-    """Describe the data in one line."""
+    """Describe the data: a line of numbers, and a line of classes."""
     others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
     height, width = rows.shape[2:]
     count = f"{len(rows):,} training images of {height} x {width}, {len(eval_rows):,} {others}"
-    return "; ".join([count, labels.summary()])
+    return f"{count}\n{labels.summary()}"
 
 
 def own_processor(column: ImageColumn, size: int) -> ImageProcessor:

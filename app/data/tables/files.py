@@ -44,7 +44,7 @@ def find_files(paths: Sequence[str], flag: str) -> list[str]:
         if extension(file) not in READERS:
             raise UserError(
                 f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; csv, tsv, json, jsonl, txt and "
-                "parquet files are read, all but parquet also packed by gzip (.gz)"
+                "parquet files are read, all but parquet also compressed by gzip (.gz)"
             )
     check_one_format(files, flag)
     return files

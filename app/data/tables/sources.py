@@ -55,7 +55,7 @@ class Source:
     tables: dict[str, "Dataset"]
     places: list[str]
     """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
-    is_stream: bool
+    is_running_text: bool
     """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
 
     def rows(self, split: str, flag: str) -> list[Rows]:
@@ -99,7 +99,7 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
         if split:
             _refuse_trained(config, source, trained, other, split)
             return Tables(train, other[split])
-        if source.is_stream:
+        if source.is_running_text:
             return Tables(*hold_out_end(train, config.holdout), held_out=True)
         return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True)
 
@@ -168,8 +168,8 @@ def open_source(
         raise UserError(f"{flag} {path} is empty: it has no rows")
     whole = os.path.realpath(path) if os.path.isdir(path) else path
     places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
-    is_stream = next(iter(tables.values())).column_names == COLUMNS
-    return Source(flag, path, tables, places, is_stream)
+    is_running_text = next(iter(tables.values())).column_names == COLUMNS
+    return Source(flag, path, tables, places, is_running_text)
 
 
 def _read_files(

@@ -51,15 +51,15 @@ def load_labelled(config: TextData) -> tuple[Tables, Labels]:
 
 
 def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: TokenTable, max_length: int) -> str:
-    """Describe the data in one line."""
+    """Describe the data: a line of numbers, and a line of classes."""
     others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
-    parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}", labels.summary()]
+    parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
     if train_rows.truncated or eval_rows.truncated:
         cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
-    return "; ".join(parts)
+    return "; ".join(parts) + f"\n{labels.summary()}"
 
 
 def tokenize(

@@ -1,13 +1,12 @@
 """Text from a model during its training, however it is wrapped."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
 from app.data.corpus.documents import start_of
-from app.distributed import collectives
+from app.distributed import collectives, naming
 from app.sampling.seeding import seed_all
 from app.tasks.pretrained import longest_input
 from app.training.scores import evaluating
@@ -22,7 +21,7 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
     Tokens are drawn from the 50 likeliest, at temperature 0.8, with the seed. A collective: every rank calls it.
     """
     ids = [start_of(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
-    plain = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
+    plain = cast(Any, naming.plain([model])[0])
     longest = longest_input(plain.config)
     if longest is not None:
         ids = ids[-max(1, longest - length) :]

@@ -1,0 +1,54 @@
+"""Flags of other trainers are answered with the name that the setting has here."""
+
+import pytest
+
+from app import UserError, parse
+from app.launching.other_names import flags_of
+from launching import ROOT
+from laws.many import load
+
+RECIPES = {name: load(ROOT / "recipes" / f"{name}.py").Config for name in ("cls", "lm", "img")}
+
+
+@pytest.mark.parametrize(
+    "recipe, words, meant",
+    [
+        ("cls", "--learning-rate 1e-3", "--optim.lr"),
+        ("cls", "--learning_rate=1e-3", "--optim.lr"),
+        ("cls", "--lr 1e-3", "--optim.lr"),
+        ("cls", "--batch-size 8", "--run.global-batch"),
+        ("cls", "--per_device_train_batch_size 8", "--run.micro-batch"),
+        ("cls", "--epochs 3", "--run.epochs"),
+        ("cls", "--output_dir out", "--run.dir"),
+        ("cls", "--num_train_epochs 3", "--run.epochs"),
+        ("cls", "--seed 1", "--run.seed"),
+        ("cls", "--max_seq_length 64", "--data.max-length"),
+        ("lm", "--max_seq_length 64", "--data.block"),
+        ("lm", "--gradient_checkpointing true", "--activation-checkpointing"),
+        ("cls", "--bf16 true", "python -m app launch"),
+        ("img", "--run.steps 3 --model_name_or_path resnet", "--model"),
+    ],
+)
+def test_the_name_here_is_said(recipe, words, meant):
+    with pytest.raises(UserError) as refusal:
+        parse(RECIPES[recipe], words.split())
+    flag = next(word for word in reversed(words.split()) if word.startswith("--")).partition("=")[0]
+    assert str(refusal.value).startswith(f"{flag}: ") and meant in str(refusal.value)
+
+
+def test_what_another_trainer_calls_it_names_flags_that_exist():
+    """Of all recipes together; a renamed setting must be renamed here too."""
+    from app.launching.other_names import NAMES
+
+    known = {flag for config in RECIPES.values() for flag in flags_of(config)}
+    assert NAMES.keys() <= known
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_own_flags_are_taken(recipe):
+    config = parse(RECIPES[recipe], ["--run.steps", "3", "--optim.lr", "0.5", "--data.path=x"])
+    assert (config.run.steps, config.optim.lr) == (3, 0.5) and "x" in config.data.path
+
+
+def test_values_that_look_like_flags_of_others_are_values():
+    assert parse(RECIPES["lm"], ["--sample=--lr"]).sample == "--lr"
