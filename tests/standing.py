@@ -20,7 +20,7 @@ import yaml
 from app.launching.launcher import kill_tree, launcher_words
 
 SERVER = Path(__file__).parent / "laws" / "serving.py"
-RANKS = 16  # that stay at a time: 0.3 GB each
+RANKS = 28  # that stay at a time: up to 0.3 GB each
 
 
 class Standing:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from app import parse
-from launching import PROFILES, ROOT, hsdp_on_cpu, launch, launch_many, metrics, profile_of, run, scores, steps
+from launching import PROFILES, ROOT, hsdp_on_cpu, launch, launch_many, metrics, profile_of, python, run, scores, steps
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -55,7 +55,7 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
     assert result.status == 0, result.output[-3000:]
     assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
     for more in (["--run.stop-at", 3], []):
-        assert run([sys.executable, RECIPE, *common, *more]).status == 0
+        assert python(RECIPE, *common, *more).status == 0
     offline = sorted((folder / "wandb").glob("offline-run-*"))
     known = json.loads((folder / "run.json").read_text())["trackers"]["wandb"]
     assert len(offline) == 3 and all(path.name.endswith(known) for path in offline)

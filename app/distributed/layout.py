@@ -1,5 +1,6 @@
 """The layout and the versions of a run, for run.json and for its header."""
 
+import functools
 import importlib.metadata
 import platform
 from contextlib import suppress
@@ -27,6 +28,7 @@ def layout(accelerator: Accelerator) -> dict:
     }
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the installed packages that a run's results depend on."""
     packages = ("torch", "accelerate", "transformers", "datasets")
