@@ -51,7 +51,7 @@ def _starts(function, seen: set) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", f"{MARK}: starts processes; `make check` leaves it out")
-    config.addinivalue_line("markers", "long: trains many recipes in this process; `make check` leaves it out")
+    config.addinivalue_line("markers", "long: takes seconds in this process; `make check` leaves it out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -404,6 +404,7 @@ def place_of(ids: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     return places.view(np.int64)
 
 
+@pytest.mark.long
 def test_a_million_steps_of_a_trillion_samples_on_ten_thousand_ranks():
     """Any sample is in one step of the epoch, at one place of one rank; no two ranks share one; all have as many."""
     samples, ranks, each, epoch = 10**12, 10_000, 4, 1

@@ -361,6 +361,7 @@ def die(event: str, args: tuple) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["good", "damaged"])
 @pytest.mark.usefixtures("no_flush")
 def test_killed_at_any_moment_a_save_leaves_a_whole_checkpoint(tmp_path, before):

@@ -195,6 +195,7 @@ def test_only_the_main_process_shows_progress(tokenizer, monkeypatch, capfd):
         datasets.disable_progress_bars()
 
 
+@pytest.mark.long
 def test_workers_get_the_path_and_not_the_tokens(stdlib, tokenizer):
     tokens = tokenize(stdlib[0], ["text"], tokenizer, 64, np.arange(len(stdlib[0])))
     sent = pickle.dumps(tokens)

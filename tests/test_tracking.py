@@ -319,6 +319,7 @@ def test_what_json_does_not_have_is_null(tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "eval/pearson": None, "x": None, "y": 0.5}
 
 
+@pytest.mark.long
 def test_wandb_is_one_run_over_all_launches(tmp_path, monkeypatch):
     """Offline: one id, kept in run.json, one name, and steps that go on."""
     monkeypatch.setenv("WANDB_MODE", "offline")
