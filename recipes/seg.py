@@ -3,6 +3,7 @@ r"""Train a segmentation model in two or three dimensions: MONAI's U-Net from sc
     accelerate launch recipes/seg.py
     accelerate launch recipes/seg.py --data.dims 3 --data.patch 32 --run.dir runs/seg3d
     accelerate launch --config_file accelerate_configs/ddp.yaml recipes/seg.py --data.path folder/ --data.patch 256
+    accelerate launch recipes/seg.py --data.path camvid/ --data.classes classes.txt --data.ignore 11 --data.patch 256
     accelerate launch recipes/seg.py --model nvidia/segformer-b0-finetuned-ade-512-512 --optim.lr 6e-5 \
         --data.path folder/ --data.patch 512
 """
@@ -104,7 +105,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     from app.tasks.segmentation.panels import panel
     from app.tasks.segmentation.windows import sliding_window
 
-    scores, shown = run.scores_of(Overlap(cases.names)), dict[str, list]()
+    scores, shown = run.scores_of(Overlap(cases.names, bool(cases.ignored))), dict[str, list]()
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
         images, truth = micro.inputs["image"], micro.inputs["mask"]
         logits = sliding_window(partial(predict, model), images, cases.window, run.config.micro_batch, cases.overlap)
@@ -112,7 +113,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
         scores.update(micro.weight, predicted, truth, loss=loss_of(logits, truth))
         if len(shown) < PICTURES:
             name = cases.cases[int(micro.ids[0])].name
-            shown[f"eval/{name}"] = [panel(images[0], truth[0], predicted[0], len(cases.names))]
+            shown[f"eval/{name}"] = [panel(images[0], truth[0], predicted[0], len(cases.names), cases.palette)]
     run.log_images(shown)
     return scores.compute()
 
@@ -127,7 +128,7 @@ def main(config: Config) -> dict[str, float]:
         with run.main_process_first():
             patches, cases, about = load_data(config)
         run.say(about)
-        loss_of = dice_loss(config.loss, channels_of(config.loss, len(cases.names)))
+        loss_of = dice_loss(config.loss, channels_of(config.loss, len(cases.names)), bool(cases.ignored))
         network, parts = build_model(config, patches, cases.names)
         model, optimizer = run.prepare(network, config.optim)
         for batch in run.batches(patches, stack, augment=patches.cut):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from app import UserError
+from app.data.rows import IGNORED
 from app.tasks.from_scratch import UNetScratch, check_unet
 from app.tasks.pretrained import check_patches
 from app.tasks.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
@@ -67,6 +68,46 @@ def test_losses_are_those_they_are_named_after():
     dice = 1 - (2 * (shares * truth).sum((2, 3)) / (shares + truth).sum((2, 3))).mean()
     assert torch.allclose(dice_loss("bce-dice", 1)(logits, truth), entropy + dice, rtol=1e-4)
     assert torch.equal(classes_of(logits), (shares > 0.5).long())
+
+
+@pytest.mark.parametrize("kind", ["ce-dice", "bce-dice"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_ignored_voxels_count_nowhere_in_the_loss(kind, classes):
+    """The loss and its gradient are those of the images without them; one without any other has the loss 0."""
+    channels = channels_of(kind, classes)
+    logits, truth = draw(4, channels, 6, 8, classes=classes)
+    loss_of, plain = dice_loss(kind, channels, ignores=True), dice_loss(kind, channels)
+    assert torch.allclose(loss_of(logits, truth), plain(logits, truth), rtol=1e-6)
+    widths = [8, 5, 1, 0]
+    for image, width in enumerate(widths):
+        truth[image, ..., width:] = IGNORED
+    logits.requires_grad_()
+    loss = loss_of(logits, truth)
+    loss.backward()
+    cropped = [(logits[i : i + 1, ..., :w], truth[i : i + 1, ..., :w]) for i, w in enumerate(widths) if w]
+    expected = sum(plain(*pair) for pair in cropped) / len(widths)
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    assert torch.allclose(logits.grad, torch.autograd.grad(expected, logits)[0], rtol=1e-4, atol=1e-9)
+    assert all(not logits.grad[i, ..., w:].any() for i, w in enumerate(widths))
+    cut = (3 * loss_of(logits[:3], truth[:3]) + loss_of(logits[3:], truth[3:])) / 4
+    assert torch.allclose(loss, cut, rtol=1e-6)
+    assert loss_of(logits[3:], truth[3:]) == 0
+
+
+def test_ignored_voxels_count_nowhere_in_scores_and_pictures():
+    generator = torch.Generator().manual_seed(0)
+    predicted, truth = (torch.randint(3, (2, 1, 6, 8), generator=generator) for _ in range(2))
+    truth[..., 5:] = IGNORED
+    found, cropped = Overlap(["a", "b", "c"], ignores=True), Overlap(["a", "b", "c"])
+    found.update(predicted, truth)
+    cropped.update(predicted[..., :5], truth[..., :5])
+    assert found.alone() == cropped.alone()
+    palette = np.array([(128, 128, 128), (9, 8, 7), (0, 0, 0)], np.uint8)
+    shown = panel(torch.rand(1, 6, 8), truth[0], predicted[0], 3, palette)
+    masks = [shown[:, start : start + 8] for start in (12, 24)]
+    for mask, labels in zip(masks, (truth, predicted), strict=True):
+        assert np.array_equal(mask[:, :5], palette[labels[0, 0, :, :5].numpy()])
+        assert (mask[:, 5:] == mask[0, 5]).all() and not (palette == mask[0, 5]).all(1).any()
 
 
 def test_scores_are_those_of_monai_and_torchmetrics():

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from app.data.config import VolumeData
+from app.data.rows import IGNORED
 from app.data.volumes.cases import stack
 from app.data.volumes.grains import grain, grains
 from app.data.volumes.volumes import load
@@ -229,3 +230,107 @@ def test_fingerprint_tells_contents_apart(write):
     Image.fromarray(mask).save(folder / "label" / "0.png")
     changed = loaded(folder)
     assert (changed[0].fingerprint, changed[1].fingerprint) != (first.fingerprint, loaded(write("b"))[1].fingerprint)
+
+
+def write_camvid(root, splits=("train", "val", "test"), values=(0, 1, 2, 11)):
+    """Write images and masks as SegNet ships CamVid: train/ and trainannot/ and so on."""
+    generator = np.random.default_rng(0)
+    for split in splits:
+        for index in range(3):
+            mask = np.array(values, np.uint8)[generator.integers(0, len(values), (20, 24))]
+            save(root / split / f"{index}.png", image_of(mask, generator))
+            save(root / f"{split}annot" / f"{index}.png", mask)
+    return root
+
+
+def test_camvids_layout(tmp_path):
+    patches, cases, about = loaded(write_camvid(tmp_path / "camvid"), ignore=(11,))
+    assert (len(patches), len(cases)) == (12, 3)
+    assert "3 classes (value in the masks): 0, 1, 2; ignored: 11\nevaluated on val, not on test" in about
+    for index, case in enumerate(cases.cases):
+        stored = np.asarray(Image.open(tmp_path / "camvid" / "valannot" / f"{index}.png"))
+        row = cases.read(case)["mask"][0]
+        assert np.array_equal(row, np.where(stored == 11, IGNORED, stored.astype(int)))
+    _, cases, about = loaded(write_camvid(tmp_path / "alone", splits=("train",)), ignore=(11,))
+    assert len(cases) == 1 and "evaluated" not in about
+
+
+@pytest.mark.parametrize("names", [("training", "validation"), ("train", "dev"), ("train", "valid"), ("train", "test")])
+@pytest.mark.parametrize("inside", [True, False])
+def test_splits_by_their_usual_names(write, tmp_path, names, inside):
+    """Folders of splits that hold images and masks, or folders of images and masks that hold splits, as ADE has."""
+    for name, sides in zip(names, (SIDES, SIDES[:2]), strict=True):
+        folder = write(f"split/{name}", sides=sides)
+        for kind, plural in (("image", "images"), ("label", "annotations")) if not inside else ():
+            (tmp_path / "other" / plural).mkdir(parents=True, exist_ok=True)
+            (folder / kind).rename(tmp_path / "other" / plural / name)
+    patches, cases, about = loaded(tmp_path / ("split" if inside else "other"))
+    assert (len(patches), len(cases)) == (12, 2)
+    assert "evaluated on" not in about
+
+
+def test_a_test_split_without_masks_is_left_out(write, tmp_path):
+    write("split/train")
+    folder = write("split/test")
+    for file in (folder / "label").iterdir():
+        file.unlink()
+    (folder / "label").rmdir()
+    patches, cases, about = loaded(tmp_path / "split")
+    assert (len(patches), len(cases)) == (8, 1) and "test has no masks and is left out" in about
+    write("split/val", sides=SIDES[:2])
+    _, cases, about = loaded(tmp_path / "split")
+    assert len(cases) == 2 and "test has no masks and is left out" in about
+
+
+def test_ignored_values_are_no_classes(write):
+    folder = write(values=(0, 7, 255))
+    _, cases, about = loaded(folder, ignore=(255, 9))
+    assert cases.names == ["0", "7"] and "ignored: 255, 9 (no mask to train on has 9)" in about
+    assert loaded(folder, ignore=(255,), names=("a", "b"))[1].names == ["a", "b"]
+    assert IGNORED in cases[0]["mask"] and {*np.unique(cases[0]["mask"])} == {IGNORED, 0, 1}
+    refused("--data.names a b c", "2 values: 0, 7", path=folder, ignore=(255,), names=("a", "b", "c"))
+    refused("only the value 0", "--data.ignore 7 255", path=folder, ignore=(7, 255))
+    refused("no value", "--data.ignore 0 7 255", path=folder, ignore=(0, 7, 255))
+    other = write("other", values=(0, 7, 8))
+    refused("has the value 8", "--data.ignore 8", path=folder, eval_path=str(other))
+    assert len(loaded(folder, eval_path=str(other), ignore=(8,))[1]) == 3
+
+
+def test_classes_and_their_colours_from_a_file(write, tmp_path):
+    """Masks in colours, which a jpg-like RGB file stores, become the numbers of the file's lines."""
+    listed = "# CamVid's first ones\n64 128 64\tAnimal\n192 0 128\tArchway \n\n0,128,192,Bicycle rider\n0 0 0 Void\n"
+    file, folder = tmp_path / "label_colors.txt", write(values=(0, 1, 3))
+    file.write_text(listed)
+    colours = np.array([(64, 128, 64), (192, 0, 128), (0, 128, 192), (0, 0, 0)], np.uint8)
+    numbers = [np.asarray(Image.open(folder / "label" / f"{index}.png")) for index in range(3)]
+    for index, mask in enumerate(numbers):
+        Image.fromarray(colours[mask]).save(folder / "label" / f"{index}.png")
+    refused("is coloured", "--data.classes", path=folder)
+    patches, cases, about = loaded(folder, classes=str(file), ignore=(3,))
+    assert "3 classes (value in the masks): 0 Animal, 1 Archway, 2 Bicycle rider; ignored: 3" in about
+    assert cases.names == ["Animal", "Archway", "Bicycle rider"] and np.array_equal(cases.palette, colours[:3])
+    for case in [*cases.cases, *patches.cases.cases]:
+        expected = numbers[int(case.name)].astype(int)
+        assert np.array_equal(cases.read(case)["mask"][0], np.where(expected == 3, IGNORED, expected))
+    file.write_text(listed.replace("0 0 0 Void", "0 0 1 Void"))
+    refused("label", "the colour 0 0 0", "`0 0 0 name`", path=folder, classes=str(file))
+
+
+def test_names_from_a_file_are_those_of_the_values(write, tmp_path):
+    file, folder = tmp_path / "classes.txt", write(values=(0, 2))
+    file.write_text("sky\nroad\ntall building\n")
+    _, cases, _ = loaded(folder, classes=str(file))
+    assert cases.names == ["sky", "road", "tall building"] and cases.palette is None
+    assert {*np.unique(cases[0]["mask"])} == {0, 2}
+    refused("has the value 255", "no line for", path=write("large"), classes=str(file))
+    refused("--data.classes and --data.names", path=folder, classes=str(file), names=("a", "b"))
+    refused("--data.classes", "no such file", path=folder, classes=str(tmp_path / "classes"))
+    for text, says in {
+        "": "is empty",
+        "0 0 0 sky\nroad\n": "line 2 (road)",
+        "0 0 256 sky\n": "line 1 (0 0 256 sky)",
+        "sky\nsky\n": "the name sky in two lines",
+        "1 2 3 sky\n1 2 3 road\n": "the colour 1 2 3 in two lines",
+    }.items():
+        file.write_text(text)
+        refused("--data.classes", says, path=folder, classes=str(file))

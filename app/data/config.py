@@ -122,7 +122,7 @@ class VolumeData:
     """Images to train on: builtin:grains; a folder that holds the folders image and label (or images and masks, or
     imagesTr and labelsTr); or a folder of images or a single image, whose masks --data.masks gives. PNG, TIFF (several
     pages are a volume) and NIfTI files are read. A mask has the name of its image, with any extension. A folder that
-    holds the folders train and val has two splits."""
+    holds the folders train and val has two splits; masks may also be in trainannot and valannot."""
     masks: str = ""
     """Folder of the masks, or a single mask. Default: the folder next to the images, see --data.path."""
     eval_path: str = ""
@@ -145,3 +145,8 @@ class VolumeData:
     equal; intensity: change brightness and contrast. The flag without a value: no changes."""
     names: tuple[str, ...] = ()
     """Names of the classes, in the order of their values in the masks. Default: the values."""
+    classes: str = ""
+    """File with a class in each line: `R G B name`, or its name alone. Lines are numbered from 0; these are the values
+    of the masks, or of masks in colours the lines that have them. Default: the values that occur are the classes."""
+    ignore: tuple[int, ...] = ()
+    """Values of the masks that are no class, such as 255. Their voxels count neither in losses nor in scores."""

@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from app.data.corpus.documents import Documents
+from app.data.rows import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# The target that cross-entropy leaves out.
-IGNORED = -100
 
 
 class Blocks:

@@ -14,6 +14,7 @@ from app.sampling.permutation import permute
 if TYPE_CHECKING:
     from datasets import Dataset
 
+TRAIN_SPLITS = ("train", "training")
 # Splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
 # The permutation of this epoch chooses the held-out rows; training never reaches it.

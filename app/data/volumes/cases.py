@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.data.rows import IGNORED
 from app.sampling.hashing import key_of
 
 
@@ -31,7 +32,7 @@ class Cases(Sequence):
     """Whole images.
 
     A row is a dict of `image`, float32 [channels, *sides], each channel with mean 0 and deviation 1, and `mask`, int64
-    [1, *sides], the classes from 0 on.
+    [1, *sides], the classes from 0 on; IGNORED where a voxel counts nowhere.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class Cases(Sequence):
         channels: int,
         window: tuple[int, ...],
         overlap: float,
+        ignored: Sequence[int] = (),
+        palette: np.ndarray | None = None,
     ):
         """Collect cases.
 
@@ -50,8 +53,11 @@ class Cases(Sequence):
             channels: channels of a row's image; those of an image with one channel are copies of it.
             window: sides of the window that a model sees at a time, in voxels.
             overlap: fraction of its sides by which a window overlaps the next one.
+            ignored: the masks' values that count nowhere.
+            palette: the classes' colours in pictures, uint8 [classes, 3]; None: they have none of their own.
         """
         self.cases, self.values, self.names, self.channels = cases, values, list(names), channels
+        self.ignored, self.palette = tuple(ignored), palette
         self.window, self.overlap = window, overlap
         self.fingerprint = key_of(*values, *(case.about["digest"] for case in cases), len(cases))
 
@@ -64,7 +70,10 @@ class Cases(Sequence):
     def read(self, case: Case, window: tuple[slice, ...] = ()) -> dict[str, np.ndarray]:
         """Read a case, or only a window of it."""
         image = (case.image[(slice(None), *window)].astype(np.float32) - case.mean) / case.deviation
-        mask = np.searchsorted(self.values, case.mask[window])
+        stored = case.mask[window]
+        mask = np.searchsorted(self.values, stored)
+        if self.ignored:
+            mask[np.isin(stored, self.ignored)] = IGNORED
         if len(image) != self.channels:
             image = np.repeat(image, self.channels, axis=0)
         return {"image": image, "mask": mask[None]}

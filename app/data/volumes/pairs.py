@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from app.data.tables.reading import near, unreadable
-from app.data.tables.splits import EVAL_SPLITS
+from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
+from app.data.volumes.class_file import numbers_of
 from app.errors import UserError, not_installed
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 # Folders of images and of their masks inside one folder, as people lay them out.
-LAYOUTS = (("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks"), ("imagesTr", "labelsTr"))
+LAYOUTS = (
+    *(("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks")),
+    *(("imagesTr", "labelsTr"), ("images", "annotations")),
+)
 NIFTI = (".nii", ".nii.gz")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
 LOSSY = (".jpg", ".jpeg")  # compression changes values, so masks cannot be stored so
@@ -35,7 +39,14 @@ class Pair(NamedTuple):
     mask: Path
 
 
-def find_splits(flag: str, path: str, masks: str) -> dict[str, list[Pair]]:
+class Splits(NamedTuple):
+    """The pairs of each split, `train` and perhaps `evaluation`, and what the user should know of the choice."""
+
+    pairs: dict[str, list[Pair]]
+    note: str
+
+
+def find_splits(flag: str, path: str, masks: str) -> Splits:
     """Find the pairs at the path that a flag gives: those of each split if it has the folders train and, say, val.
 
     Raises:
@@ -44,10 +55,37 @@ def find_splits(flag: str, path: str, masks: str) -> dict[str, list[Pair]]:
     root = Path(path).expanduser()
     if not path or not root.exists():
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
-    train, other = root / "train", next((name for name in EVAL_SPLITS if (root / name).is_dir()), "")
-    if not masks and train.is_dir() and other:
-        return {"train": find_pairs(flag, train, ""), "evaluation": find_pairs(flag, root / other, "")}
-    return {"train": find_pairs(flag, root, masks)}
+    train = next((name for name in TRAIN_SPLITS if _has_split(root, name)), "")
+    others = [name for name in EVAL_SPLITS if _has_split(root, name)]
+    if masks or not train or not (others or _folders(root, train)):
+        return Splits({"train": find_pairs(flag, root, masks)}, "")
+    # The masks of a test split are often withheld.
+    withheld = [name for name in others if name == "test" and not _folders(root, name)]
+    others = [name for name in others if name not in withheld]
+    pairs = {"train": _pairs_of(flag, root, train)}
+    if others:
+        pairs["evaluation"] = _pairs_of(flag, root, others[0])
+    notes = [f"evaluated on {others[0]}, not on {' or '.join(others[1:])}"] if others[1:] else []
+    notes += [f"{name} has no masks and is left out" for name in withheld]
+    return Splits(pairs, "; ".join(notes))
+
+
+def _has_split(root: Path, split: str) -> bool:
+    return (root / split).is_dir() or any((root / image / split).is_dir() for image, _ in LAYOUTS)
+
+
+def _folders(root: Path, split: str) -> tuple[Path, Path] | None:
+    """Return the folders of a split's images and masks, if both are there."""
+    ways = [(root / split, root / f"{split}annot")]
+    ways += [(root / split / image, root / split / mask) for image, mask in LAYOUTS]
+    ways += [(root / image / split, root / mask / split) for image, mask in LAYOUTS]
+    return next((way for way in ways if way[0].is_dir() and way[1].is_dir()), None)
+
+
+def _pairs_of(flag: str, root: Path, split: str) -> list[Pair]:
+    if folders := _folders(root, split):
+        return _matched(flag, *folders)
+    return find_pairs(flag, root / split, "")
 
 
 def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
@@ -64,8 +102,14 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
         raise UserError(f"{asked} {masks}: no such file or folder{near(str(other))}")
     if images.is_file() and other.is_file():
         return [Pair(_stem(images), images, other)]
-    by_name, mask_of = _files(flag, images, (*NIFTI, *PICTURES, *LOSSY)), _files(asked, other, (*NIFTI, *PICTURES))
-    for have, lack, what, where in ((by_name, mask_of, "mask", other), (mask_of, by_name, "image", images)):
+    return _matched(flag, images, other)
+
+
+def _matched(flag: str, images: Path, masks: Path) -> list[Pair]:
+    """Match the files of two folders by name."""
+    by_name = _files(flag, images, (*NIFTI, *PICTURES, *LOSSY))
+    mask_of = _files(flag.replace("path", "masks"), masks, (*NIFTI, *PICTURES))
+    for have, lack, what, where in ((by_name, mask_of, "mask", masks), (mask_of, by_name, "image", images)):
         lonely = [name for name in have if name not in lack]
         if lonely:
             more = f", nor have {len(lonely) - 1} others" if len(lonely) > 1 else ""
@@ -108,17 +152,24 @@ def read_image(file: Path) -> tuple[np.ndarray, int]:
     return np.moveaxis(array, -1, 0), 1
 
 
-def read_mask(file: Path) -> np.ndarray:
-    """Read a mask as [*sides]: a whole number for each voxel, in the smallest type that holds them."""
+def read_mask(file: Path, colours: np.ndarray | None = None) -> np.ndarray:
+    """Read a mask as [*sides]: a whole number for each voxel, in the smallest type that holds them.
+
+    Args:
+        colours: of the classes that a mask of red, green and blue shows, uint8 [classes, 3].
+    """
     if file.name.lower().endswith(NIFTI):
         mask = _read_nifti(file)
         mask = mask[..., 0] if mask.shape[-1] == 1 else mask
     else:
         channels = _read_picture(file, keep_palette=True)
         mask = channels[..., 0]
-        if (channels != mask[..., None]).any():
+        if colours is not None and channels.shape[-1] == 3:
+            mask = numbers_of(channels, colours, file)
+        elif (channels != mask[..., None]).any():
             raise UserError(
-                f"{file} is coloured: give a mask with a single number for each pixel, its class, or with a palette"
+                f"{file} is coloured: give a mask with a single number for each pixel, its class, or with a palette; "
+                "or name the classes' colours with --data.classes"
             )
     values = np.unique(mask)
     if not np.isfinite(values).all() or (values != np.round(values)).any():

@@ -1,6 +1,7 @@
 """Images with masks: finding them, decoding them once into memory-mapped files, and splitting them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from app.data.cache import cache_of, made_once, using_cache
 from app.data.config import VolumeData
 from app.data.tables.splits import drawn
 from app.data.volumes.cases import Case, Cases, Patches
+from app.data.volumes.class_file import Classes, read_classes
 from app.data.volumes.grains import NAMES, grains
 from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
 from app.errors import UserError
-from app.sampling.hashing import hash_of_bytes
+from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when what is stored changes.
 FORMAT = 1
+# Names of classes in the first line of a run.
+SHOWN = 12
 
 
 def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
@@ -25,23 +29,46 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
     Args:
         channels: channels that the model takes; 0: as many as the images have.
     """
-    patch = _patch(config)
+    patch, classes = _patch(config), _listed(config)
     with using_cache():
-        train, evaluation, names = _load_cases(config)
-    values = np.unique([value for case in train for value in case.about["values"]])
-    names = config.names or names or tuple(map(str, values))
+        train, evaluation, builtin_names, note = _load_cases(config, None if classes is None else classes.colours)
+    there = {value for case in train for value in case.about["values"]}
+    counted = (there if classes is None else set(range(len(classes.names)))) - set(config.ignore)
+    values = np.array(sorted(counted), np.int64)
+    if classes is None:
+        names, palette = config.names or builtin_names or tuple(map(str, values)), None
+    else:
+        names = tuple(classes.names[value] for value in values)
+        palette = None if classes.colours is None else classes.colours[values]
     _check(train, evaluation, values, config, channels)
     channels = channels or len(train[0].image)
-    sets = [Cases(cases, values, names, channels, patch, config.overlap) for cases in (train, evaluation)]
-    said = ", ".join(
-        f"{value} {name}" if name != str(value) else name for value, name in zip(values, names, strict=True)
-    )
-    sides = " x ".join(map(str, patch))
-    about = (
-        f"{len(train)} training images, {len(evaluation)} held out; patches of {sides}, {config.patches_per_image} an "
-        f"image; {len(values)} classes (value in the masks): {said}"
-    )
-    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], about
+    sets = [
+        Cases(cases, values, names, channels, patch, config.overlap, config.ignore, palette)
+        for cases in (train, evaluation)
+    ]
+    about = [
+        f"{len(train)} training images, {len(evaluation)} held out; patches of {' x '.join(map(str, patch))}, "
+        f"{config.patches_per_image} an image; {_say_classes(values, names)}"
+    ]
+    if config.ignore:
+        absent = [value for value in config.ignore if value not in there]
+        more = f" (no mask to train on has {', '.join(map(str, absent))})" if absent else ""
+        about.append(f"ignored: {', '.join(map(str, config.ignore))}{more}")
+    lines = ["; ".join(about), *filter(None, [note])]
+    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], "\n".join(lines)
+
+
+def _listed(config: VolumeData) -> Classes | None:
+    """Return the classes that --data.classes lists, if it is given."""
+    if config.classes and config.names:
+        raise UserError("--data.classes and --data.names both name the classes: give one of them")
+    return read_classes(config.classes) if config.classes else None
+
+
+def _say_classes(values: np.ndarray, names: Sequence[str]) -> str:
+    said = [f"{v} {name}" if name != str(v) else name for v, name in zip(values, names, strict=True)]
+    more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
+    return f"{len(values)} classes (value in the masks): {', '.join(said[:SHOWN])}{more}"
 
 
 def _patch(config: VolumeData) -> tuple[int, ...]:
@@ -58,20 +85,29 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
     return config.patch if len(config.patch) == config.dims else config.patch * config.dims
 
 
-def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, ...]]:
-    """Load the cases to train on and those to evaluate on, and the names of the classes if they have any."""
+def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[list[Case], list[Case], tuple[str, ...], str]:
+    """Load the cases to train on and those to evaluate on.
+
+    Args:
+        colours: of the classes, if they have any.
+
+    Returns:
+        Also the names of the classes if they have any, and what the user should know of the choice of splits.
+    """
     found: dict[str, list[Pair]]
     names: tuple[str, ...]
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
         given = [Case(name, image[None], mask, measure(image[None], mask)) for name, image, mask in grains(config.dims)]
-        found, splits, names = {"train": []}, {"train": given}, NAMES
+        found, splits, names, note = {"train": []}, {"train": given}, NAMES, ""
     else:
-        found, names = find_splits("--data.path", config.path, config.masks), ()
-        splits = {split: _of_dims(_decoded(pairs), config.dims) for split, pairs in found.items()}
+        (found, note), names = find_splits("--data.path", config.path, config.masks), ()
+        if config.eval_path:
+            found, note = {"train": found["train"]}, ""
+        splits = {split: _of_dims(_decoded(pairs, colours), config.dims) for split, pairs in found.items()}
     if config.eval_path:
-        other = find_splits("--data.eval-path", config.eval_path, config.eval_masks)
+        other, note = find_splits("--data.eval-path", config.eval_path, config.eval_masks)
         scored = other.get("evaluation", other["train"])
         trained = {pair.image.resolve() for pair in found["train"]}
         if same := [pair.image for pair in scored if pair.image.resolve() in trained]:
@@ -79,10 +115,10 @@ def _load_cases(config: VolumeData) -> tuple[list[Case], list[Case], tuple[str, 
                 f"--data.eval-path {config.eval_path}: {same[0]} is trained on (--data.path {config.path}): give other "
                 "images, or leave out the flag to have some held out"
             )
-        splits["evaluation"] = _of_dims(_decoded(scored), config.dims)
+        splits["evaluation"] = _of_dims(_decoded(scored, colours), config.dims)
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
-    return splits["train"], splits["evaluation"], names
+    return splits["train"], splits["evaluation"], names, note
 
 
 def _held_out(cases: list[Case], config: VolumeData) -> dict[str, list[Case]]:
@@ -109,14 +145,15 @@ def _of_dims(cases: list[Case], dims: int) -> list[Case]:
     return [part for case in cases for part in (case.slices() if case.mask.ndim > dims else [case])]
 
 
-def _decoded(pairs: list[Pair]) -> list[Case]:
-    """Decode files once: they are kept as memory-mapped arrays until they change."""
+def _decoded(pairs: list[Pair], colours: np.ndarray | None) -> list[Case]:
+    """Decode files once: they are kept as memory-mapped arrays until they, or the colours of classes, change."""
 
     def decode(draft: Path) -> None:
-        abouts = [_decode(pair, draft / str(number)) for number, pair in enumerate(pairs)]
+        abouts = [_decode(pair, colours, draft / str(number)) for number, pair in enumerate(pairs)]
         (draft / "about.json").write_text(json.dumps(abouts))
 
-    folder = made_once(cache_of([str(file) for pair in pairs for file in pair[1:]]) / f"volumes-{FORMAT}", decode)
+    kind = f"volumes-{FORMAT}" if colours is None else f"volumes-{FORMAT}-{key_of(*colours.flatten())}"
+    folder = made_once(cache_of([str(file) for pair in pairs for file in pair[1:]]) / kind, decode)
     cases = []
     for number, (pair, about) in enumerate(zip(pairs, json.loads((folder / "about.json").read_text()), strict=True)):
         image, mask = (np.load(folder / f"{number}-{kind}.npy", mmap_mode="r") for kind in ("image", "mask"))
@@ -124,8 +161,8 @@ def _decoded(pairs: list[Pair]) -> list[Case]:
     return cases
 
 
-def _decode(pair: Pair, draft: Path) -> dict[str, Any]:
-    (image, axis), mask = read_image(pair.image), read_mask(pair.mask)
+def _decode(pair: Pair, colours: np.ndarray | None, draft: Path) -> dict[str, Any]:
+    (image, axis), mask = read_image(pair.image), read_mask(pair.mask, colours)
     if image.shape[1:] != mask.shape:
         sizes = [" x ".join(map(str, shape)) for shape in (image.shape[1:], mask.shape)]
         raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: give both the same size")
@@ -158,12 +195,18 @@ def _check(train: list[Case], evaluation: list[Case], values: np.ndarray, config
                 f"{case.name} has {len(case.image)} channels, but {first.name} has {len(first.image)}: give all "
                 "the same number"
             )
-        if new := sorted(set(case.about["values"]) - set(values.tolist())):
-            raise UserError(f"the mask of {case.name} has the value {new[0]}, which no mask to train on has")
+        if new := sorted(set(case.about["values"]) - {*values.tolist(), *config.ignore}):
+            which = f"--data.classes {config.classes} has no line for" if config.classes else "no mask to train on has"
+            raise UserError(
+                f"the mask of {case.name} has the value {new[0]}, which {which}; --data.ignore {new[0]} leaves its "
+                "voxels out everywhere"
+            )
     if channels and len(first.image) not in (1, channels):
         raise UserError(f"{first.name} has {len(first.image)} channels, and --model takes {channels}")
     if len(values) < 2:
-        raise UserError(f"all masks hold only the value {values[0]}: there is nothing to tell apart")
+        only = f"only the value {values[0]}" if len(values) else "no value"
+        apart = f" apart from those of --data.ignore {' '.join(map(str, config.ignore))}" if config.ignore else ""
+        raise UserError(f"all masks hold {only}{apart}: there is nothing to tell apart")
     if config.names and len(config.names) != len(values):
         raise UserError(
             f"--data.names {' '.join(config.names)}: the masks have {len(values)} values: {', '.join(map(str, values))}"

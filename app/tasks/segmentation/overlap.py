@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from app.data.rows import IGNORED
 from app.training.metrics import Metric
 
 # The Dice of each image is rounded to a multiple of this: then the sum over 8 million images has the same bits in any
@@ -24,11 +25,15 @@ class Overlap(Metric):
     literature. `iou` counts the voxels of all images together, as the mIoU of scene segmentation does.
     """
 
-    def __init__(self, names: Sequence[str]):
-        """Prepare to score classes of these names."""
+    def __init__(self, names: Sequence[str], ignores: bool = False):
+        """Prepare to score classes of these names.
+
+        Args:
+            ignores: voxels whose truth is IGNORED are left out.
+        """
         # By class: images that have it, the sum of their Dice in units of GRID, voxels of intersection and of union.
         super().__init__(4 * len(names))
-        self.names = list(names)
+        self.names, self.ignores = list(names), ignores
 
     def update(self, predicted: Tensor, truth: Tensor) -> None:
         """Add images.
@@ -37,6 +42,8 @@ class Overlap(Metric):
             predicted, truth: classes, [images, *sides] or [images, 1, *sides].
         """
         for own, real in zip(predicted.long().flatten(1), truth.long().flatten(1), strict=True):
+            if self.ignores:
+                own, real = own[real != IGNORED], real[real != IGNORED]
             classes = len(self.names)
             both = torch.bincount(own[own == real], minlength=classes)
             sizes = torch.bincount(own, minlength=classes) + torch.bincount(real, minlength=classes)

@@ -5,22 +5,32 @@ import colorsys
 import numpy as np
 from torch import Tensor
 
+from app.data.rows import IGNORED
+
 GAP = 4  # pixels of white between the three
+# Of ignored voxels: the first that no class has, from the middle outwards.
+GREYS = sorted(range(256), key=lambda grey: abs(grey - 128))
 
 
-def panel(image: Tensor, truth: Tensor, predicted: Tensor, classes: int) -> np.ndarray:
+def panel(
+    image: Tensor, truth: Tensor, predicted: Tensor, classes: int, palette: np.ndarray | None = None
+) -> np.ndarray:
     """Draw one image, or the middle slice of a volume.
 
     Args:
         image: [channels, *sides].
-        truth, predicted: classes, [1, *sides].
+        truth, predicted: classes, [1, *sides]. Where truth is IGNORED, both are shown in a colour of its own.
+        palette: the classes' colours, uint8 [classes, 3]. Default: those of `colours`.
 
     Returns:
         A picture, uint8 [height, width, 3].
     """
     flat = [_flat(tensor.cpu().numpy()) for tensor in (image, truth, predicted)]
-    palette = colours(classes)
-    parts = [_shown(flat[0]), *(palette[labels[0]] for labels in flat[1:])]
+    palette = colours(classes) if palette is None else palette
+    nothing = next(grey for grey in GREYS if not (palette == grey).all(1).any())
+    ignored = flat[1][0] == IGNORED
+    drawn = [np.where(ignored[..., None], nothing, palette[np.where(ignored, 0, labels[0])]) for labels in flat[1:]]
+    parts = [_shown(flat[0]), *(picture.astype(np.uint8) for picture in drawn)]
     gap = np.full((parts[0].shape[0], GAP, 3), 255, np.uint8)
     return np.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1)
 
