@@ -2,11 +2,15 @@
 
 import json
 
+import datasets
 import pytest
+from PIL import Image
 
-from app.data.config import TextData
+from app.data.config import ClassData, CorpusData, TextData
+from app.data.corpus import corpus
+from app.data.images import labeled_images
 from app.data.tables.splits import hold_out
-from app.data.text.labeled_text import load_labelled
+from app.data.text.labeled_text import describe, load_labelled, own_tokenizer, tokenize
 from tables import load, refused, table
 
 pytestmark = pytest.mark.usefixtures("data_cache")
@@ -113,3 +117,79 @@ def test_where_every_row_is_needed_for_training_there_is_nothing_to_hold_out(tmp
     with refused("--data.holdout 0.1", "--data.eval-path"):
         split_rows(tmp_path, ["a", "b"])
     assert len(split_rows(tmp_path, [0.5, 1.5])[1]) == 1
+
+
+NO_LABEL = "test has no label and is left out"
+
+
+def write_glue(folder, names, extension="tsv"):
+    """Write splits as GLUE has them: of the test split, the labels are withheld and rows are numbered."""
+    folder.mkdir(exist_ok=True)
+    for name, count in names.items():
+        texts = [f'{name} {i} is "so' for i in range(count)]
+        rows = [{"sentence": text, "label": i % 2} for i, text in enumerate(texts)]
+        if name == "test":
+            rows = [{"index": i, "sentence": text} for i, text in enumerate(texts)]
+        file = folder / f"{name}.{extension}"
+        if extension == "tsv":
+            lines = ["\t".join(map(str, row)) for row in [[*rows[0]], *(row.values() for row in rows)]]
+            file.write_text("\n".join(lines) + "\n")
+        elif extension == "jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            datasets.Dataset.from_list(rows).to_parquet(str(file))
+    return folder
+
+
+@pytest.mark.parametrize("extension", ["tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("name", ["dev", "valid", "validation", "val"])
+def test_a_split_without_labels_is_left_out(tmp_path, extension, name):
+    folder = write_glue(tmp_path / "SST-2", {"train": 20, name: 5, "test": 7}, extension)
+    config = TextData(path=(str(folder),), text=("sentence",))
+    tables, labels = load_labelled(config)
+    assert (len(tables.train), len(tables.evaluation), tables.held_out) == (20, 5, False)
+    assert tables.evaluation["sentence"][0] == f'{name} 0 is "so' and labels.eval_values.tolist() == [0, 1, 0, 1, 0]
+    assert tables.note == NO_LABEL
+    tokenizer = own_tokenizer(tables.train, config.text, 300, 16)
+    rows = [tokenize(table, config.text, tokenizer, 16) for table in (tables.train, tables.evaluation)]
+    assert describe(tables, labels, *rows, 16).splitlines()[-1] == NO_LABEL
+    with refused("--data.label label", "split test", "index, sentence"):
+        load_labelled(TextData(path=(str(folder),), text=("sentence",), eval_split="test"))
+
+
+@pytest.mark.parametrize("extension", ["tsv", "jsonl", "parquet"])
+def test_where_only_the_test_split_is_there_and_lacks_labels_rows_are_held_out(tmp_path, extension):
+    folder = write_glue(tmp_path / "glue", {"training": 20, "test": 7}, extension)
+    tables, _ = load_labelled(TextData(path=(str(folder),), text=("sentence",)))
+    assert (len(tables.train), len(tables.evaluation), tables.held_out, tables.note) == (18, 2, True, NO_LABEL)
+
+
+def test_a_split_that_has_more_columns_is_read_too(tmp_path):
+    """As the dev split of MNLI, which has the label of each annotator. A column has one type in all splits."""
+    (tmp_path / "train.csv").write_text("text,label\n" + "a,1\nb,2\n" * 5)
+    (tmp_path / "dev.csv").write_text("text,first,label\n" + "c,1,x\nd,2,2\n")
+    train, evaluation = load(tmp_path)
+    assert (len(train), len(evaluation)) == (10, 2)
+    assert evaluation["first"][:] == [1, 2] and evaluation["label"][:] == ["x", "2"] and train["label"][0] == "1"
+
+
+def test_the_split_that_is_taken_is_named_where_there_are_several(folder):
+    config = TextData(path=(folder,))
+    assert load_labelled(config)[0].note == "evaluated on validation, not on test"
+    for flags in ({"eval_split": "test"}, {"split": "train+test"}):
+        assert load_labelled(TextData(path=(folder,), **flags))[0].note == ""
+    assert corpus.load(CorpusData(path=(folder,))).note == "evaluated on validation, not on test"
+    other = load_labelled(TextData(path=(folder,), split="test", eval_path=folder))
+    assert other[0].note == "evaluated on validation, not on test"
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("training", "valid"), ("train", "dev")])
+def test_images_without_classes_are_left_out(tmp_path, names):
+    for split in (*names, "test"):
+        for kind in ("cat", "dog") if split != "test" else ("",):
+            (tmp_path / split / kind).mkdir(parents=True)
+            for i in range(4):
+                Image.new("L", (8, 8), i).save(tmp_path / split / kind / f"{i}.png")
+    tables, labels = labeled_images.load_labelled(ClassData(path=(str(tmp_path),)))
+    assert (len(tables.train), len(tables.evaluation), labels.names) == (8, 8, ["cat", "dog"])
+    assert tables.note == NO_LABEL

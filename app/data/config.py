@@ -20,8 +20,8 @@ class TableData:
     split: str = "train"
     """Split to train on, or a slice of one, such as train[:1000] or train[:10%]."""
     eval_split: str = ""
-    """Split to evaluate on, or a slice of one. Default: the data's validation or test split, if it has one that is not
-    trained on; else the rows that --data.holdout takes out of the training split."""
+    """Split to evaluate on, or a slice of one. Default: the data's validation or test split, if it has one with the
+    columns that is not trained on; else the rows that --data.holdout takes out of the training split."""
     eval_path: str = ""
     """Data to evaluate on: anything that --data.path takes. Default: --data.path, as --data.eval-split says."""
     columns: tuple[str, ...] = ()

@@ -24,10 +24,10 @@ def load(config: CorpusData) -> Tables:
     Raises:
         UserError: there are none, or the flags contradict each other.
     """
-    columns_of(config)
+    columns = columns_of(config)
     if config.block < 2:
         raise UserError(f"--data.block {config.block}: must be at least 2")
-    return load_tables(config)
+    return load_tables(config, columns=columns)
 
 
 def own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
@@ -68,7 +68,7 @@ def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer: "PreT
     ]
     if not train.documents.all_supervised:
         parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
-    return "; ".join(parts)
+    return "\n".join(["; ".join(parts), *filter(None, [tables.note])])
 
 
 def _amount(found: Blocks) -> str:

@@ -48,7 +48,7 @@ def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
         _check_label(table, config.label)
         return only_of_their_class(table, out, wanted)
 
-    tables = load_tables(config, needed)
+    tables = load_tables(config, needed, columns=(config.image, config.label))
     for table in (tables.train, tables.evaluation):
         _check_label(table, config.label)
     return tables, read_labels(tables.train, tables.evaluation, wanted)
@@ -64,11 +64,11 @@ def _check_label(table: "Dataset", name: str) -> None:
 
 
 def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images") -> str:
-    """Describe the data: a line of numbers, and a line of classes."""
+    """Describe the data: a line of numbers, a line of classes, and what there is to know of splits."""
     others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
     height, width = rows.shape[2:]
     count = f"{len(rows):,} training images of {height} x {width}, {len(eval_rows):,} {others}"
-    return f"{count}\n{labels.summary()}"
+    return "\n".join([count, labels.summary(), *filter(None, [tables.note])])
 
 
 def own_processor(column: ImageColumn, size: int) -> ImageProcessor:

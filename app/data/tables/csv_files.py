@@ -28,27 +28,44 @@ HEADER_ROWS = 1000
 """Rows that show whether the first line is a header."""
 
 
-def csv_options(files: Sequence[str], columns: Sequence[str], folder: Path, flag: str) -> dict:
-    """Choose the options with which datasets reads csv files.
+def csv_groups(
+    files: dict[str, list[str]], columns: Sequence[str], folder: Path, flag: str
+) -> list[tuple[dict[str, list[str]], dict]]:
+    """Group splits with the same columns, and choose the options with which datasets reads each group of csv files.
 
     Args:
+        files: of each split.
         columns: names of the columns of files without a header line.
         folder: where to remember what only a look at all of the files can tell.
         flag: the one that names the files, for errors.
     """
     import datasets
 
+    every = [file for names in files.values() for file in names]
     options = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False, "na_values": [""]}
-    if extension(files[0]) == ".tsv":
-        kept = folder / f"quoted-{key_of(*files)}.json"
-        quoted = remember(kept, lambda: all(map(quotes_balance, files)))
+    if extension(every[0]) == ".tsv":
+        kept = folder / f"quoted-{key_of(*every)}.json"
+        quoted = remember(kept, lambda: all(map(quotes_balance, every)))
         options |= {"sep": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
-    names = _column_names(files[0], columns, options, flag)
-    for file in files[1:]:
-        if (others := _column_names(file, columns, options, flag)) != names:
-            raise UserError(f"{flag}: {files[0]} has columns {', '.join(names)}, but {file} {', '.join(others)}")
-    features = datasets.Features({name: datasets.Value("string") for name in names})
-    return {**options, "column_names": names, "header": None if columns else 0, "features": features}
+    groups: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for split, (first, *others) in files.items():
+        names = _column_names(first, columns, options, flag)
+        for file in others:
+            if (found := _column_names(file, columns, options, flag)) != names:
+                raise UserError(f"{flag}: {first} has columns {', '.join(names)}, but {file} {', '.join(found)}")
+        groups.setdefault(tuple(names), {})[split] = files[split]
+    options |= {"header": None if columns else 0}
+    return [
+        (
+            group,
+            {
+                **options,
+                "column_names": list(names),
+                "features": datasets.Features({name: datasets.Value("string") for name in names}),
+            },
+        )
+        for names, group in groups.items()
+    ]
 
 
 def quotes_balance(file: str) -> bool:
@@ -152,19 +169,29 @@ def with_numbers(tables: "dict[str, Dataset]") -> "dict[str, Dataset]":
     A column with leading zeros, such as 007, stays text, and so do integers not written as Python writes them.
     """
     import datasets
-    from datasets.table import InMemoryTable, concat_tables
+    import pyarrow as pa
+    from datasets.table import InMemoryTable
 
-    arrow = concat_tables([table.data for table in tables.values()]).table if tables else None
-    for position, name in enumerate(arrow.column_names if tables else ()):
-        if (numbers := _numbers(arrow.column(position))) is not None:
-            arrow = arrow.set_column(position, name, numbers)
-    found, start = {}, 0
+    arrow = {split: table.data.table for split, table in tables.items()}
+    for name in dict.fromkeys(name for part in arrow.values() for name in part.column_names):
+        have = [split for split, part in arrow.items() if name in part.column_names]
+        whole = pa.chunked_array([chunk for split in have for chunk in arrow[split].column(name).chunks], pa.string())
+        if (numbers := _numbers(whole)) is None:
+            continue
+        start = 0
+        for split in have:
+            part = arrow[split]
+            column = numbers.slice(start, len(part))
+            arrow[split] = part.set_column(part.column_names.index(name), name, column)
+            start += len(part)
+    found = {}
     for split, table in tables.items():
         # Text columns stay memory-mapped. The metadata hold the old types, which datasets would believe.
-        part = InMemoryTable(arrow.slice(start, len(table)).replace_schema_metadata(None))
+        part = InMemoryTable(arrow[split].replace_schema_metadata(None))
         key = key_of(table._fingerprint, "with_numbers", part.schema)
-        found[split] = datasets.Dataset(part, split=table.split, fingerprint=key)
-        start += len(table)
+        found[split] = datasets.Dataset(
+            part, datasets.DatasetInfo(builder_name="csv"), split=table.split, fingerprint=key
+        )
     return found
 
 

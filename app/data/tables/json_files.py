@@ -63,6 +63,17 @@ def _object_of(file: str) -> dict | None:
     return found if records or 0 < len(columns) == len(found) else None
 
 
+def first_keys(file: str) -> list[str]:
+    """Return the keys of the first record of a json file; nothing if it has none that can be read."""
+    try:
+        with open_text(file) as stream:
+            text = stream.read(HEAD)
+        found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
+    except ValueError:  # the reader of datasets says what is wrong
+        return []
+    return list(found)
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)

@@ -5,12 +5,10 @@ what datasets reads differently from file to file (csv, json, txt: see these mod
 the file and the fix.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +17,16 @@ from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_table
-from app.data.tables.csv_files import csv_options, with_numbers
-from app.data.tables.files import READERS, check_one_format, extension, file_builder, find_files, is_file_name
-from app.data.tables.json_files import as_records
-from app.data.tables.reading import explained, near
-from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_split, rows_of
-from app.data.tables.text_files import COLUMNS, table_of
+from app.data.tables.files import READERS, extension, find_files, is_file_name
+from app.data.tables.readers import builder_of, read, read_files, read_folder
+from app.data.tables.reading import near
+from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_splits, rows_of
+from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetBuilder
+    from datasets import Dataset
 
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
 
@@ -44,6 +41,8 @@ class Tables:
     """Rows that were drawn to be held out, but are trained on because no other row has their class."""
     held_out: bool = False
     """The rows to evaluate on were taken out of the training split."""
+    note: str = ""
+    """What the user should know of the choice of splits, on a line of its own."""
 
 
 @dataclass
@@ -72,10 +71,16 @@ class Source:
             parts.append(self.tables[name].select(range(start, end), new_fingerprint=key))
         shown = "" if list(self.tables) == ["train"] else f", split {split}"
         table = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+        table.info.builder_name = parts[0].info.builder_name  # lost where splits differ
         return name_table(table, f"{self.flag} {self.path}{shown}")
 
 
-def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = None, seed: int = 0) -> Tables:
+def load_tables(
+    config: TableData,
+    needed: Callable[..., np.ndarray] | None = None,
+    seed: int = 0,
+    columns: Sequence[str] = (),
+) -> Tables:
     """Load the table to train on and the table to evaluate on.
 
     The rows to evaluate on are those of eval_path or eval_split where given, else of the data's own validation or test
@@ -83,6 +88,7 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
 
     Args:
         needed: see `hold_out`.
+        columns: a split without them is not chosen to evaluate on.
 
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
@@ -90,18 +96,18 @@ def load_tables(config: TableData, needed: Callable[..., np.ndarray] | None = No
     with using_cache():
         source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
         trained = source.rows(config.split, "--data.split")
-        train = source[config.split]
-        if config.eval_path:
-            other = _open_other(config)
-            split = config.eval_split or own_eval_split(other.tables, []) or "train"
-        else:
-            other, split = source, config.eval_split or own_eval_split(source.tables, trained)
+        train, note = source[config.split], ""
+        other = _open_other(config) if config.eval_path else source
+        split = config.eval_split
+        if not split:
+            own, note = own_eval_splits(other.tables, [] if config.eval_path else trained, columns)
+            split = own or ("train" if config.eval_path else "")
         if split:
             _refuse_trained(config, source, trained, other, split)
-            return Tables(train, other[split])
+            return Tables(train, other[split], note=note)
         if source.is_running_text:
-            return Tables(*hold_out_end(train, config.holdout), held_out=True)
-        return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True)
+            return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
+        return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True, note=note)
 
 
 def _open_other(config: TableData) -> Source:
@@ -153,15 +159,15 @@ def open_source(
         )
     if files:
         path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-        tables = _read_files(flag, path, {"train": files}, cache_of(files), columns, txt)
+        tables = read_files(flag, path, {"train": files}, cache_of(files), columns, txt)
     elif builtin:
         if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
             raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
         tables = {"train": load()}
     elif os.path.isdir(path):
-        tables = _read_folder(flag, path, name, txt)
+        tables = read_folder(flag, path, name, txt)
     elif HUB_ID.fullmatch(path):
-        tables = _read(flag, path, lambda: _builder(path, name))
+        tables = read(flag, path, lambda: builder_of(path, name))
     else:
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
     if not tables:
@@ -170,67 +176,3 @@ def open_source(
     places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS
     return Source(flag, path, tables, places, is_running_text)
-
-
-def _read_files(
-    flag: str, path: str, files: dict[str, list[str]], folder: Path, columns: Sequence[str], txt: str
-) -> "dict[str, Dataset]":
-    """Read files of one format, those of each split; `folder` is their cache."""
-    every = [file for names in files.values() for file in names]
-    reader = READERS[extension(every[0])]
-    if reader == "text":
-        with explained(flag, path):
-            tables = {split: table_of(names, txt, folder) for split, names in files.items()}
-        return {split: table for split, table in tables.items() if len(table)}
-    if reader == "csv":
-        options = csv_options(every, columns, folder, flag)
-        return with_numbers(_read(flag, path, lambda: file_builder(files, folder, **options), folder))
-    if reader == "json":
-        files = {split: [as_records(file, folder, f"{flag} {path}") for file in files[split]] for split in files}
-    return _read(flag, path, lambda: file_builder(files, folder), folder)
-
-
-def _read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
-    """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
-    folder = cache_of([path])
-    with explained(flag, path):
-        builder = _builder(path, name, folder)
-    files = {str(split): list(names) for split, names in (builder.config.data_files or {}).items()}
-    every = [file for names in files.values() for file in names]
-    ours = builder.name in ("csv", "json", "text") and all(extension(file) in READERS for file in every)
-    if not ours or _card_says_how(builder, every[0]):
-        return _read(flag, path, lambda: builder, folder)
-    if builder.name == "csv":
-        check_one_format(every, f"{flag} {path}")
-    return _read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
-
-
-def _card_says_how(builder: "DatasetBuilder", file: str) -> bool:
-    """Tell whether a folder's card has options for reading its files, or the types of their columns."""
-    found, plain = vars(builder.config), vars(type(builder.config)())
-    where = {"name", "version", "data_dir", "data_files", "description"}
-    if builder.name == "csv":
-        plain["sep"] = "\t" if extension(file) == ".tsv" else ","
-    return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
-
-
-def _builder(path: str, name: str, folder: Path | None = None) -> "DatasetBuilder":
-    import datasets
-
-    return datasets.load_dataset_builder(path, name or None, cache_dir=folder and str(folder))
-
-
-def _read(
-    flag: str, path: str, build: "Callable[[], DatasetBuilder]", folder: Path | None = None
-) -> "dict[str, Dataset]":
-    """Let a builder of datasets read its splits; `folder` is the cache of data that are files of this machine."""
-    with explained(flag, path):
-        builder = build()
-        with contextlib.suppress(StopIteration):  # what the json reader raises for a file without rows
-            builder.download_and_prepare()
-        splits = [split for split, info in (builder.info.splits or {}).items() if info.num_examples]
-        tables = {split: builder.as_dataset(split) for split in splits}
-    for table in tables.values() if folder else ():
-        # The folder's name is a hash of what the files are, which datasets' own key does not know.
-        table._fingerprint = key_of(folder.name, table._fingerprint)
-    return tables

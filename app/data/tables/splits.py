@@ -1,7 +1,7 @@
 """Which rows of a data set are trained on, and which are for evaluation."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,10 +47,19 @@ def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Row
     return ranges
 
 
-def own_eval_split(names: Collection[str], trained: list[Rows]) -> str:
-    """Return the data's own split to evaluate on, if it has one of which no row is trained on; else nothing."""
+def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: Sequence[str]) -> tuple[str, str]:
+    """Choose among the data's own splits one to evaluate on, with these columns, of which no row is trained on.
+
+    Returns:
+        Its name, or nothing if there is none; and what the user should know of the choice, or nothing.
+    """
     used = {name for name, _, _ in trained}
-    return next((name for name in EVAL_SPLITS if name in names and name not in used), "")
+    own = [name for name in EVAL_SPLITS if name in tables and name not in used]
+    lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in own}
+    fit = [name for name in own if not lacking[name]]
+    notes = [f"evaluated on {fit[0]}, not on {' or '.join(fit[1:])}"] if fit[1:] else []
+    notes += [f"{name} has no {' or '.join(lack)} and is left out" for name, lack in lacking.items() if lack]
+    return fit[0] if fit else "", "; ".join(notes)
 
 
 def overlap(trained: list[Rows], scored: list[Rows]) -> str:

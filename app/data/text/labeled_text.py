@@ -46,12 +46,13 @@ ROWS_AT_ONCE = 1000
 
 def load_labelled(config: TextData) -> tuple[Tables, Labels]:
     """Load the texts to train and to evaluate on, and their labels."""
-    tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config))
+    columns = (*config.text, *config.label)
+    tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
     return tables, read_labels(tables.train, tables.evaluation, config)
 
 
 def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: TokenTable, max_length: int) -> str:
-    """Describe the data: a line of numbers, and a line of classes."""
+    """Describe the data: a line of numbers, a line of classes, and what there is to know of splits."""
     others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
     parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}"]
     if tables.stayed:
@@ -59,7 +60,7 @@ def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: 
     if train_rows.truncated or eval_rows.truncated:
         cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
-    return "; ".join(parts) + f"\n{labels.summary()}"
+    return "\n".join(["; ".join(parts), labels.summary(), *filter(None, [tables.note])])
 
 
 def tokenize(

@@ -1,0 +1,141 @@
+"""Files and folders as tables, read by datasets, which takes only splits together that have the same columns."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.data.cache import cache_of
+from app.data.tables.csv_files import csv_groups, with_numbers
+from app.data.tables.files import READERS, check_one_format, extension, file_builder
+from app.data.tables.json_files import as_records, first_keys
+from app.data.tables.reading import explained
+from app.data.tables.text_files import table_of
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetBuilder
+
+Files = dict[str, list[str]]
+"""The files of each split."""
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+
+
+def read_files(
+    flag: str, path: str, files: Files, folder: Path, columns: Sequence[str], txt: str
+) -> "dict[str, Dataset]":
+    """Read files of one format, those of each split; `folder` is their cache."""
+    every = [file for names in files.values() for file in names]
+    reader = READERS[extension(every[0])]
+    tables: dict[str, Dataset] = {}
+    if reader == "text":
+        with explained(flag, path):
+            tables = {split: table_of(names, txt, folder) for split, names in files.items()}
+        return {split: table for split, table in tables.items() if len(table)}
+    if reader == "csv":
+        for group, options in csv_groups(files, columns, folder, flag):
+            tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
+        return with_numbers(_in_order(tables, files))
+    if reader == "json":
+        files = {split: [as_records(file, folder, f"{flag} {path}") for file in files[split]] for split in files}
+    for group in _alike(files, {split: _columns_of(reader, names[0]) for split, names in files.items()}):
+        tables |= read(flag, path, partial(file_builder, group, folder), folder)
+    return _in_order(tables, files)
+
+
+def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
+    """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
+    folder = cache_of([path])
+    with explained(flag, path):
+        builder = builder_of(path, name, folder)
+    files = {str(split): list(names) for split, names in (builder.config.data_files or {}).items()}
+    every = [file for names in files.values() for file in names]
+    if not every or _card_says_how(builder, every[0]):
+        return read(flag, path, lambda: builder, folder)
+    if builder.name in ("csv", "json", "text") and all(extension(file) in READERS for file in every):
+        if builder.name == "csv":
+            check_one_format(every, f"{flag} {path}")
+        return read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
+    groups = _alike(files, _shapes(builder.name, files))
+    if len(groups) == 1:
+        return read(flag, path, lambda: builder, folder)
+    tables: dict[str, Dataset] = {}
+    for group in groups:
+        tables |= read(flag, path, partial(_part_of, builder, group, folder), folder)
+    return _in_order(tables, files)
+
+
+def builder_of(path: str, name: str, folder: Path | None = None) -> "DatasetBuilder":
+    """Return the builder of datasets for a folder or a Hub id."""
+    import datasets
+
+    return datasets.load_dataset_builder(path, name or None, cache_dir=folder and str(folder))
+
+
+def read(
+    flag: str, path: str, build: "Callable[[], DatasetBuilder]", folder: Path | None = None
+) -> "dict[str, Dataset]":
+    """Let a builder of datasets read its splits; `folder` is the cache of data that are files of this machine."""
+    with explained(flag, path):
+        builder = build()
+        with contextlib.suppress(StopIteration):  # what the json reader raises for a file without rows
+            builder.download_and_prepare()
+        splits = [split for split, info in (builder.info.splits or {}).items() if info.num_examples]
+        tables = {split: builder.as_dataset(split) for split in splits}
+    for table in tables.values() if folder else ():
+        # The folder's name is a hash of what the files are, which datasets' own key does not know.
+        table._fingerprint = key_of(folder.name, table._fingerprint)
+    return tables
+
+
+def _alike(files: Files, shapes: Mapping[str, object]) -> list[Files]:
+    """Group splits of one shape: datasets refuses others together, or drops the columns that not all have."""
+    groups: dict[object, Files] = {}
+    for split, names in files.items():
+        groups.setdefault(shapes[split], {})[split] = names
+    return list(groups.values())
+
+
+def _shapes(reader: str, files: Files) -> dict[str, object]:
+    """Return what must be equal for splits of parquet files, or of images in folders, to be read together."""
+    if reader == "parquet":
+        return {split: _columns_of(reader, names[0]) for split, names in files.items()}
+    if reader == "imagefolder" and not any(os.path.basename(f) in METADATA for names in files.values() for f in names):
+        return {split: frozenset(file.count("/") for file in names) for split, names in files.items()}
+    return dict.fromkeys(files)
+
+
+def _columns_of(reader: str, file: str) -> frozenset[str]:
+    """Return the columns of a json or parquet file; none if its reader will say what is wrong with it."""
+    if reader == "json":
+        return frozenset(first_keys(file))
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return frozenset(parquet.read_schema(file).names)
+    except (OSError, pyarrow.ArrowException):
+        return frozenset()
+
+
+def _part_of(builder: "DatasetBuilder", files: Files, folder: Path) -> "DatasetBuilder":
+    """Return a builder like another, for some of its splits."""
+    from datasets.data_files import DataFilesDict
+
+    found = DataFilesDict({split: builder.config.data_files[split] for split in files})
+    return type(builder)(cache_dir=str(folder), dataset_name=builder.dataset_name, hash=builder.hash, data_files=found)
+
+
+def _in_order(tables: "dict[str, Dataset]", files: Files) -> "dict[str, Dataset]":
+    return {split: tables[split] for split in files if split in tables}
+
+
+def _card_says_how(builder: "DatasetBuilder", file: str) -> bool:
+    """Tell whether a folder's card has options for reading its files, or the types of their columns."""
+    found, plain = vars(builder.config), vars(type(builder.config)())
+    where = {"name", "version", "data_dir", "data_files", "description"}
+    if builder.name == "csv":
+        plain["sep"] = "\t" if extension(file) == ".tsv" else ","
+    return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
