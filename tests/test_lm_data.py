@@ -280,8 +280,82 @@ def test_bad_flags_and_columns_are_refused(data_cache, write, rows, flags, words
 def test_a_conversation_is_a_list_of_messages(data_cache, write):
     tokenizer = byte_tokenizer(8)
     tokenizer.chat_template = TEMPLATE
-    with pytest.raises(UserError, match="list of messages with role and content"):
-        documents_of(write([{"chat": [{"from": "me", "value": "hi"}]}] * 2), tokenizer, messages="chat")
+    for rows in ([{"chat": [{"who": "me", "value": "hi"}]}], [{"chat": "hi"}], [{"chat": ["hi"]}]):
+        with pytest.raises(UserError, match="list of messages with role and content, or with from and value"):
+            documents_of(write(rows * 2), tokenizer, messages="chat")
+
+
+def test_conversations_of_sharegpt_are_those_of_chat_templates(data_cache, write):
+    def rows(words, speaker, text):
+        return [{"c": [{speaker: who, text: f"{i} {who == words[0]}"} for i, who in enumerate(words)]}] * 2
+
+    tokenizer = byte_tokenizer(8)
+    tokenizer.chat_template = TEMPLATE
+    plain, other = (
+        documents_of(write(given, name), tokenizer, messages="c")
+        for name, given in (
+            ("plain.jsonl", rows(["system", "user", "assistant", "tool", "assistant"], "role", "content")),
+            ("other.jsonl", rows(["system", "human", "gpt", "tool", "gpt"], "from", "value")),
+        )
+    )
+    assert other.fingerprint == plain.fingerprint and not other.all_supervised
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ([{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}], "message 1 of ROW is from 'robot'"),
+        ([{"from": "human", "value": "a"}, {"from": "gpt", "value": None}], "message 1 of ROW has from: each row"),
+        ([{"from": "human", "value": "a"}, {"value": "b"}], "message 1 of ROW has value: each row"),
+        ([], "ROW holds an empty list"),
+        (None, "ROW holds nothing"),
+        ("hello", "ROW holds a str"),
+        ([{"from": "gpt", "value": "a"}], "refuses ROW, whose roles are assistant: the user begins"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_named(data_cache, write, row, says):
+    """By its number in the file, whichever rows are held out."""
+    tokenizer = byte_tokenizer(8)
+    tokenizer.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('the user begins') }}{% endif %}" + TEMPLATE
+    )
+    good = {"c": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    for wrong in (3, 8):
+        path = write([good] * wrong + [{"c": row}] + [good] * 3)
+        config = config_of(path, messages="c", holdout=0.3)
+        tables = corpus.load(config)
+        with pytest.raises(UserError) as error:
+            for table in (tables.train, tables.evaluation):
+                corpus.blocks(table, config, tokenizer)
+        assert says.replace("ROW", f"row {wrong} (counted from 0) of --data.path {path}") in str(error.value)
+
+
+def test_a_tool_call_needs_no_content(data_cache, write):
+    tokenizer = byte_tokenizer(8)
+    tokenizer.chat_template = TEMPLATE
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
+    rows = [{"c": [{"role": "user", "content": "a"}, call, {"role": "assistant", "content": "b"}]}] * 2
+    assert documents_of(write(rows), tokenizer, messages="c").count == 2
+    rows[0]["c"][1] = {"role": "assistant", "content": None}
+    with pytest.raises(UserError, match=r"message 1 of row 0 .* has a role and no content"):
+        documents_of(write(rows, "without.jsonl"), tokenizer, messages="c")
+
+
+@pytest.mark.parametrize(
+    ("documents", "held_out"),
+    [
+        (["a" * 40_000], "tokens, the end of one document, held out"),
+        (["a" * 30_000, "b" * 4_000], "tokens, the end of one document and 1 document after it, held out"),
+        (["a" * 4_000] * 8, "tokens of 1 document held out"),
+    ],
+)
+def test_what_is_held_out_is_said_in_terms_that_are_true(data_cache, tmp_path, documents, held_out):
+    (tmp_path / "a.txt").write_text("\n".join(documents) + "\n")
+    config = config_of(tmp_path / "a.txt", txt="line", holdout=0.2 if len(documents) < 3 else 0.1)
+    tables = corpus.load(config)
+    train, held = (corpus.blocks(table, config, byte_tokenizer(8)) for table in (tables.train, tables.evaluation))
+    about = corpus.describe(tables, train, held, byte_tokenizer(8))
+    assert held_out in about and " 0 documents" not in about
 
 
 def test_the_library_is_there_whole(data_cache):

@@ -61,8 +61,8 @@ class CorpusData(TableData):
     completion: str = ""
     """Column of what the model learns to write after the prompt."""
     messages: str = ""
-    """Column of conversations: lists of messages with role and content, which the tokenizer's chat template writes out.
-    The model learns the assistant's messages."""
+    """Column of conversations: lists of messages with role and content, or from and value as in ShareGPT, which the
+    tokenizer's chat template writes out. The model learns the assistant's messages."""
     txt: Literal["file", "blank-lines", "line"] = "file"
     """What a document is in txt files. file: the whole file; blank-lines: the text between two blank lines; line: each
     line."""

@@ -72,5 +72,10 @@ def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer: "PreT
 
 
 def _amount(found: Blocks) -> str:
+    """Count tokens and documents. The end of txt files that is held out may begin inside a document."""
     documents = found.documents
-    return f"{len(documents):,} tokens of {documents.count:,} document{'s' * (documents.count != 1)}"
+    count = f"{documents.count:,} document{'s' * (documents.count != 1)}"
+    if documents.begins(0, 1)[0]:
+        return f"{len(documents):,} tokens of {count}"
+    after = f" and {count} after it" if documents.count else ""
+    return f"{len(documents):,} tokens, the end of one document{after},"

@@ -4,14 +4,15 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import CorpusData
+from app.data.corpus.conversations import Segments, check_conversations, conversation, messages_of
 from app.data.corpus.documents import Documents, start_of
-from app.data.tables.columns import check_columns, check_texts, name_of
+from app.data.tables.columns import check_columns, check_texts, name_of, row_name
 from app.data.text.labeled_text import ROWS_AT_ONCE, identity
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -26,8 +27,6 @@ FORMAT = 1
 BYTES_PER_PROCESS = 64_000_000
 
 CHARACTERS_AT_ONCE = 500_000
-
-Segments = list[tuple[str, bool]]
 
 
 def columns_of(config: CorpusData) -> list[str]:
@@ -54,12 +53,7 @@ def check_table(table: "Dataset", config: CorpusData) -> None:
         if not config.messages:
             check_texts(table, name, flag)
     if config.messages:
-        kind = str(table.features[config.messages])
-        if "role" not in kind or "content" not in kind:
-            raise UserError(
-                f"--data.messages {config.messages} of {name_of(table)} holds {table.features[config.messages]}: each "
-                "row must be a list of messages with role and content"
-            )
+        check_conversations(table, config.messages)
 
 
 def read_texts(table: "Dataset", config: CorpusData) -> Iterator[str]:
@@ -70,7 +64,7 @@ def read_texts(table: "Dataset", config: CorpusData) -> Iterator[str]:
         for name in columns:
             for value in batch[name]:
                 if config.messages:
-                    yield from (message["content"] for message in value)
+                    yield from (message["content"] for message in messages_of(value, partial(name_of, table)))
                 else:
                     yield str(value)
 
@@ -115,7 +109,7 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
     ids = datasets.Value("uint16" if small else "int32")
     processes = min(table.data.nbytes // BYTES_PER_PROCESS, os.cpu_count() or 1)
     done = table.select_columns([*columns, *pieces]).map(
-        partial(_encode, config=config, tokenizer=tokenizer, name=name_of(table)),
+        partial(_encode, config=config, tokenizer=tokenizer, table=table),
         batched=True,
         with_indices=True,
         batch_size=ROWS_AT_ONCE,
@@ -141,10 +135,10 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
 
 
 def _encode(
-    rows: dict, indices: Sequence[int], config: CorpusData, tokenizer: "PreTrainedTokenizerBase", name: str
+    rows: dict, indices: Sequence[int], config: CorpusData, tokenizer: "PreTrainedTokenizerBase", table: "Dataset"
 ) -> dict:
     """Return for a batch of rows their token ids, which of them are supervised, and the bytes of supervised text."""
-    segments = [_segments(rows, i, indices[i], config, tokenizer, name) for i in range(len(indices))]
+    segments = [_segments(rows, i, row, config, tokenizer, table) for i, row in enumerate(indices)]
     texts = [text for row in segments for text, _ in row]
     encoded = _ids(texts, tokenizer)
     begin, end = start_of(tokenizer), tokenizer.eos_token_id
@@ -183,38 +177,11 @@ def _ids(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[lis
 
 
 def _segments(
-    rows: dict, index: int, row: int, config: CorpusData, tokenizer: "PreTrainedTokenizerBase", name: str
+    rows: dict, index: int, row: int, config: CorpusData, tokenizer: "PreTrainedTokenizerBase", table: "Dataset"
 ) -> Segments:
     """Cut a row's text into segments that are supervised or not."""
     if config.messages:
-        return conversation(rows[config.messages][index], tokenizer, f"row {row} (counted from 0) of {name}")
+        return conversation(rows[config.messages][index], tokenizer, partial(row_name, table, row))
     if config.prompt:
         return [(str(rows[config.prompt][index]), False), (str(rows[config.completion][index]), True)]
     return [(str(rows[config.text][index]), True)]
-
-
-def conversation(messages: list[dict], tokenizer: "PreTrainedTokenizerBase", where: str) -> Segments:
-    """Write a conversation with the chat template; the assistant's messages and their end marks are supervised.
-
-    Raises:
-        UserError: the template writes the beginning of a conversation differently when more messages follow.
-    """
-
-    def write(count: int, **options) -> str:
-        return cast(str, tokenizer.apply_chat_template(messages[:count], tokenize=False, **options))
-
-    whole, segments, done = write(len(messages)), [], 0
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before, after = write(turn, add_generation_prompt=True) if turn else "", write(turn + 1)
-        if not after.startswith(before):
-            before = write(turn)
-        if not (whole.startswith(after) and after.startswith(before) and len(before) >= done):
-            raise UserError(
-                f"--data.messages: the chat template writes message {turn} of {where} differently when more follow "
-                "it, so the assistant's part of the text cannot be found; cut conversations so that each ends there"
-            )
-        segments += [(whole[done : len(before)], False), (whole[len(before) : len(after)], True)]
-        done = len(after)
-    return [*segments, (whole[done:], False)]
