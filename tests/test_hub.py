@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification, Ber
 from transformers.utils import logging
 
 from app.data.text.labeled_text import train_tokenizer
-from app.tasks.pretrained import load_model, load_tokenizer, longest_input
+from app.tasks.pretrained import load_model, load_processor, load_tokenizer, longest_input
 from tables import refused
 
 
@@ -47,6 +47,24 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, kind):
     CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
     with refused(f"--model {tmp_path}", "tokenizer"):
         load_tokenizer(str(tmp_path), 32)
+
+
+def test_a_folder_that_lacks_a_file_is_told_which(model, tmp_path):
+    """And not to download itself, as a name that is no folder is."""
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        folder = tmp_path / name
+        shutil.copytree(model, folder)
+        for file in folder.glob("tokenizer*" if name == "tokenizer.json" else name):
+            file.unlink()
+        with refused(f"--model {folder}", f"({name})", "save_pretrained") as error:
+            load_tokenizer(str(folder), 32)
+            load_model(AutoModelForSequenceClassification, str(folder))
+        assert "hf download" not in str(error.value)
+    with refused(f"--model {model}", "(preprocessor_config.json)", "has no image processor") as error:
+        load_processor(str(model))
+    assert "hf download" not in str(error.value)
+    with refused("--model some/model", "hf download some/model"):
+        load_tokenizer("some/model", 32)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 
 from app.data.config import TextData
+from app.data.tables.columns import check_columns
 from app.data.text.labeled_text import read_labels
 from tables import load, python, refused, table, texts_of, write_card
 
@@ -273,6 +274,22 @@ def test_errors_name_the_data_that_they_are_about(tmp_path):
         load(str(good), eval_path="nope.csv")
     with refused("--data.eval-split test", f"{good} has no split test", "train"):
         load(str(good), eval_split="test")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize("split", ["train", "train+test"])
+def test_a_column_that_is_missing_is_answered_by_what_is_there(tmp_path, kind, split):
+    """Header lines are for csv and tsv files alone."""
+    for name in ("train", "test"):
+        data = datasets.Dataset.from_dict({"Text": ["a", "b"] * 4, "klass": ["x", "y"] * 4})
+        {"jsonl": data.to_json, "parquet": data.to_parquet, "csv": data.to_csv}[kind](str(tmp_path / f"{name}.{kind}"))
+    train, _ = load(tmp_path, split=split, holdout=0.5)
+    word = "key" if kind == "jsonl" else "column"
+    with refused(f"--data.text text: no such {word}", f"{word}s are Text, klass", "did you mean --data.text Text?"):
+        check_columns(train, ["text"], "text")
+    with refused(f"no such {word}", f"{word}s are Text, klass") as error:
+        check_columns(train, ["annotation"], "label")
+    assert ("--data.columns" in str(error.value)) == (kind == "csv") and "did you mean" not in str(error.value)
 
 
 def test_a_configuration_of_what_has_none_is_refused(tmp_path):

@@ -26,6 +26,13 @@ AFTER_PADDING = {
     "data2vec-text",
 }
 AFTER_PADDING |= {"longformer", "luke", "mpnet", "ibert", "esm", "layoutlmv3", "lilt", "markuplm"}
+# The files of a model's folder that each part of it is made of, the usual one first.
+PARTS = {
+    "configuration": ("config.json",),
+    "tokenizer": ("tokenizer.json", "*token*", "*vocab*", "*.model", "*.tiktoken", "tekken.json"),
+    "image processor": ("preprocessor_config.json", "processor_config.json"),
+    "weights": ("model.safetensors", "*.safetensors", "*.bin", "*.index.json"),
+}
 
 
 def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") -> "PreTrainedTokenizerBase":
@@ -39,7 +46,9 @@ def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") 
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    with loading(name):
+    with loading(name, "tokenizer"):
+        if Path(name).is_dir() and not _has(Path(name), "tokenizer"):
+            raise OSError("there is no tokenizer")  # transformers makes up an empty one for some kinds of models
         config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     longest = longest_input(config)
     if longest is not None and max_length > longest:
@@ -58,7 +67,7 @@ def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel"
     """
     import torch
 
-    with loading(name):
+    with loading(name, "weights"):
         return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
 
 
@@ -77,7 +86,7 @@ def load_processor(name: str, size: int = 0) -> ImageProcessor:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     check_timm(name)
-    with loading(name):
+    with loading(name, "image processor"):
         config = AutoConfig.from_pretrained(name)
         check_timm(name, config.model_type)
         if config.model_type == "timm_wrapper":
@@ -179,8 +188,12 @@ def longest_input(config: "PreTrainedConfig") -> int | None:
 
 
 @contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Explain why the model that --model names cannot be loaded; only the main process prints transformers' reports."""
+def loading(name: str, part: str = "configuration") -> Iterator[None]:
+    """Explain why the model that --model names cannot be loaded; only the main process prints transformers' reports.
+
+    Args:
+        part: what is loaded apart from the configuration, one of PARTS.
+    """
     from safetensors import SafetensorError
 
     with _quiet():
@@ -198,12 +211,28 @@ def loading(name: str) -> Iterator[None]:
             # tokenizers raises a plain Exception.
             if not isinstance(error, OSError | ValueError) and type(error) is not Exception:
                 raise
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"--model {name} cannot be loaded: {reason} Give a folder that save_pretrained wrote, tokenizer or "
-                "image processor included, or a Hub id; without a network, download it elsewhere (`hf "
-                f"download {name} --local-dir FOLDER`) and give the folder"
-            ) from error
+            raise UserError(f"--model {name} cannot be loaded: {_reason(name, part, error)}") from error
+
+
+def _reason(name: str, part: str, error: Exception) -> str:
+    """Say what is wrong with a model, and what to do: a folder may lack a file, another name is taken for a Hub id."""
+    reason, folder = " ".join(str(error).split()), Path(name)
+    if not folder.is_dir():
+        return (
+            f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "
+            f"without a network, download it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
+        )
+    for lacking in ("configuration", part):
+        if not _has(folder, lacking):
+            return (
+                f"this folder has no {lacking} ({PARTS[lacking][0]}). Copy it from the folder or Hub id that the model "
+                "was trained from, or write it there with save_pretrained"
+            )
+    return f"{reason} Give a folder whose files save_pretrained wrote, tokenizer or image processor included"
+
+
+def _has(folder: Path, part: str) -> bool:
+    return any(file for pattern in PARTS[part] for file in folder.glob(pattern))
 
 
 def _damaged(name: str) -> str:

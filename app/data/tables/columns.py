@@ -1,5 +1,6 @@
 """Columns of a table: whether they exist, what they hold, and which of their values are missing."""
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,23 +26,33 @@ def name_of(table: "Dataset") -> str:
 
 def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
     """Raise a UserError if a table lacks one of the columns that --data.FLAG names."""
-    have = f"its columns are {', '.join(table.column_names)}"
+    which = "keys" if table.info.builder_name == "json" else "columns"
+    have = f"its {which} are {', '.join(table.column_names)}"
     if not columns:
         raise UserError(f"--data.{flag} names no column of {name_of(table)}; {have}")
     for i, name in enumerate(columns):
         if name in columns[:i]:
             raise UserError(f"--data.{flag} names the column {name} twice")
         if name not in table.column_names:
-            raise UserError(f"--data.{flag} {name}: no such column in {name_of(table)}; {have} {_header_hint(table)}")
+            what = which.removesuffix("s")
+            raise UserError(
+                f"--data.{flag} {name}: no such {what} in {name_of(table)}; {have}{_hint(table, name, flag)}"
+            )
 
 
-def _header_hint(table: "Dataset") -> str:
-    (name, *others) = table.column_names
+def _hint(table: "Dataset", name: str, flag: str) -> str:
+    """Say what may be wrong if a table lacks a column: its name, or how the table was read."""
+    (first, *others) = table.column_names
+    if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
+        return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
+    lower = {column.lower(): column for column in table.column_names}
+    if near := difflib.get_close_matches(name.lower(), lower, n=1):
+        return f"; did you mean --data.{flag} {lower[near[0]]}?"
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
-        return "(in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
-    if not others and (found := [mark for mark in (";", "\t", "|") if mark in name]):
-        return f"(in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
-    return "(if these are values, the file has no header line: name its columns with --data.columns)"
+        return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
+    if table.info.builder_name in ("json", "parquet"):
+        return ""
+    return " (if these are values, the file has no header line: name its columns with --data.columns)"
 
 
 def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
