@@ -307,7 +307,7 @@ def test_classes_and_their_colours_from_a_file(write, tmp_path):
         Image.fromarray(colours[mask]).save(folder / "label" / f"{index}.png")
     refused("is coloured", "--data.classes", path=folder)
     patches, cases, about = loaded(folder, classes=str(file), ignore=(3,))
-    assert "3 classes (value in the masks): 0 Animal, 1 Archway, 2 Bicycle rider; ignored: 3" in about
+    assert "3 classes (value in the masks): 0 Animal, 1 Archway, 2 Bicycle rider; ignored: 3 Void" in about
     assert cases.names == ["Animal", "Archway", "Bicycle rider"] and np.array_equal(cases.palette, colours[:3])
     for case in [*cases.cases, *patches.cases.cases]:
         expected = numbers[int(case.name)].astype(int)

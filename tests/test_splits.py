@@ -119,6 +119,7 @@ def test_where_every_row_is_needed_for_training_there_is_nothing_to_hold_out(tmp
     assert len(split_rows(tmp_path, [0.5, 1.5])[1]) == 1
 
 
+TAKEN = "evaluated on validation, not on test (--data.eval-split chooses)"
 NO_LABEL = "test has no label and is left out"
 
 
@@ -175,12 +176,12 @@ def test_a_split_that_has_more_columns_is_read_too(tmp_path):
 
 def test_the_split_that_is_taken_is_named_where_there_are_several(folder):
     config = TextData(path=(folder,))
-    assert load_labelled(config)[0].note == "evaluated on validation, not on test"
+    assert load_labelled(config)[0].note == TAKEN
     for flags in ({"eval_split": "test"}, {"split": "train+test"}):
         assert load_labelled(TextData(path=(folder,), **flags))[0].note == ""
-    assert corpus.load(CorpusData(path=(folder,))).note == "evaluated on validation, not on test"
+    assert corpus.load(CorpusData(path=(folder,))).note == TAKEN
     other = load_labelled(TextData(path=(folder,), split="test", eval_path=folder))
-    assert other[0].note == "evaluated on validation, not on test"
+    assert other[0].note == TAKEN
 
 
 @pytest.mark.parametrize("names", [("train", "val"), ("training", "valid"), ("train", "dev")])

@@ -57,7 +57,8 @@ def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: 
     own = [name for name in EVAL_SPLITS if name in tables and name not in used]
     lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in own}
     fit = [name for name in own if not lacking[name]]
-    notes = [f"evaluated on {fit[0]}, not on {' or '.join(fit[1:])}"] if fit[1:] else []
+    choose = f"not on {' or '.join(fit[1:])} (--data.eval-split chooses)"
+    notes = [f"evaluated on {fit[0]}, {choose}"] if fit[1:] else []
     notes += [f"{name} has no {' or '.join(lack)} and is left out" for name, lack in lacking.items() if lack]
     return fit[0] if fit else "", "; ".join(notes)
 

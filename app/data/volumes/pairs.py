@@ -65,7 +65,8 @@ def find_splits(flag: str, path: str, masks: str) -> Splits:
     pairs = {"train": _pairs_of(flag, root, train)}
     if others:
         pairs["evaluation"] = _pairs_of(flag, root, others[0])
-    notes = [f"evaluated on {others[0]}, not on {' or '.join(others[1:])}"] if others[1:] else []
+    choose = f"not on {' or '.join(others[1:])} (--data.eval-path chooses)"
+    notes = [f"evaluated on {others[0]}, {choose}"] if others[1:] else []
     notes += [f"{name} has no masks and is left out" for name in withheld]
     return Splits(pairs, "; ".join(notes))
 

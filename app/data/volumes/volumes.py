@@ -24,7 +24,7 @@ SHOWN = 12
 
 
 def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
-    """Load the patches to train on and the images to evaluate on, and describe them in one line.
+    """Load the patches to train on and the images to evaluate on, and describe them in a line or two.
 
     Args:
         channels: channels that the model takes; 0: as many as the images have.
@@ -48,14 +48,10 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
     ]
     about = [
         f"{len(train)} training images, {len(evaluation)} held out; patches of {' x '.join(map(str, patch))}, "
-        f"{config.patches_per_image} an image; {_say_classes(values, names)}"
+        f"{config.patches_per_image} an image; {_say_classes(values, names)}{_say_ignored(config, there, classes)}"
     ]
-    if config.ignore:
-        absent = [value for value in config.ignore if value not in there]
-        more = f" (no mask to train on has {', '.join(map(str, absent))})" if absent else ""
-        about.append(f"ignored: {', '.join(map(str, config.ignore))}{more}")
-    lines = ["; ".join(about), *filter(None, [note])]
-    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], "\n".join(lines)
+    about += [note] if note else []
+    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], "\n".join(about)
 
 
 def _listed(config: VolumeData) -> Classes | None:
@@ -69,6 +65,16 @@ def _say_classes(values: np.ndarray, names: Sequence[str]) -> str:
     said = [f"{v} {name}" if name != str(v) else name for v, name in zip(values, names, strict=True)]
     more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
     return f"{len(values)} classes (value in the masks): {', '.join(said[:SHOWN])}{more}"
+
+
+def _say_ignored(config: VolumeData, there: set[int], classes: Classes | None) -> str:
+    """Name the ignored values, and those of them that are not there: they may be mistyped."""
+    if not config.ignore:
+        return ""
+    names = dict(enumerate(classes.names if classes else ()))
+    said = ", ".join(f"{value} {names[value]}" if value in names else str(value) for value in config.ignore)
+    absent = [str(value) for value in config.ignore if value not in there]
+    return f"; ignored: {said}" + (f" (no mask to train on has {', '.join(absent)})" if absent else "")
 
 
 def _patch(config: VolumeData) -> tuple[int, ...]:
