@@ -189,9 +189,7 @@ def with_numbers(tables: "dict[str, Dataset]") -> "dict[str, Dataset]":
         # Text columns stay memory-mapped. The metadata hold the old types, which datasets would believe.
         part = InMemoryTable(arrow[split].replace_schema_metadata(None))
         key = key_of(table._fingerprint, "with_numbers", part.schema)
-        found[split] = datasets.Dataset(
-            part, datasets.DatasetInfo(builder_name="csv"), split=table.split, fingerprint=key
-        )
+        found[split] = datasets.Dataset(part, split=table.split, fingerprint=key)
     return found
 
 

@@ -71,7 +71,6 @@ class Source:
             parts.append(self.tables[name].select(range(start, end), new_fingerprint=key))
         shown = "" if list(self.tables) == ["train"] else f", split {split}"
         table = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-        table.info.builder_name = parts[0].info.builder_name  # lost where splits differ
         return name_table(table, f"{self.flag} {self.path}{shown}")
 
 
