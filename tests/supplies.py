@@ -55,6 +55,11 @@ def _write_texts(folder: Path) -> None:
     chats = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w.upper()}]} for w in words]
     for name, rows in {"tasks.jsonl": tasks, "chats.jsonl": chats}.items():
         (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "SST-2").mkdir()
+    rows = "".join(f"{word}\t{i % 2}\n" for i, word in enumerate(words))
+    for split in ("train", "dev"):
+        (folder / "SST-2" / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
+    (folder / "SST-2" / "test.tsv").write_text("index\tsentence\n0\tsee you\n")
     pairs = datasets.Dataset.from_dict({"sentence1": words, "sentence2": words[::-1], "label": [0, 1] * 20})
     for split in ("train", "validation"):
         pairs.to_parquet(folder / f"nyu-mll/glue/mrpc/{split}-00000-of-00001.parquet")
@@ -76,6 +81,13 @@ def _write_images(folder: Path) -> None:
                 file = folder / name / kind / f"{index}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(array).save(file)
+    (folder / "classes.txt").write_text("".join(f"{i} 0 {255 - i} class {i}\n" for i in range(12)))
+    for split in ("train", "val"):
+        for index in range(2):
+            mask = random.integers(0, 12, (96, 128), dtype=np.uint8)
+            for kind, array in {split: 20 * mask, f"{split}annot": mask}.items():
+                (folder / "camvid" / kind).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(folder / "camvid" / kind / f"{index}.png")
     for index in range(3):
         mask = (random.random((64, 96, 96)) > 0.5).astype(np.uint8)
         for kind, array in {"image": 100 * mask, "label": mask}.items():
