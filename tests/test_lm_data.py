@@ -299,6 +299,8 @@ def test_conversations_of_sharegpt_are_those_of_chat_templates(data_cache, write
         )
     )
     assert other.fingerprint == plain.fingerprint and not other.all_supervised
+    with pytest.raises(UserError, match=r"--data.text text: .*, but conversations in c: give --data.messages c"):
+        documents_of(write(rows(["user", "assistant"], "from", "value")), tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -27,17 +27,23 @@ Segments = list[tuple[str, bool]]
 
 def check_conversations(table: "Dataset", name: str) -> None:
     """Raise a UserError if a column has no lists, or lists of something that cannot be messages."""
+    kind = table.data.schema.field(name).type
+    # Rows of several types are checked one by one.
+    mixed = isinstance(kind, _extension()) or (is_list(kind) and isinstance(kind.value_type, _extension()))
+    if not mixed and name not in columns_of_messages(table):
+        raise UserError(f"--data.messages {name} of {name_of(table)} holds {table.features[name]}: {WANTED}")
+
+
+def columns_of_messages(table: "Dataset") -> list[str]:
+    """List the columns whose types are those of conversations."""
     import pyarrow.types as types
 
-    kind = table.data.schema.field(name).type
-    if isinstance(kind, _extension()):  # rows of several types, which are checked one by one
-        return
-    item = kind.value_type if is_list(kind) else None
-    if item is not None and isinstance(item, _extension()):
-        return
-    keys = {field.name for field in item} if item is not None and types.is_struct(item) else set()
-    if not ({"role", "content"} <= keys or {"from", "value"} <= keys):
-        raise UserError(f"--data.messages {name} of {name_of(table)} holds {table.features[name]}: {WANTED}")
+    found = []
+    for column in table.data.schema:
+        if is_list(column.type) and types.is_struct(column.type.value_type):
+            keys = {field.name for field in column.type.value_type}
+            found += [column.name] if {"role", "content"} <= keys or {"from", "value"} <= keys else []
+    return found
 
 
 def _extension() -> type:

@@ -10,7 +10,13 @@ import numpy as np
 
 from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import CorpusData
-from app.data.corpus.conversations import Segments, check_conversations, conversation, messages_of
+from app.data.corpus.conversations import (
+    Segments,
+    check_conversations,
+    columns_of_messages,
+    conversation,
+    messages_of,
+)
 from app.data.corpus.documents import Documents, start_of
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
 from app.data.text.labeled_text import ROWS_AT_ONCE, identity
@@ -47,6 +53,11 @@ def columns_of(config: CorpusData) -> list[str]:
 def check_table(table: "Dataset", config: CorpusData) -> None:
     """Raise a UserError if a column is missing or has the wrong type."""
     columns = columns_of(config)
+    if columns == [config.text] and config.text not in table.column_names and (chats := columns_of_messages(table)):
+        raise UserError(
+            f"--data.text {config.text}: {name_of(table)} has no such column, but conversations in {chats[0]}: give "
+            f"--data.messages {chats[0]}"
+        )
     flags = ["messages"] if config.messages else ["prompt", "completion"] if config.prompt else ["text"]
     for flag, name in zip(flags, columns, strict=True):
         check_columns(table, [name], flag)

@@ -19,12 +19,14 @@ from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when what is stored changes.
 FORMAT = 1
-# Names of classes in the first line of a run.
+# Names of classes in the first lines of a run.
 SHOWN = 12
 
 
 def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
-    """Load the patches to train on and the images to evaluate on, and describe them in a line or two.
+    """Load the patches to train on and the images to evaluate on, and describe them.
+
+    The description has a line of numbers, a line of classes, and perhaps one of the choice of splits.
 
     Args:
         channels: channels that the model takes; 0: as many as the images have.
@@ -48,7 +50,8 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
     ]
     about = [
         f"{len(train)} training images, {len(evaluation)} held out; patches of {' x '.join(map(str, patch))}, "
-        f"{config.patches_per_image} an image; {_say_classes(values, names)}{_say_ignored(config, there, classes)}"
+        f"{config.patches_per_image} an image",
+        _say_classes(values, names) + _say_ignored(config, there, classes),
     ]
     about += [note] if note else []
     return Patches(sets[0], config.patches_per_image, config.augment), sets[1], "\n".join(about)
