@@ -146,7 +146,7 @@ class VolumeData:
     names: tuple[str, ...] = ()
     """Names of the classes, in the order of their values in the masks. Default: the values."""
     classes: str = ""
-    """File with a class in each line: `R G B name`, or its name alone. Lines are numbered from 0; these are the values
-    of the masks, or of masks in colours the lines that have them. Default: the values that occur are the classes."""
+    """File with a class in each line: `R G B name`, or its name alone. Lines are numbered from 0. Masks hold these
+    numbers, or the colours. Default: the values that occur in the masks are the classes."""
     ignore: tuple[int, ...] = ()
     """Values of the masks that are no class, such as 255. Their voxels count neither in losses nor in scores."""
