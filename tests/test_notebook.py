@@ -133,12 +133,18 @@ IN_A_CELL = """
 import builtins, os, signal, sys
 sys.path[:0] = ["tests", "."]
 builtins.__IPYTHON__ = True  # as in a kernel
-import tiny
+import tiny, torch
 
 before = signal.getsignal(signal.SIGINT)
 
 def interrupts(run, model):
-    for _ in range(int(sys.argv[2]) if run.steps_done == 3 else 0):
+    if run.steps_done != 3:
+        return
+    if sys.argv[2] == "in an evaluation":
+        for turn in run.evaluation(model, tiny.DATA, torch.stack):
+            signal.raise_signal(signal.SIGINT)
+        assert False, "it has not ended"
+    for _ in range({"once": 1, "twice": 2}[sys.argv[2]]):
         signal.raise_signal(signal.SIGINT)
 
 try:
@@ -150,10 +156,10 @@ tiny.train(sys.argv[1], save_every=100)
 """
 
 
-@pytest.mark.parametrize("times, saved", [(1, True), (2, False)])
-def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, times, saved):
+@pytest.mark.parametrize("how, saved", [("once", True), ("in an evaluation", True), ("twice", False)])
+def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, how, saved):
     """The run leaves after the step, with a checkpoint, and then the cell ends; a second interrupt comes at once."""
-    result = run([sys.executable, "-c", IN_A_CELL, tmp_path / "run", times])
+    result = run([sys.executable, "-c", IN_A_CELL, tmp_path / "run", how])
     assert result.status == 0 and result.output.count("INTERRUPTED") == 1, result.output
     assert "another interrupt stops it at once" in result.output
     info = json.loads((tmp_path / "run/run.json").read_text())

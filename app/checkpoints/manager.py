@@ -119,10 +119,7 @@ class CheckpointManager:
             self._check_best(due.settings.best.removeprefix("-"), scores)
 
     def best(self) -> tuple[int, float] | None:
-        """Find the best checkpoint, one that is being written too: its step and its value of --run.best.
-
-        Only the main process may be told of what there is: the others can see other files at this moment.
-        """
+        """Find the best checkpoint, one that is being written too: its step and its value of --run.best."""
         return self.store.best({self._writing.step: self._writing.step_scores} if self._writing else {})
 
     def _check_best(self, best: str, scores: dict[str, float]) -> None:

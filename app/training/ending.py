@@ -28,10 +28,10 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
             services.logger.log_model(folder)
     longer = "--run.steps" if settings.steps else "--run.epochs"
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
-    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _told(services, loop, best))
+    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _best_in_words(services, loop, best))
 
 
-def _told(services: Services, loop: StepLoop, best: tuple[int, float] | None) -> str:
+def _best_in_words(services: Services, loop: StepLoop, best: tuple[int, float] | None) -> str:
     """Say which step was the best, and how to get its model; empty if no checkpoint is kept as the best."""
     if best is None:
         return ""
