@@ -1,5 +1,6 @@
 """The checkpoints of one run: step, score, size, layout, and whether their files are as they were written."""
 
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def show(run: History, verify: bool, json: str) -> int:
     found = [_about(store.path(step), step, verify) for step in store.steps()]
     for checkpoint in found:
         checkpoint["best"] = best is not None and checkpoint["step"] == best[0]
-    print(f"{run.folder}: {run.status}, step {run.step} of {run.info.get('steps', '?')}, {len(found)} checkpoints")
+    count = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
+    print(f"{run.folder}: {run.status}, step {run.step} of {run.info.get('steps', '?')}, {count}")
     if found:
         head = ["step", "score", "", "size", "layout", "saved", "files"]
         print(table(head, [_row(checkpoint, asked, run) for checkpoint in found], right=(0, 3)))
@@ -33,7 +35,7 @@ def show(run: History, verify: bool, json: str) -> int:
     if found and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
-        print(f"\nthe best one as a model: python -m app export {run.folder} --best")
+        print(f"\nthe best one as a model: python -m app export {shlex.quote(str(run.folder))} --best")
     about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}
     write_json(json, {**about, "checkpoints": found})
     return int(any(checkpoint["problem"] for checkpoint in found))
