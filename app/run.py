@@ -127,6 +127,8 @@ class Run:
                 collectives.leave(clean=error is None)
         if advice is not None:
             raise advice from cause
+        if error is None and self.services.stopping.stops_cell:
+            raise KeyboardInterrupt from None
         return self._loop.stopped_in_evaluation
 
     def say(self, text: str) -> None:

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from app import UserError, launch
-from launching import ROOT, furthest, kill_tree, run, steps
+from launching import ROOT, kill_tree, run, scores, steps, weights
 
 NOTEBOOK = ROOT / "notebooks" / "prototype.ipynb"
 
@@ -37,31 +37,60 @@ def test_the_notebook_has_no_outputs_in_the_project():
 def test_cells_show_texts_pictures_and_curves(executed):
     notebook, _ = executed
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "micro-batch 3: [" in printed and "resuming" in printed and "FSDP2" in printed
     assert "Warning" not in printed and "Traceback" not in printed
 
 
 @pytest.mark.launches
-def test_kernel_ddp_and_fsdp_are_one_run(executed):
-    """And it is the run that began in a terminal and went on in the kernel."""
+def test_a_run_in_the_kernel_shows_a_bar_and_a_curve(executed):
+    """One output a run, which is replaced as the run goes on."""
+    notebook, _ = executed
+    shown = [
+        output.data["text/html"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "<progress" in output.get("data", {}).get("text/html", "")
+    ]
+    assert ['value="23" max="90"' in page for page in shown] == [True, False]
+    assert 'value="90" max="90"' in shown[1] and all("<polyline" in page and "step " in page for page in shown)
+
+
+@pytest.mark.launches
+def test_a_command_of_a_cell_prints_lines_and_no_bar(executed):
+    notebook, _ = executed
+    (cell,) = [cell for cell in notebook.cells if "launch cpu recipes/img.py" in cell.source]
+    printed = "".join(output.text for output in cell.outputs)
+    assert "stopped after step 30" in printed and "\r" not in printed.replace("\r\n", "\n")
+    assert len(printed.splitlines()) < 20 and "%|" not in printed
+
+
+@pytest.mark.launches
+def test_scores_move(executed):
     _, folder = executed
-    info = json.loads((folder / "texts" / "run.json").read_text())
-    assert [launch["step"] for launch in info["sittings"]] == [0, 20, 40]
+    found = [line["eval/accuracy"] for line in scores(folder / "digits")]
+    assert len(found) == 6 and found[-1] > 0.8 > found[0] + 0.2
+
+
+@pytest.mark.launches
+def test_kernel_ddp_and_fsdp_are_one_run(executed):
+    """And it is the run that began in a terminal and went on in the kernel, to the last bit."""
+    _, folder = executed
+    info = json.loads((folder / "digits" / "run.json").read_text())
+    assert [launch["step"] for launch in info["sittings"]] == [0, 23, 50]
     assert ["DDP" in info["sittings"][1]["layout"], "FSDP2" in info["sittings"][2]["layout"]] == [True, True]
-    texts, third = steps(folder / "texts"), steps(folder / "third")
-    assert [line["step"] for line in texts] == [line["step"] for line in third]
-    assert [line["ids"] for line in texts] == [line["ids"] for line in third]
-    assert furthest(texts, third) < 1e-5
+    assert steps(folder / "digits") == steps(folder / "third")
+    assert scores(folder / "digits") == scores(folder / "third")
+    assert weights(folder / "digits") == weights(folder / "third")
 
 
 @pytest.mark.launches
 def test_a_loss_of_a_cell_travels_to_the_processes(executed):
     _, folder = executed
-    plain, smooth = steps(folder / "texts"), steps(folder / "smooth")
-    assert plain[0]["ids"] == smooth[0]["ids"] and plain[0]["loss"] != smooth[0]["loss"]
-    assert json.loads((folder / "smooth" / "run.json").read_text())["recipe"] == "notebook"
+    plain, focal = steps(folder / "digits"), steps(folder / "focal")
+    assert plain[0]["ids"] == focal[0]["ids"] and plain[0]["loss"] != focal[0]["loss"]
+    assert json.loads((folder / "focal" / "run.json").read_text())["recipe"] == "notebook"
 
 
 INTERRUPTED = """
@@ -98,6 +127,44 @@ def test_an_interrupt_stops_behind_a_step_with_a_checkpoint(tmp_path):
     info = json.loads((tmp_path / "run/run.json").read_text())
     assert info["status"] == "preempted" and output.rstrip().endswith("INTERRUPTED"), output
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step-{info['step']:08d}"]
+
+
+IN_A_CELL = """
+import builtins, os, signal, sys
+sys.path[:0] = ["tests", "."]
+builtins.__IPYTHON__ = True  # as in a kernel
+import tiny, torch
+
+before = signal.getsignal(signal.SIGINT)
+
+def interrupts(run, model):
+    if run.steps_done != 3:
+        return
+    if sys.argv[2] == "in an evaluation":
+        for turn in run.evaluation(model, tiny.DATA, torch.stack):
+            signal.raise_signal(signal.SIGINT)
+        assert False, "it has not ended"
+    for _ in range({"once": 1, "twice": 2}[sys.argv[2]]):
+        signal.raise_signal(signal.SIGINT)
+
+try:
+    tiny.train(sys.argv[1], interrupts, save_every=100)
+except KeyboardInterrupt:
+    print("INTERRUPTED")
+assert signal.getsignal(signal.SIGINT) is before
+tiny.train(sys.argv[1], save_every=100)
+"""
+
+
+@pytest.mark.parametrize("how, saved", [("once", True), ("in an evaluation", True), ("twice", False)])
+def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, how, saved):
+    """The run leaves after the step, with a checkpoint, and then the cell ends; a second interrupt comes at once."""
+    result = run([sys.executable, "-c", IN_A_CELL, tmp_path / "run", how])
+    assert result.status == 0 and result.output.count("INTERRUPTED") == 1, result.output
+    assert "another interrupt stops it at once" in result.output
+    info = json.loads((tmp_path / "run/run.json").read_text())
+    assert [launch["step"] for launch in info["sittings"]] == ([0, 3] if saved else [0])
+    assert info["status"] == "finished"
 
 
 FAILS = """

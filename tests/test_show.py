@@ -53,9 +53,9 @@ def folder(tmp_path_factory):
 
 def test_runs_are_listed(folder, capsys, tmp_path):
     out = tmp_path / "runs.json"
-    assert runs.main(runs.Options((folder,), str(out))) == 0
+    assert runs.main(runs.Options((folder,), json=str(out))) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"stopped +finished +8/8 +eval/loss 0.125 +1 data rank, fp32, cpu", printed)
+    assert re.search(r"stopped +finished +8/8 +eval/loss 0.125 +0.125 at 8 +1 data rank, fp32, cpu", printed)
     assert re.search(r"deep/failed +failed +\d/8 +loss", printed)
     assert "deep/failed: RuntimeError: the disk is on fire" in printed
     listed = {row["folder"].rsplit("/", 1)[1]: row for row in json.loads(out.read_text())["runs"]}
@@ -113,28 +113,110 @@ def test_the_picture_has_both_runs_colours(drawn):
         assert (pixels == colour).all(axis=1).sum() > 100
 
 
-def test_the_page_needs_nothing_else(drawn):
-    """No script, style or picture of it is fetched from anywhere."""
+def test_the_page_needs_only_plotly_next_to_it(drawn):
+    """No script, style or picture of it is fetched from anywhere else; and pages of one folder share the file."""
     text = drawn.with_suffix(".html").read_text()
     fetched = re.findall(r"<(?:script|link|img)[^>]*?\s(?:src|href)=['\"]([^'\"]{0,40})", text)
-    assert fetched and all(source.startswith("data:image/png;base64,") for source in fetched)
+    assert "plotly.min.js" in fetched and drawn.with_name("plotly.min.js").stat().st_size > 1e6 > len(text)
+    assert all(source.startswith("data:image/png;base64,") for source in fetched if source != "plotly.min.js")
     assert "<td>--run.seed</td><td>0</td><td>7</td>" in text and "--run.dir" not in text
+
+
+def in_browser(page, folder) -> str:
+    """Open a page, and return what it has become."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--virtual-time-budget=9000"]
+    words = [BROWSER, *flags, "--dump-dom", page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_a_browser_shows_the_page(drawn, tmp_path):
     """Every curve is drawn, the stop is marked, and the pictures are there."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--virtual-time-budget=9000"]
-    words = [BROWSER, *flags, "--dump-dom", drawn.with_suffix(".html").as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    shown = in_browser(drawn.with_suffix(".html"), tmp_path)
     both = [history.read(drawn.parent.parent / name) for name in ("stopped", "deep/failed")]
-    curves_wanted = sum(len(panel.names) for panel in curves.panels(both)) * len(both)
-    body = done.stdout[done.stdout.index("<h2>Curves</h2>") :]
+    wanted = [curve for run in both for panel in curves.panels(both) for curve in curves.curves_of(panel, run)]
+    curves_wanted = sum(1 if curve.name == "lr" else 2 for curve in wanted)  # those that can be smoothed have a raw one
+    body = shown[shown.index("<h2>Curves</h2>") :]
     svg = "".join(re.findall(r"<svg.*?</svg>", body, re.DOTALL))
-    assert len(re.findall(r'class="trace scatter', svg)) >= curves_wanted - 1  # the failed run has no scores
-    assert "resumed on 1 data rank, fp32, cpu" in svg
+    assert len(re.findall(r'class="trace scatter', svg)) == curves_wanted
+    assert svg.count(">▼<") == 1 and "<td>5</td><td>resumed on 1 data rank, fp32, cpu</td>" in body
     pictures = body[body.index("<h2>Pictures of stopped</h2>") :]
     assert pictures.count("data:image/png;base64,") == 1 and "eval/pictures, step 8" in pictures
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_the_slider_smooths_and_shows_the_raw_curve_behind(folder, drawn, tmp_path):
+    moved = drawn.with_name("moved.html")
+    told = "JSON.stringify(plot.data.map((trace) => [trace.name, trace.meta, trace.opacity, trace.y]))"
+    move = 'slider.value = 0.5; slider.dispatchEvent(new Event("input"));'
+    added = f"<script>{move} document.body.append('[DATA]' + {told} + '[END]')</script></body>"
+    moved.write_text(drawn.with_suffix(".html").read_text().replace("</body>", added))
+    text = re.search(r"\[DATA\](\[\[.*\]\])\[END\]", in_browser(moved, tmp_path)[-100_000:])
+    traces = json.loads(text[1])
+    losses = history.read(folder / "stopped").column("loss")[1]
+    expected, average = [], 0.0
+    for count, loss in enumerate(losses, start=1):
+        average = 0.5 * average + 0.5 * loss
+        expected.append(average / (1 - 0.5**count))
+    (raw, front) = [trace for trace in traces if trace[0] == "stopped"][:2]
+    assert raw[1:3] == ["raw", 0.25] and raw[3] == losses
+    assert front[1] == "smooth" and front[3] == pytest.approx(expected)
+    assert any(trace[1] == "" for trace in traces)  # the learning rate
+
+
+def write_run(folder, names=("loss",), launches=(0,), segments=(), steps=100):
+    """Write the folder of a run, as if it had logged some numbers every ten steps."""
+    folder.mkdir()
+    sittings = [{"step": step, "layout": "1 data rank, fp32, cpu"} for step in launches]
+    info = {"status": "finished", "step": steps, "steps": steps, "sittings": sittings, "segments": list(segments)}
+    (folder / "run.json").write_text(json.dumps(info))
+    lines = [{"step": step, **dict.fromkeys(names, 1 / step)} for step in range(10, steps + 1, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return history.read(folder)
+
+
+def test_many_stops_have_few_labels_and_say_which_settings_changed(tmp_path):
+    changed = {"optim.lr": [0.1, 0.02], "optim.clip": [1.0, 0.5]}
+    found = write_run(tmp_path / "run", launches=(0, 5, 5, 6, 7, 50), segments=[{"step": 6, "changed": changed}])
+    marks = curves.marks(found)
+    assert [mark.step for mark in marks] == [5, 6, 7, 50]
+    assert marks[1].text == "resumed, optim.lr 0.1 to 0.02, optim.clip 1.0 to 0.5"
+    assert [[mark.step for mark in group] for group in curves.neighbours(marks, 4)] == [[5, 6, 7], [50]]
+    command.main(command.Options((tmp_path / "run",)))
+    page = (tmp_path / "run" / "plot.html").read_text()
+    assert page.count("\\u25bc") == 2 and "<td>6</td><td>resumed, optim.lr 0.1 to 0.02" in page
+
+
+def test_scores_of_many_classes_are_one_panel_and_one_table(tmp_path):
+    classes = [f"eval/dice_class{i}" for i in range(26)]
+    found = write_run(tmp_path / "run", ["eval/dice", "eval/dice_one", "eval/dice_two", "eval/loss"])
+    assert [panel.title for panel in curves.panels([found])] == ["eval/dice", "eval/dice by class", "eval/loss"]
+    assert not any(panel.by_class for panel in curves.panels([found]))
+    found = write_run(tmp_path / "many", ["loss", "eval/dice", *classes])
+    (panel,) = [panel for panel in curves.panels([found]) if panel.by_class]
+    assert panel.names == tuple(classes) and curves.class_names(panel)[25] == "class25"
+    command.main(command.Options((tmp_path / "many",)))
+    page = (tmp_path / "many" / "plot.html").read_text()
+    assert page.count('"meta":"') == 4 and "<td>class25</td><td>0.01</td>" in page  # loss and dice, raw and not
+
+
+def test_the_loss_of_single_steps_is_drawn_behind_their_mean(tmp_path):
+    new, old = write_run(tmp_path / "new", ["loss_mean", "loss"]), write_run(tmp_path / "old")
+    (panel,) = curves.panels([new, old])
+    assert curves.curves_of(panel, new) == [curves.Curve("loss", 0, behind=True), curves.Curve("loss_mean", 0)]
+    assert curves.curves_of(panel, old) == [curves.Curve("loss", 0)]
+
+
+def test_several_runs_are_drawn_into_the_newest_ones_folder(tmp_path, monkeypatch, capsys):
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
+    os.utime(tmp_path / "two" / "run.json", (1, 1))
+    os.utime(tmp_path / "two" / "metrics.jsonl", (1, 1))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    command.main(command.Options((tmp_path / "one", tmp_path / "two")))
+    assert capsys.readouterr().out.split() == [str(tmp_path / "one" / f"comparison.{kind}") for kind in ("png", "html")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_plot_says_what_is_missing(folder, tmp_path):

@@ -1,6 +1,7 @@
 """Saving and resuming one run: when checkpoints are due, what their records say, and what the user is told."""
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from accelerate.utils import DistributedType
@@ -95,6 +96,7 @@ class CheckpointManager:
         due: Triggers,
         scores: dict[str, float],
         step_scores: dict[str, float],
+        losses: Callable[[], dict[str, Any]],
         leaving: bool,
         unevaluated: bool = False,
     ) -> None:
@@ -103,6 +105,7 @@ class CheckpointManager:
         Args:
             scores: the last value of each score.
             step_scores: the scores that were measured at this very step; they decide which checkpoint is best.
+            losses: returns their sums, with which a resumed run goes on; called on every rank.
             leaving: the run stops here for now.
             unevaluated: the run stops inside this step's evaluation.
         """
@@ -111,9 +114,13 @@ class CheckpointManager:
             lambda: self.store.improves(step, step_scores, saving)
         )
         if due.saves(step) or leaving or improves:
-            self.save(step, due.plan, scores, step_scores, unevaluated)
+            self.save(step, due.plan, scores, step_scores, losses, unevaluated)
         if due.may_be_best(step) and step_scores:
             self._check_best(due.settings.best.removeprefix("-"), scores)
+
+    def best(self) -> tuple[int, float] | None:
+        """Find the best checkpoint, one that is being written too: its step and its value of --run.best."""
+        return self.store.best({self._writing.step: self._writing.step_scores} if self._writing else {})
 
     def _check_best(self, best: str, scores: dict[str, float]) -> None:
         """Warn once where --run.best names a score that there is not."""
@@ -130,6 +137,7 @@ class CheckpointManager:
         plan: BatchPlan,
         scores: dict[str, float],
         step_scores: dict[str, float],
+        losses: Callable[[], dict[str, Any]],
         unevaluated: bool = False,
     ) -> None:
         """Commit a checkpoint, or begin to, after the one that is being written. Every rank takes part.
@@ -142,7 +150,7 @@ class CheckpointManager:
             state_dict.check_finite(self.accelerator.models, step)
             # Copies: training logs on while this is written.
             fields = {"metrics": dict(step_scores), "scores": dict(scores), "unevaluated": unevaluated}
-            fields |= self._about_run(step, plan)
+            fields |= {**self._about_run(step, plan), "losses": losses()}
             if self._in_background:
                 self._writing = self._begin(step, fields)
                 return

@@ -24,12 +24,21 @@ class Start(NamedTuple):
     """Names of the buffers that are known to change in training."""
     changed: dict[str, list] = {}
     """Settings that are others from here on: by name, as they were and as they are."""
+    losses: dict[str, Any] = {}
+    """Sums of the losses of the last steps, from which the means that are logged next are formed."""
 
 
 def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
-    # Checkpoints of earlier versions have no entry "buffers".
-    return Start(saved["step"], saved["scores"], bool(saved.get("unevaluated")), saved.get("buffers", ()), changed)
+    # Checkpoints of earlier versions have no entry "buffers" or "losses".
+    return Start(
+        saved["step"],
+        saved["scores"],
+        bool(saved.get("unevaluated")),
+        saved.get("buffers", ()),
+        changed,
+        saved.get("losses", {}),
+    )
 
 
 def described(start: Start, plan: BatchPlan, before: dict[str, Any], here: dict[str, Any], folder: Path) -> str:

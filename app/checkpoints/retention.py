@@ -45,15 +45,38 @@ class Retention:
         wanted = set(list(folders)[-self.keep :])
         if not self.best:
             return wanted
+        known, unread = self._known(folders)
+        return wanted | unread | ({_best_step(known)} if known else set())
+
+    def best_step(self, folders: dict[int, Path], unsaved: dict[int, dict[str, float]]) -> tuple[int, float] | None:
+        """Find the checkpoint with the best metric: its step, and the metric as it was measured; None if none has it.
+
+        Args:
+            folders: of checkpoints, by step; those that cannot be read now do not count.
+            unsaved: metrics of checkpoints that are being written, by step.
+        """
+        if not self.best:
+            return None
+        known = self._known(folders)[0]
+        values = {step: self.value(metrics) for step, metrics in unsaved.items()}
+        known |= {step: value for step, value in values.items() if value is not None}
+        if not known:
+            return None
+        step = _best_step(known)
+        return step, -known[step] if self.best.startswith("-") else known[step]
+
+    def _known(self, folders: dict[int, Path]) -> tuple[dict[int, float], set[int]]:
+        """Return the metric of each step that has it, and the steps that cannot be read now."""
         known: dict[int, float] = {}
+        unread = set()
         for step, folder in folders.items():
             try:
                 score = self._score(folder)
             except OSError:
-                wanted.add(step)
+                unread.add(step)
             else:
                 known |= {} if score is None else {step: score}
-        return wanted | ({max(known, key=lambda step: (known[step], step))} if known else set())
+        return known, unread
 
     def _score(self, folder: Path) -> float | None:
         """Read the metric that decides; None where there is none, or the record is damaged.
@@ -65,3 +88,8 @@ class Retention:
             return self.value(record.read(folder)["metrics"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+
+
+def _best_step(known: dict[int, float]) -> int:
+    """Return the step with the highest value, the last one if there are several."""
+    return max(known, key=lambda step: (known[step], step))

@@ -95,6 +95,10 @@ class CheckpointStore:
             return False
         return value > self.retention.best_of(self.path(other) for other in self.steps() if other < step)
 
+    def best(self, unsaved: dict[int, dict[str, float]]) -> tuple[int, float] | None:
+        """Find the checkpoint that is kept as the best one; see `Retention.best_step`."""
+        return self.retention.best_step({step: self.path(step) for step in self.steps()}, unsaved)
+
     def save(
         self,
         step: int,

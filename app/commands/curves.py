@@ -1,25 +1,42 @@
 """The curves of runs: which panels there are and what each shows; drawn as a PNG picture with matplotlib."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app.errors import UserError, not_installed
 from app.rundir.history import History
 from app.rundir.throughput import SPEEDS
 
+FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
+_LABEL = 48  # characters of a mark's text that fit next to its line in the picture
+
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that share an axis."""
+    """What shares an axis: curves over the steps, or the last values of one score for each of many classes."""
 
     title: str
     names: tuple[str, ...]
+    by_class: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number of a run over the steps."""
+
+    name: str
+    style: int
+    """Which of the line styles it has; a loss and its mean have the same one."""
+    behind: bool = False
+    """Whether it is drawn faintly: a loss of single steps whose mean is drawn too."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A step after which a run was resumed, and what it was resumed on."""
+    """A step after which a run was resumed: on what, and which settings changed there."""
 
     step: int
     text: str
@@ -33,12 +50,11 @@ def panels(runs: Sequence[History]) -> list[Panel]:
         found = tuple(name for name in names if name.split("/")[0] in starts)
         return [Panel(title, found)] if found else []
 
-    known = {"loss", "eval", "lr", "grad_norm", *SPEEDS}
-    scores = [Panel(name, (name,)) for name in names if name.startswith("eval/")]
+    known = {"loss", "loss_mean", "eval", "lr", "grad_norm", *SPEEDS}
     others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known]
     return [
-        *take("loss", "loss"),
-        *scores,
+        *take("loss", "loss", "loss_mean"),
+        *_scores([name for name in names if name.startswith("eval/")]),
         *take("learning rate", "lr"),
         *take("gradient norm", "grad_norm"),
         *(panel for speed in SPEEDS for panel in take(speed.replace("_", " "), speed)),
@@ -46,15 +62,55 @@ def panels(runs: Sequence[History]) -> list[Panel]:
     ]
 
 
+def _scores(names: list[str]) -> list[Panel]:
+    """Give each score a panel, and those of classes, such as eval/dice_bone next to eval/dice, one together."""
+    of_classes = {name: [other for other in names if other.startswith((f"{name}_", f"{name}/"))] for name in names}
+    of_classes = {name: found for name, found in of_classes.items() if len(found) > 1}
+    taken = {name for found in of_classes.values() for name in found}
+    shown = []
+    for name in names:
+        shown += [] if name in taken else [Panel(name, (name,))]
+        if found := of_classes.get(name):
+            shown.append(Panel(f"{name} by class", tuple(found), by_class=len(found) > FEW))
+    return shown
+
+
+def curves_of(panel: Panel, run: History) -> list[Curve]:
+    """List a run's curves in a panel, those behind first."""
+    averaged = any(name.split("/")[0] == "loss_mean" for name in run.columns)
+    seen: Counter[str] = Counter()
+    found = []
+    for name in panel.names:
+        start = name.split("/")[0]
+        if run.column(name)[0]:
+            found.append(Curve(name, seen[start], behind=averaged and start == "loss"))
+        seen[start] += 1
+    return sorted(found, key=lambda curve: not curve.behind)
+
+
 def marks(run: History) -> list[Mark]:
-    """List the steps after which a run was resumed, with the layout if that had changed."""
-    found, before = [], None
+    """List the steps after which a run was resumed, with the layout and the settings that had changed."""
+    changed = {segment["step"]: segment["changed"] for segment in run.info.get("segments", [])}
+    found: dict[int, str] = {}
+    before = None
     for launch in run.launches:
         step, layout = launch["step"], launch["layout"]
         if 0 < step < run.step and before is not None:
-            found.append(Mark(step, "resumed" if layout == before else f"resumed on {layout}"))
+            settings = [f"{name} {old} to {new}" for name, (old, new) in changed.get(step, {}).items()]
+            found[step] = ", ".join(["resumed" if layout == before else f"resumed on {layout}", *settings])
         before = layout
-    return found
+    return [Mark(step, text) for step, text in found.items()]
+
+
+def neighbours(found: Sequence[Mark], apart: float) -> list[list[Mark]]:
+    """Put marks together that are fewer than `apart` steps after the first of them: their texts would overlap."""
+    groups: list[list[Mark]] = []
+    for mark in found:
+        if groups and mark.step - groups[-1][0].step < apart:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    return groups
 
 
 def labels(runs: Sequence[History]) -> list[str]:
@@ -86,28 +142,76 @@ def draw(runs: Sequence[History], file: Path) -> None:
     figure = Figure(figsize=(5.5 * across, 2.6 * down + 0.6), layout="constrained")
     figure.suptitle(", ".join(labels(runs)), fontsize=11)
     axes = list(figure.subplots(down, across, squeeze=False).flat)
-    last, thick = max(run.step for run in runs), widths(len(runs))
     for axis, panel in zip(axes, shown, strict=False):
         axis.set_title(panel.title, fontsize=10)
-        for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-            for nth, name in enumerate(panel.names):
-                steps, values = run.column(name)
-                told = label if len(panel.names) == 1 else f"{label}: {name}"
-                look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[nth % 3], "linewidth": thick[place]}
-                look |= {"marker": "." if len(steps) == 1 else "", "alpha": 1 if thick[place] < 2 else 0.5}
-                axis.plot(steps, values, label=told, **look)
-            for mark in marks(run):
-                axis.axvline(mark.step, color=f"C{place}", linewidth=0.8, linestyle=(0, (2, 3)))
-                if axis is axes[0]:
-                    where = {"transform": axis.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
-                    axis.text(mark.step, 0.98, mark.text, fontsize=6, color="0.3", **where)
-        if len(runs) > 1 or len(panel.names) > 1:
-            axis.legend(fontsize=7)
         axis.tick_params(labelsize=8)
-        axis.set_xlim(0, last * 1.02)
+        if panel.by_class:
+            _draw_classes(axis, panel, runs)
+        else:
+            _draw_curves(axis, panel, runs, told=axis is axes[0])
     for axis in axes[len(shown) :]:
         axis.set_visible(False)
-    for axis in axes[max(0, len(shown) - across) : len(shown)]:
-        axis.set_xlabel("step", fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
+
+
+def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -> None:
+    """Draw a panel over the steps.
+
+    Args:
+        told: write what the marks mean.
+    """
+    last, thick = max(run.step for run in runs), widths(len(runs))
+    drawn = [curves_of(panel, run) for run in runs]
+    several = max(len([curve for curve in found if not curve.behind]) for found in drawn) > 1
+    for place, (run, label, found) in enumerate(zip(runs, labels(runs), drawn, strict=True)):
+        for curve in found:
+            steps, values = run.column(curve.name)
+            look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[curve.style % 3], "linewidth": thick[place]}
+            look |= {"marker": "." if len(steps) == 1 else "", "alpha": 1 if thick[place] < 2 else 0.5}
+            if curve.behind:
+                look |= {"alpha": 0.3, "linewidth": 0.8}
+            name = f"{label}: {curve.name}" if several else label
+            axis.plot(steps, values, label=f"_{name}" if curve.behind else name, **look)  # _: not in the legend
+        for mark in marks(run):
+            axis.axvline(mark.step, color=f"C{place}", linewidth=0.8, linestyle=(0, (2, 3)))
+        for group in neighbours(marks(run), apart=last * 0.04) if told else []:
+            where = {"transform": axis.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
+            axis.text(group[0].step, 0.98, _in_short(group), fontsize=6, color="0.3", **where)
+    if len(runs) > 1 or several:
+        axis.legend(fontsize=7)
+    axis.set_xlim(0, last * 1.02)
+    axis.set_xlabel("step", fontsize=8)
+
+
+def _in_short(group: Sequence[Mark]) -> str:
+    """Say in one line what a few marks mean; the page has the whole texts."""
+    text = group[0].text
+    if len(group) > 1:
+        more = [mark.text.removeprefix("resumed").lstrip(", ") for mark in group]
+        text = "; ".join([f"resumed {len(group)} times", *filter(None, more)])
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
+
+
+def last_values(panel: Panel, run: History) -> list[float | None]:
+    """Return the last value of each name in a panel; None where the run has none."""
+    columns = [run.column(name)[1] for name in panel.names]
+    return [values[-1] if values else None for values in columns]
+
+
+def class_names(panel: Panel) -> list[str]:
+    """Return the class of each name in a panel by class: `bone` of eval/dice_bone."""
+    start = len(panel.title.removesuffix(" by class")) + 1
+    return [name[start:] for name in panel.names]
+
+
+def _draw_classes(axis: Any, panel: Panel, runs: Sequence[History]) -> None:
+    """Draw the last value of each class as a dot."""
+    places = range(len(panel.names))
+    for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        found = [(x, y) for x, y in zip(last_values(panel, run), places, strict=True) if x is not None]
+        axis.plot([x for x, _ in found], [y for _, y in found], ".", color=f"C{place}", label=label)
+    axis.set_yticks(list(places), class_names(panel), fontsize=min(7, 110 / len(panel.names)))
+    axis.invert_yaxis()
+    axis.grid(axis="y", linewidth=0.3)
+    axis.set_xlabel("last value", fontsize=8)

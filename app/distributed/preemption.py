@@ -47,16 +47,24 @@ class Preemption:
         self._events: deque[torch.Event] = deque()
         self._last: int | None = None
         self._key, self._evaluations = "", 0
-        self._before: dict[int, Any] = {}  # handlers
+        self._before: dict[int, Any] = {}  # handlers of signals, that are given back
         self._pipe: tuple[int, int] | None = None
 
+    @property
+    def stops_cell(self) -> bool:
+        """Tell whether an interrupt of a notebook's cell has stopped the run: the cell must then not go on."""
+        return bool(self.asked) and environment.in_notebook()
+
     def start(self) -> None:
-        """Begin to listen. Every rank takes part. In a notebook, Ctrl-C still interrupts the cell."""
+        """Begin to listen. Every rank takes part. In a notebook, an interrupt stops the run and then the cell."""
         global _runs, _listening
         _runs += 1
         self._key = f"samestep/stop/{_runs}"
         self._siblings = collectives.local_processes()
-        if environment.in_notebook() or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if environment.in_notebook():
+            self._before = {signal.SIGINT: signal.signal(signal.SIGINT, self._interrupt_cell)}
             return
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
@@ -87,6 +95,13 @@ class Preemption:
             again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
             print(f"\n{number.name}: the run stops after this step and saves{again}", file=sys.stderr, flush=True)
         self.asked = self.asked or number.name
+
+    def _interrupt_cell(self, number: int, frame: Any) -> None:
+        """Have the run of this process stop after its step; a second interrupt comes at once, anywhere."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+        print("the run stops after this step and saves; another interrupt stops it at once", file=sys.stderr)
 
     def due(self, step: int) -> bool:
         """Tell whether a step is the last one for now. Every rank asks after each step and gets the same answer.
@@ -155,6 +170,7 @@ class Preemption:
         """Stop listening, and restore the signal handlers from before."""
         global _listening
         if self._pipe is None:
+            self._restore()
             return
         self._give_back(self._wakeup)
         os.write(self._pipe[1], b"\0")
@@ -162,8 +178,12 @@ class Preemption:
 
     def _give_back(self, wakeup: int) -> None:
         signal.set_wakeup_fd(wakeup)
+        self._restore()
+
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before = {}
 
 
 def _forget_in_child() -> None:

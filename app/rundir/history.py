@@ -1,11 +1,12 @@
 """Runs as their folders show them. Nothing here changes a folder or imports torch."""
 
 import json
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,6 +14,23 @@ from app.errors import UserError
 from app.rundir import lock, metrics_file
 
 NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
+# Parts of the names of scores that are better if they are lower, for runs whose --run.best does not say it.
+_LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
+
+
+class Best(NamedTuple):
+    """The best value of a score among all evaluations, and its step."""
+
+    name: str
+    value: float
+    step: int
+    lower: bool
+    """Whether lower is better."""
+
+    @property
+    def in_words(self) -> str:
+        """Return the value with four digits, and the step."""
+        return f"{self.value:.4g} at {self.step}"
 
 
 @dataclass
@@ -68,6 +86,24 @@ class History:
             if values:
                 return name, values[-1]
         return None
+
+    @property
+    def best(self) -> Best | None:
+        """Return the best value of the same score, the first one if there are several; None if there is no score.
+
+        Lower is better where --run.best says so; for other scores, the name tells, such as eval/loss.
+        """
+        if self.score is None:
+            return None
+        name, asked = self.score[0], str(self.config.get("run", {}).get("best") or "")
+        known = asked.removeprefix("-") == name
+        lower = asked.startswith("-") if known else any(part in name.rpartition("/")[2] for part in _LOWER)
+        found = [(-value if lower else value, -step) for step, value in zip(*self.column(name), strict=True)]
+        found = [pair for pair in found if math.isfinite(pair[0])]
+        if not found:
+            return None
+        value, step = max(found)
+        return Best(name, -value if lower else value, -step, lower)
 
     @property
     def score_in_words(self) -> str:

@@ -142,13 +142,18 @@ class RunLogger:
         if self.speaks:
             self.trackers.log_model(model)
 
-    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str) -> None:
-        """Say how the run went, where the model is, how to use it, and how to go on: with more of flag `longer`."""
+    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str, best: str = "") -> None:
+        """Say how the run went, where the model is, how to use it, and how to go on: with more of flag `longer`.
+
+        Args:
+            best: which step was the best one, and how to get its model.
+        """
         self.progress.close()
         taken = duration(time.perf_counter() - self.began)
         now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
         lines = {name: _short(value) for name, value in scores.items()}
         lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
+        lines |= {"best": best} if best else {}
         lines["go on"] = f"the same command with a larger {longer}; another --run.dir starts another run"
         self.progress.say(f"finished: {done} steps, {now}")
         width = max(map(len, lines))

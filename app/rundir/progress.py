@@ -1,9 +1,15 @@
-"""Progress on the screen: a bar on a terminal, a line now and then elsewhere. Only the main process prints."""
+"""Progress on the screen: a bar on a terminal, a bar and a curve in a notebook, elsewhere a line now and then.
 
+Only the main process prints.
+"""
+
+import os
 import sys
 import time
 
 from tqdm import tqdm
+
+from app.rundir.cell import CellView, in_kernel
 
 # Speeds that are shown: the name and the format of each.
 _SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}
@@ -21,6 +27,7 @@ class Progress:
         """
         self.warns, self.speaks, self.seconds = speaks, speaks and not quiet, seconds_between_lines
         self.bar: tqdm | None = None
+        self.cell: CellView | None = None
         self.steps = 0
         self.shown = 0.0
 
@@ -38,13 +45,17 @@ class Progress:
     def start(self, step: int, steps: int) -> None:
         """Begin at `step` of `steps`."""
         self.steps = steps
-        if self.speaks and sys.stderr.isatty():
+        if self.speaks and in_kernel():
+            self.cell = CellView(step, steps)
+        elif self.speaks and _draws_again():
             self.bar = tqdm(initial=step, total=steps, unit="step", dynamic_ncols=True, leave=True)
 
     def advance(self) -> None:
         """Count one step."""
         if self.bar is not None:
             self.bar.update()
+        if self.cell is not None:
+            self.cell.advance()
 
     def show(
         self, step: int, losses: dict[str, float], lr: float | None, speeds: dict[str, float], seconds_left: float
@@ -58,17 +69,31 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix(parts, refresh=False)
             return
+        numbers = "  ".join([*(f"{name} {text}" for name, text in parts.items()), f"{duration(seconds_left)} left"])
         now = time.monotonic()
-        if now - self.shown >= self.seconds or step >= self.steps:
+        if self.cell is not None:
+            self.cell.show(next(iter(losses.values()), float("nan")), numbers)
+        elif now - self.shown >= self.seconds or step >= self.steps:
             self.shown = now
-            numbers = "  ".join(f"{name} {text}" for name, text in parts.items())
-            print(f"step {step}/{self.steps}  {numbers}  {duration(seconds_left)} left", flush=True)
+            print(f"step {step}/{self.steps}  {numbers}", flush=True)
 
     def close(self) -> None:
         """Close the bar, and leave it on the screen."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+        if self.cell is not None:
+            self.cell.close()
+            self.cell = None
+
+
+def _draws_again() -> bool:
+    """Tell whether standard error is a terminal on which a bar can be drawn again and again.
+
+    A notebook gives the command of a `!` cell a terminal too, but keeps every drawing as a line. Its kernel, and what
+    that starts, has a variable of jupyter_client.
+    """
+    return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def duration(seconds: float) -> str:

@@ -1,5 +1,7 @@
 """The end of a run: the finished model, what the folder and the user are told, and everything closed."""
 
+import shlex
+
 from accelerate.utils import DynamoBackend
 from torch import nn
 
@@ -25,7 +27,19 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
     longer = "--run.steps" if settings.steps else "--run.epochs"
-    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer)
+    best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
+    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _best_in_words(services, loop, best))
+
+
+def _best_in_words(services: Services, loop: StepLoop, best: tuple[int, float] | None) -> str:
+    """Say which step was the best, and how to get its model; empty if no checkpoint is kept as the best."""
+    if best is None:
+        return ""
+    (step, value), run = best, services.folder.path
+    told = f"{loop.settings.best.removeprefix('-')} {value:.4f} after step {step}"
+    if step == loop.steps_done:
+        return f"{told}, the last: it is the model above"
+    return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 
 
 def close(services: Services, loop: StepLoop, error: BaseException | None) -> None:

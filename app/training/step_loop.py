@@ -17,6 +17,7 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training.audit import Audit
 from app.training.gradients import Gradients
+from app.training.loss_means import LossMeans
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers
 from app.training.recompiles import Recompiles
@@ -79,6 +80,7 @@ class StepLoop:
         if start.step:
             self.scores = dict(start.scores)
         self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
+        self._means = LossMeans(self.services.accelerator, self.settings.log_every, start.step, start.losses)
         end = min(plan.steps, self.settings.stop_at or plan.steps)
         return range(start.step - int(start.unevaluated), end)
 
@@ -205,10 +207,11 @@ class StepLoop:
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
         services.buffers.agree()
+        self._means.add(step.number, step.metrics.losses, step.metrics.step.weight)
         if self._reads_losses(step):
             rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
-            losses, about = step.metrics.collect(services.buffers, drift)
+            losses, about = step.metrics.collect(services.buffers, self._means, drift)
             services.logger.step(step.number, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 services.logger.progress.warn(trouble)
@@ -220,7 +223,13 @@ class StepLoop:
         services.logger.progress.advance()
         services.checkpoint_manager.look()
         services.checkpoint_manager.save_when_due(
-            step.number, self._triggers, self.scores, step.scores, self.stopping, unevaluated=self.stopped_in_evaluation
+            step.number,
+            self._triggers,
+            self.scores,
+            step.scores,
+            self._means.record,
+            self.stopping,
+            unevaluated=self.stopped_in_evaluation,
         )
 
     def save(self) -> None:
@@ -229,8 +238,13 @@ class StepLoop:
         step = self.current
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
-        if self.plan is not None:
-            self.services.checkpoint_manager.save(self.steps_done, self.plan, self.scores, self._scores_here())
+        if self.plan is None:
+            return
+        means = self._means
+        if step is not None and step.open and not step.again:
+            means = means.after(step.number, step.metrics.losses, step.metrics.step.weight)
+        manager, here = self.services.checkpoint_manager, self._scores_here()
+        manager.save(self.steps_done, self.plan, self.scores, here, means.record)
 
     def may_stop_in_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first.

@@ -13,6 +13,7 @@ from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
+from app.training.loss_means import LossMeans
 from app.training.nonfinite import FirstNonfinite, in_short
 
 DIVERGED = "training has diverged"
@@ -62,15 +63,19 @@ class StepMetrics:
         if self.losses and not self.skips and self.accelerator.scaler is None:  # the scaler skips such steps itself
             self.faults.note(self.step.index, self.losses, [*self.norms.values()])
 
-    def collect(self, buffers: Buffers, drift: DesyncCheck | None = None) -> tuple[dict[str, float], dict[str, Any]]:
+    def collect(
+        self, buffers: Buffers, means: LossMeans, drift: DesyncCheck | None = None
+    ) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
         Args:
             buffers: learns in the same collective whether training has changed further buffers.
+            means: over several steps, with this one; its sums travel in the same collective.
             drift: compares the ranks' weights and buffers in the same collective.
 
         Returns:
-            The losses of the global batch by name; and the gradient norms and the hash of the sample ids, by name.
+            The losses of the global batch by name; and the mean losses, the gradient norms and the hash of the sample
+            ids, by name.
 
         Raises:
             UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
@@ -85,6 +90,8 @@ class StepMetrics:
             if micro.weight:
                 place = names.index(name) * self.step.micro_count + micro.index
                 slots[place] += loss.double() * (micro.weight / self.step.weight)
+        now = len(slots)
+        slots = torch.cat([slots, means.slots()])
         own = len(slots)
         if drift is not None:
             slots = torch.cat([slots, drift.slots().to(slots.device)])
@@ -94,7 +101,12 @@ class StepMetrics:
         measured = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
         numbers = torch.cat([measured, slots]).tolist()  # waits for the device
         norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
-        parts, (earlier, high, low, fresh), prints = parts[: own - 4], parts[own - 4 : own], parts[own:]
+        parts, (earlier, high, low, fresh), sums, prints = (
+            parts[: now - 4],
+            parts[now - 4 : now],
+            parts[now:own],
+            parts[own:],
+        )
         if earlier:
             raise UserError(advice(self._earlier()))
         if fresh:
@@ -110,6 +122,7 @@ class StepMetrics:
                 raise UserError(advice(self._not_finite(name, value)))
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
+            **means.take(sums),
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }

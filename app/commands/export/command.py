@@ -1,6 +1,7 @@
 """Take a model out of a run: from any checkpoint of any layout, to a folder that others load, and to the Hub.
 
     python -m app export runs/cls
+    python -m app export runs/cls --best
     python -m app export runs/cls --step 40 --to models/early
     python -m app export runs/cls --push me/my-classifier --dry-run
 
@@ -13,13 +14,16 @@ repeats the run.
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from app.checkpoints import sharded
 from app.commands.output import size
 from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.checkpoints.store import CheckpointStore
 
 
 @dataclass
@@ -29,7 +33,9 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
     step: int = 0
-    """Step of the checkpoint to export; 0: the newest one."""
+    """Step of the checkpoint to export; 0: the newest one. `python -m app runs RUN` lists them."""
+    best: bool = False
+    """Export the checkpoint with the best value of the run's --run.best."""
     to: str = ""
     """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"
@@ -54,11 +60,11 @@ def main(options: Options) -> int:
     from app.rundir import history
 
     run = history.read(options.run)
-    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1)
+    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.config.get("run", {}).get("best") or "")
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{run.folder} has no checkpoint to export")
-    step = options.step or steps[-1]
+    step = _best_step(options, checkpoints) if options.best else options.step or steps[-1]
     state, record = checkpoints.at(step)
     if layout.is_bound(record["layout"]):
         raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
@@ -82,6 +88,24 @@ def main(options: Options) -> int:
             folder.rename(target)
             print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
     return 0
+
+
+def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
+    there = ", ".join(map(str, checkpoints.steps()))
+    if options.step:
+        raise UserError(f"--best and --step {options.step}: give one of the two")
+    if not checkpoints.retention.best:
+        raise UserError(
+            f"--best: {options.run} was trained without --run.best, so none of its checkpoints is the best; take one "
+            f"with --step, of {there}"
+        )
+    best = checkpoints.best({})
+    if best is None:
+        raise UserError(
+            f"--best: no checkpoint of {options.run} was scored with {checkpoints.retention.best.removeprefix('-')}; "
+            f"take one with --step, of {there}"
+        )
+    return best[0]
 
 
 def _say_what(options: Options, step: int, state: Path, target: Path | None) -> None:

@@ -4,8 +4,8 @@
     python -m app plot runs/one runs/two --to comparison
 
 Shows loss, scores, learning rate, gradient norm and speed over the steps. Lines mark the steps after which a run was
-resumed, and its new layout. The page needs no other file: it holds the curves, the last pictures, and the settings in
-which the runs differ.
+resumed, its new layout, and the settings that changed there. The page smooths curves with a slider, and holds the last
+pictures and the settings in which the runs differ. It needs one file next to it, plotly.min.js, which pages share.
 """
 
 import sys
@@ -26,7 +26,7 @@ class Options:
     """Folders of runs."""
     to: str = ""
     """Name of the files: TO.png and TO.html are written, or plot.png and plot.html if TO is a folder. Default: plot, in
-    the run's folder; for several runs, in the current folder."""
+    the run's folder; for several runs, comparison, in the folder of the run that changed last."""
 
 
 def main(options: Options) -> int:
@@ -42,7 +42,8 @@ def main(options: Options) -> int:
     if not options.runs:
         raise UserError("plot what? give the folders of runs; `python -m app runs` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
-    stem = Path(options.to) if options.to else (runs[0].folder if len(runs) == 1 else Path()) / "plot"
+    newest = max(runs, key=lambda run: run.changed).folder
+    stem = Path(options.to) if options.to else newest / ("plot" if len(runs) == 1 else "comparison")
     if not stem.name or stem.is_dir():
         stem = stem / "plot"
     kinds = {"png": ("matplotlib", curves.draw), "html": ("plotly", page.write)}

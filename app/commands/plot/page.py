@@ -1,13 +1,14 @@
-"""A page about runs that needs nothing but a browser: curves to zoom into, pictures, and how the settings differ."""
+"""A page about runs for a browser: curves to zoom into and to smooth, pictures, and how the settings differ."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.commands.curves import labels, marks, panels, widths
+from app.commands.curves import Panel, class_names, curves_of, labels, last_values, marks, neighbours, panels, widths
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
+from app.rundir import atomic
 from app.rundir.history import History
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
@@ -25,6 +26,7 @@ table { border-collapse: collapse } th, td { padding: .25em .9em .25em 0; text-a
 th { border-bottom: 1px solid #999 } td { border-bottom: 1px solid #eee; font-variant-numeric: tabular-nums }
 figure { display: inline-block; margin: .5em 1em .5em 0 } figcaption { font-size: .85em; color: #555 }
 img { max-width: 100%; min-width: 128px; image-rendering: pixelated }
+input { vertical-align: middle; width: 14em } output { font-variant-numeric: tabular-nums }
 </style>
 </head>
 <body>
@@ -39,7 +41,18 @@ img { max-width: 100%; min-width: 128px; image-rendering: pixelated }
 <h1>{{ title }}</h1>
 {{ table(["run", "status", "steps", "score", "layout"], summary) }}
 <h2>Curves</h2>
+<p><label>Smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0"></label>
+<output id="weight">0.00</output></p>
 {{ curves | safe }}
+<script>{{ script | safe }}</script>
+{% if marks %}
+<h2>Resumed</h2>
+{{ table(["run", "after step", "how it went on"], marks) }}
+{% endif %}
+{% for title, rows in classes %}
+<h2>{{ title }}</h2>
+{{ table(["class"] + labels, rows) }}
+{% endfor %}
 {% if labels | length > 1 %}
 <h2>Where the settings differ</h2>
 {% if differences %}{{ table(["setting"] + labels, differences) }}{% else %}<p>The settings are the same.</p>{% endif %}
@@ -56,10 +69,33 @@ img { max-width: 100%; min-width: 128px; image-rendering: pixelated }
 </body>
 </html>
 """
+# Smooths by an exponential moving average, corrected at its beginning as Adam's are (Kingma and Ba, 2015).
+SCRIPT = """
+const plot = document.getElementById("curves"), slider = document.getElementById("smoothing");
+const values = plot.data.map((trace) => trace.y);
+function smoothed(numbers, weight) {
+  let average = 0, count = 0;
+  return numbers.map((number) => {
+    if (number === null || !isFinite(number)) return null;
+    average = weight * average + (1 - weight) * number;
+    count += 1;
+    return average / (1 - Math.pow(weight, count));
+  });
+}
+slider.addEventListener("input", () => {
+  const weight = Number(slider.value), all = [...plot.data.keys()];
+  document.getElementById("weight").textContent = weight.toFixed(2);
+  const front = all.filter((place) => plot.data[place].meta === "smooth");
+  const back = all.filter((place) => plot.data[place].meta === "raw");
+  if (front.length) Plotly.restyle(plot, { y: front.map((place) => smoothed(values[place], weight)) }, front);
+  if (back.length) Plotly.restyle(plot, { opacity: weight ? 0.25 : 0 }, back);
+});
+"""
+LIBRARY = "plotly.min.js"
 
 
 def write(runs: Sequence[History], file: Path) -> None:
-    """Write the page.
+    """Write the page, and next to it the library that draws its curves, unless that is there already.
 
     Raises:
         UserError: plotly is not installed.
@@ -70,7 +106,8 @@ def write(runs: Sequence[History], file: Path) -> None:
         import plotly.io
     except ImportError:
         raise UserError(f"a page of curves: {not_installed('plotly')}") from None
-    curves = plotly.io.to_html(_figure(runs), include_plotlyjs=True, full_html=False, config={"displaylogo": False})
+    options = {"include_plotlyjs": "directory", "full_html": False, "div_id": "curves"}
+    curves = plotly.io.to_html(_figure(runs), config={"displaylogo": False}, **options)
     names = labels(runs)
     page = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
     text = page.render(
@@ -78,48 +115,76 @@ def write(runs: Sequence[History], file: Path) -> None:
         labels=names,
         summary=_summary(runs),
         curves=curves,
+        script=SCRIPT,
+        marks=[[name, m.step, m.text] for run, name in zip(runs, names, strict=True) for m in marks(run)],
+        classes=[(panel.title, _classes(panel, runs)) for panel in panels(runs) if panel.by_class],
         differences=_differences(runs),
         pictures=[(name, _pictures(run)) for run, name in zip(runs, names, strict=True) if run.pictures],
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
+    library = plotly.offline.get_plotlyjs()
+    there = file.with_name(LIBRARY)
+    if not there.exists() or there.stat().st_size != len(library.encode()):
+        atomic.write_text(there, library)
 
 
 def _figure(runs: Sequence[History]) -> Any:
-    from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
-    shown = panels(runs)
+    shown = [panel for panel in panels(runs) if not panel.by_class]
     across = min(2, len(shown))
     down = -(-len(shown) // across)
     gap = 0.35 / down
     figure = make_subplots(down, across, subplot_titles=[p.title for p in shown], vertical_spacing=min(0.2, gap))
-    named: set[str] = set()
+    last, named = max(run.step for run in runs), set[str]()
     for number, panel in enumerate(shown):
         place = {"row": number // across + 1, "col": number % across + 1}
         looks = zip(runs, labels(runs), _colours(len(runs)), widths(len(runs)), strict=True)
-        for run, label, colour, width in looks:
-            for nth, name in enumerate(panel.names):
-                steps, values = run.column(name)
-                line = {"color": colour, "dash": DASHES[nth % len(DASHES)], "width": width}
-                told = {
-                    "opacity": 1 if width < 2 else 0.5,
-                    "name": label,
-                    "legendgroup": label,
-                    "showlegend": label not in named,
-                }
-                hover = f"{label}: {name} %{{y:.5g}}<br>step %{{x}}<extra></extra>"
-                mode = "lines+markers" if len(steps) < 20 else "lines"
-                figure.add_trace(Scatter(x=steps, y=values, mode=mode, line=line, hovertemplate=hover, **told), **place)
-                named.add(label)
+        for nth, (run, label, colour, width) in enumerate(looks):
+            for trace in _traces(panel, run, label, colour, width):
+                front = trace.meta not in ("raw", "behind")
+                figure.add_trace(trace.update(showlegend=front and label not in named), **place)
+                named |= {label} if front else set()
             for mark in marks(run):
-                note = {"annotation_text": mark.text if number == 0 else "", "annotation_font_size": 10}
-                figure.add_vline(mark.step, line_dash="dot", line_width=1, line_color=colour, **note, **place)
+                figure.add_vline(mark.step, line_dash="dot", line_width=1, line_color=colour, **place)
+            for group in neighbours(marks(run), apart=last * 0.025) if number == 0 else []:
+                told = "<br>".join(f"{label}, step {mark.step}: {mark.text}" for mark in group)
+                look = {"text": "▼", "showarrow": False, "font": {"size": 11, "color": colour}, "hovertext": told}
+                figure.add_annotation(x=group[0].step, y=1, yref="y domain", yshift=7 + 10 * nth, **look, **place)
         figure.update_xaxes(title_text="step", matches="x", rangemode="tozero", **place)
     legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top"}
     figure.update_layout(height=120 + 280 * down, template="plotly_white", legend=legend, showlegend=len(runs) > 1)
     figure.update_layout(margin={"l": 50, "r": 20, "t": 80, "b": 40})
     return figure
+
+
+def _traces(panel: Panel, run: History, label: str, colour: str, width: float) -> Iterator[Any]:
+    """Draw a run in a panel. What the slider smooths has the raw curve behind it, which the slider shows."""
+    from plotly.graph_objects import Scatter
+
+    curves = curves_of(panel, run)
+    for curve in curves:
+        steps, values = run.column(curve.name)
+        smooth = not curve.behind and curve.name.split("/")[0] != "lr"
+        look: dict[str, Any] = {"line": {"color": colour, "dash": DASHES[curve.style % len(DASHES)], "width": width}}
+        look |= {"x": steps, "y": values, "name": label, "legendgroup": label}
+        look |= {"mode": "lines+markers" if len(steps) < 20 else "lines"}
+        faint: dict[str, Any] = {"mode": "lines", "line": {"color": colour, "width": 1}, "meta": "raw"}
+        hover = f"{label}: {curve.name} %{{y:.5g}}<br>step %{{x}}<extra></extra>"
+        if curve.behind:
+            yield Scatter(**{**look, **faint, "meta": "behind"}, opacity=0.3, hovertemplate=hover)
+            continue
+        if smooth and not any(other.behind for other in curves):
+            yield Scatter(**{**look, **faint}, opacity=0, hoverinfo="skip")
+        opacity = 1 if width < 2 else 0.5
+        yield Scatter(**look, opacity=opacity, hovertemplate=hover, meta="smooth" if smooth else "")
+
+
+def _classes(panel: Panel, runs: Sequence[History]) -> list[list[Any]]:
+    """List the classes of a score, each with its last value in every run."""
+    columns = [["" if value is None else f"{value:.4g}" for value in last_values(panel, run)] for run in runs]
+    return [list(row) for row in zip(class_names(panel), *columns, strict=True)]
 
 
 def _colours(count: int) -> list[str]:
@@ -130,10 +195,11 @@ def _summary(runs: Sequence[History]) -> list[list[Any]]:
     """List each run's label, status, steps, score and the layouts that it ran on."""
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
-        layout = "; ".join(
-            f"{launch['layout']} (from step {launch['step']})" if launch["step"] else launch["layout"]
-            for launch in run.launches
-        )
+        layouts = [(launch["layout"], launch["step"]) for launch in run.launches]
+        moves = [
+            pair for before, pair in zip([None, *layouts], layouts, strict=False) if not before or before[0] != pair[0]
+        ]
+        layout = "; ".join(f"{layout} (from step {step})" if step else layout for layout, step in moves)
         rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
     return rows
 

@@ -1,54 +1,98 @@
-"""List runs: how far each is, its score, its layout, and when it last wrote something.
+"""List runs, with their best scores and chosen settings; or the checkpoints of one run.
 
     python -m app runs
-    python -m app runs /data/runs other/run --json runs.json
+    python -m app runs /data/runs other --columns optim.lr run.global-batch --sort best
+    python -m app runs runs/cls --verify
 
 Looks into folders three levels deep. A run is `running`, `finished`, `preempted` (stopped with steps left), `failed`,
-or `lost` (its folder says running, but its process is gone). Repeating its command resumes it.
+or `lost` (its folder says running, but its process is gone). Repeating its command resumes it. For a folder that is a
+run itself, lists its checkpoints.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from app.commands.output import table, write_json
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from app.rundir.history import History
 
 
 @dataclass
 class Options:
-    """Where to look for runs."""
+    """Where to look for runs, and what to show of them."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Folders of runs, or folders that contain some."""
+    columns: tuple[str, ...] = ()
+    """Settings to show as well, by their names without the dashes, such as optim.lr."""
+    sort: str = ""
+    """Order of the runs: best (the best score first), score, changed, run, status, steps, layout, or a setting. With a
+    minus sign, the other way round: --sort=-optim.lr. Default: the one that changed last comes first."""
+    verify: bool = False
+    """For one run: read every file of its checkpoints, and compare it with its checksum."""
     json: str = ""
     """Also write the list to this file."""
 
 
 def main(options: Options) -> int:
-    """Print the list, and return the exit status.
+    """Print the list, and return the exit status: 1 if a checkpoint is damaged.
 
     Raises:
-        UserError: a folder does not exist.
+        UserError: a folder does not exist, or no run has such a setting.
     """
+    from app.commands.runs import checkpoints, listing
     from app.rundir import history
 
     runs = history.find(options.folders)
-    rows, listed = [], []
-    for run in runs:
-        score, launches = run.score, run.launches
-        layout = launches[-1]["layout"] if launches else ""
-        steps = f"{run.step}/{run.info.get('steps', '?')}"
-        rows.append([str(run.folder), run.status, steps, run.score_in_words, layout, history.age(run.changed)])
-        about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}
-        listed.append({**about, "score": dict([score] if score else []), "layout": layout, "changed": run.changed})
+    if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
+        if options.columns or options.sort:
+            raise UserError(f"--columns and --sort are about several runs, and {runs[0].folder} is one: leave them out")
+        return checkpoints.show(runs[0], options.verify, options.json)
+    if options.verify:
+        raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
     if not runs:
         print(f"no runs in {', '.join(map(str, options.folders))}")
-    else:
-        print(table(["run", "status", "steps", "score", "layout", "changed"], rows, right=(2,)))
+        write_json(options.json, {"runs": []})
+        return 0
+    settings = listing.settings_named(options.columns, runs)
+    runs = listing.ordered(runs, options.sort)
+    head = ["run", "status", "steps", "score", "best", *settings, "layout", "changed"]
+    print(table(head, [_row(run, settings) for run in runs], right=(2,)))
     for run in runs:
         if run.status == "failed":
             print(f"\n{run.folder}: {run.info.get('error')}")
-    write_json(options.json, {"runs": listed})
+    write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
+
+
+def _row(run: "History", settings: list[str]) -> list[Any]:
+    from app.commands.runs import listing
+    from app.rundir import history
+
+    best, steps = run.best, f"{run.step}/{run.info.get('steps', '?')}"
+    values = [listing.in_words(listing.setting(run, name)) for name in settings]
+    score = [run.score_in_words, best.in_words if best else "", *values]
+    return [str(run.folder), run.status, steps, *score, listing.layout(run), history.age(run.changed)]
+
+
+def _about(run: "History", settings: list[str]) -> dict[str, Any]:
+    """Describe a run for programs."""
+    from app.commands.runs import listing
+
+    score, best = run.score, run.best
+    return {
+        "folder": str(run.folder),
+        "status": run.status,
+        "step": run.step,
+        "steps": run.info.get("steps"),
+        "score": dict([score] if score else []),
+        "best": {best.name: best.value, "step": best.step} if best else {},
+        "settings": {name: listing.setting(run, name) for name in settings},
+        "layout": listing.layout(run),
+        "changed": run.changed,
+    }

@@ -1,0 +1,135 @@
+"""Runs compared by score and settings, the checkpoints of one run, and the best one of them."""
+
+import json
+import re
+
+import pytest
+
+from app.commands.export import command as export
+from app.commands.runs import command
+from app.errors import UserError
+from app.rundir import history
+from tiny import state_folder, train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Make three runs: the best score of the first is in its middle; the last two have no scores."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def scored(run, model):
+        if run.steps_done % 2 == 0:
+            run.log({"eval/accuracy": {2: 0.5, 4: 0.9, 6: 0.7, 8: 0.6}[run.steps_done]})
+
+    train(root / "scored", scored, best="eval/accuracy", keep=1, log_every=4)
+    train(root / "small", micro_batch=2)
+    train(root / "large", global_batch=20)
+    return root
+
+
+def shown(capsys, *folders, **options):
+    """Run the command; return its status and the lines that it prints."""
+    status = command.main(command.Options(folders, **options))
+    return status, capsys.readouterr().out.splitlines()
+
+
+def names(lines):
+    return [re.search(r"(scored|small|large)\b", line)[1] for line in lines[2:5]]
+
+
+def test_the_best_score_and_its_step_are_listed(folder, capsys):
+    best = history.read(folder / "scored").best
+    assert best == history.Best("eval/accuracy", 0.9, 4, lower=False)
+    _, lines = shown(capsys, folder)
+    assert any(re.search(r"scored +finished +8/8 +eval/accuracy 0.6 +0.9 at 4 ", line) for line in lines)
+
+
+def test_lower_is_better_where_the_run_or_the_name_says_so(tmp_path):
+    def scored(run, model):
+        run.log({"eval/loss": abs(run.steps_done - 3), "eval/x": abs(run.steps_done - 5)})
+
+    train(tmp_path / "loss", scored)
+    assert history.read(tmp_path / "loss").best == history.Best("eval/loss", 0, 3, lower=True)
+    train(tmp_path / "minus", scored, best="-eval/x")
+    assert history.read(tmp_path / "minus").best == history.Best("eval/x", 0, 5, lower=True)
+    train(tmp_path / "plus", scored, best="eval/x")
+    assert history.read(tmp_path / "plus").best == history.Best("eval/x", 4, 1, lower=False)
+
+
+def test_settings_are_columns(folder, capsys, tmp_path):
+    out = tmp_path / "runs.json"
+    _, lines = shown(capsys, folder, columns=("run.micro-batch", "--run.best"), json=str(out))
+    assert re.search(r"run\.micro_batch +run\.best", lines[0])
+    assert any(re.search(r"small .* 2 ", line) for line in lines)
+    rows = {row["folder"].rsplit("/", 1)[1]: row for row in json.loads(out.read_text())["runs"]}
+    assert rows["small"]["settings"] == {"run.micro_batch": 2, "run.best": ""}
+    assert rows["scored"]["best"] == {"eval/accuracy": 0.9, "step": 4}
+    with pytest.raises(UserError, match=r"--columns run.microbatch: .*did you mean run.micro_batch"):
+        shown(capsys, folder, columns=("run.microbatch",))
+
+
+def test_runs_are_sorted(folder, capsys):
+    order = {"run": ["large", "scored", "small"], "-run": ["small", "scored", "large"]}
+    order |= {"run.global-batch": "large", "-run.global-batch": "large", "best": "scored"}
+    for by, expected in order.items():
+        found = names(shown(capsys, folder, sort=by)[1])
+        if isinstance(expected, list):
+            assert found == expected
+        else:
+            place = 2 if by == "run.global-batch" else 0
+            assert found[place] == expected
+    with pytest.raises(UserError, match=r"--sort nothing: it is neither a setting of a run nor one of best, score"):
+        shown(capsys, folder, sort="nothing")
+
+
+def test_the_checkpoints_of_one_run(folder, capsys, tmp_path):
+    out = tmp_path / "checkpoints.json"
+    status, lines = shown(capsys, folder / "scored", json=str(out))
+    assert status == 0 and lines[0].endswith("scored: finished, step 8 of 8, 2 checkpoints")
+    assert re.search(r"^ +4 +eval/accuracy 0.9 +best .*kB +1 data rank, fp32, cpu .* not read$", lines[3])
+    assert re.search(r"^ +8 +eval/accuracy 0.6 +[\d.]+ kB ", lines[4])
+    listed = json.loads(out.read_text())["checkpoints"]
+    assert [(one["step"], one["best"], one["verified"]) for one in listed] == [(4, True, None), (8, False, None)]
+    status, lines = shown(capsys, folder / "scored", verify=True)
+    assert status == 0 and lines[3].endswith("verified") and lines[4].endswith("verified")
+    for wrong in ({"sort": "best"}, {"columns": ("run.seed",)}):
+        with pytest.raises(UserError, match="is one: leave them out"):
+            shown(capsys, folder / "scored", **wrong)
+    with pytest.raises(UserError, match="--verify is about the checkpoints of one run"):
+        shown(capsys, folder, verify=True)
+
+
+def test_a_damaged_checkpoint_is_found(tmp_path, capsys):
+    train(tmp_path / "run")
+    (file,) = state_folder(tmp_path / "run", 8).glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert shown(capsys, tmp_path / "run")[0] == 0
+    status, lines = shown(capsys, tmp_path / "run", verify=True)
+    assert status == 1 and lines[4].endswith("damaged")
+    assert any(re.search(r"step 8: .* does not have the contents that were written", line) for line in lines)
+
+
+def test_the_summary_says_which_step_was_best_and_its_command_gets_it(folder, tmp_path, capsys):
+    def scored(run, model):
+        if run.steps_done % 4 == 0:
+            run.log({"eval/accuracy": 1 / run.steps_done, "eval/loss": 1 / run.steps_done})
+
+    train(tmp_path / "a b", scored, best="eval/accuracy", keep=1)
+    said = capsys.readouterr().out
+    assert f"best            eval/accuracy 0.2500 after step 4: python -m app export '{tmp_path}/a b' --best" in said
+    export.main(export.Options(tmp_path / "a b", best=True, dry_run=True))
+    assert "step 4 of" in capsys.readouterr().out
+    train(tmp_path / "last", scored, best="-eval/loss", keep=1)
+    assert "eval/loss 0.1250 after step 8, the last: it is the model above" in capsys.readouterr().out
+    train(tmp_path / "none")
+    assert "best" not in capsys.readouterr().out
+
+
+def test_a_best_one_that_is_not_known_is_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"trained without --run.best.*take one with --step, of 6, 8"):
+        export.main(export.Options(folder / "small", best=True, dry_run=True))
+    with pytest.raises(UserError, match="--best and --step 8: give one of the two"):
+        export.main(export.Options(folder / "scored", best=True, step=8, dry_run=True))
+    train(tmp_path / "other", best="eval/nothing")
+    with pytest.raises(UserError, match="was scored with eval/nothing; take one with --step, of 6, 8"):
+        export.main(export.Options(tmp_path / "other", best=True, dry_run=True))
