@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from app.errors import UserError
 
@@ -75,7 +75,7 @@ class RunConfig:
     changed: Literal["refuse", "accept"] = setting("refuse", on_resume=OnResume.ACCEPT)
     """What happens if something has changed since the run in the folder began: the recipe's code, the data (with the
     same number of rows), or settings of the optimizer. refuse: end before training and show the difference. accept: go
-    on with what is there now; run.json says from which step on."""
+    on with what is there now; for settings, run.json says from which step on."""
     stop_at: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
     nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
@@ -143,6 +143,22 @@ class OptimConfig:
     """How the learning rate grows with global-batch / base-batch: not at all, by its square root, or in proportion."""
 
 
+class BestMetric(NamedTuple):
+    """The metric that --run.best names; its minus sign says that lower is better."""
+
+    name: str
+    lower: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "BestMetric":
+        """Read `eval/accuracy` or `-eval/loss`; an empty text, and `auto`, name no metric."""
+        return cls("" if text == "auto" else text.removeprefix("-"), text.startswith("-"))
+
+    def rank(self, value: float) -> float:
+        """Return a number that is the larger, the better a value is."""
+        return -value if self.lower else value
+
+
 def each_field(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
     """Yield every field of a config and of the configs in it: its dotted name, its declaration, its value."""
     for field in dataclasses.fields(config):
@@ -182,10 +198,13 @@ def chosen(config: Any) -> tuple[Any, list[str]]:
         UserError: there is no learning rate, and the recipe does not choose one.
     """
     config = dataclasses.replace(config, run=dataclasses.replace(config.run))  # the caller's own stays as it is
+    for field in dataclasses.fields(config):
+        if isinstance(value := getattr(config, field.name), OptimConfig) and value.lr is None and field.name != "optim":
+            raise UserError(f"{as_flag(field.name)}.lr is missing: give it")
     optim, notes = getattr(config, "optim", None), []
     if isinstance(optim, OptimConfig) and optim.lr is None:
         if not hasattr(config, "default_lr"):
-            raise UserError("--optim.lr is not given, and the recipe's Config has no default_lr() that chooses one")
+            raise UserError("--optim.lr is missing, and the recipe's Config has no default_lr(): give it, or write one")
         rate, why = config.default_lr()
         config = dataclasses.replace(config, optim=dataclasses.replace(optim, lr=rate))
         notes.append(f"learning rate {rate:g}, for {why}; --optim.lr gives another")

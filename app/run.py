@@ -32,7 +32,7 @@ from app.training.audit import Audit
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
 from app.training.nonfinite import FirstNonfinite
-from app.training.optimizer import Optimizers, build_optimizer
+from app.training.optimizer import CHANGEABLE, Optimizers, build_optimizer, check_change
 from app.training.optimizer import check as check_optim
 from app.training.scores import Scores, as_numbers
 from app.training.services import Services
@@ -56,17 +56,17 @@ class Run:
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self._facts: dict[str, Any] = {}  # for run.json
         self._dry = dry_run.current()
-        self._loop: StepLoop | None = None  # from __enter__ on
+        self._opened: StepLoop | None = None  # from __enter__ on
 
     @property
     def steps_done(self) -> int:
         """Return the number of steps made; inside the loop's body, the current step counts too."""
-        return self._loop.steps_done if self._loop else 0
+        return self._opened.steps_done if self._opened else 0
 
     @property
     def scores(self) -> dict[str, float]:
         """Return the last logged value of each score."""
-        return self._loop.scores if self._loop else {}
+        return self._opened.scores if self._opened else {}
 
     @property
     def optimizers(self) -> Optimizers:
@@ -95,14 +95,14 @@ class Run:
         # Called now for its error: it does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
-        taken.callback(lambda: self.folder.release(discard=not (self._loop and self._loop.begun)))
+        taken.callback(lambda: self.folder.release(discard=not (self._opened and self._opened.begun)))
         self.services = Services(settings, self.folder, self.gradients)
         self.logger = self.services.logger
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
-        self._loop = StepLoop(settings, self.services)
+        self._opened = StepLoop(settings, self.services)
         seed_all(settings.seed)
 
     def __exit__(
@@ -121,15 +121,26 @@ class Run:
             raise
         finally:
             try:
-                ending.close(self.services, self._loop, error)
+                ending.close(self._loop, error)
             finally:
                 self._taken.close()
                 collectives.leave(clean=error is None)
         if advice is not None:
             raise advice from cause
-        if error is None and self.services.stopping.stops_cell:
+        if error is None and self.services.preemption.stops_cell:
             raise KeyboardInterrupt from None
         return self._loop.stopped_in_evaluation
+
+    @property
+    def _loop(self) -> StepLoop:
+        """Return the loop of the opened run.
+
+        Raises:
+            UserError: it is not open.
+        """
+        if self._opened is None:
+            raise UserError("the run is not open: use it in a block, `with Run(config) as run:`")
+        return self._opened
 
     def say(self, text: str) -> None:
         """Print a line on the main process only."""
@@ -158,6 +169,7 @@ class Run:
             optim: settings, which determine the learning rate of every step; or an optimizer of your own, whose
                 learning rate the run does not change.
         """
+        optimizers = self.optimizers  # first, for its error where the run is not open
         if isinstance(optim, OptimConfig) and optim.lr is None:
             optim = dataclasses.replace(optim, lr=self._asked.optim.lr)
         settings = optim if isinstance(optim, OptimConfig) else None
@@ -173,7 +185,7 @@ class Run:
         for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
             self.warn(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
-        self.optimizers.add(optimizer, settings)
+        optimizers.add(optimizer, settings)
         return model, optimizer
 
     def batches(
@@ -219,8 +231,10 @@ class Run:
         here = layout.layout(self.accelerator)
         if layout.is_bound(here):
             self.say("DeepSpeed writes checkpoints that only this layout can read; with an fsdp profile, all can")
+        options = self.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
         start, plan = self.services.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
-        self.optimizers.set_options()
+        check_change(self._asked, start.changed)
+        self.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
         self.services.buffers.begin(start.buffers, plan)
         about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
         about |= {"versions": layout.versions(), **self._facts}
@@ -238,7 +252,7 @@ class Run:
         faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
         audit = Audit(ours, self.dir, start.step, self.warn) if self.config.audit else None
         steps = self._loop.begin(plan, start, faults, drift, audit)
-        self.services.stopping.start()
+        self.services.preemption.start()
         self.services.watchdog.start()
         return plan, steps
 
@@ -246,8 +260,10 @@ class Run:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.
 
         Args:
-            metric: as --run.best names it: with a minus sign where lower is better. Call this before `batches`.
+            metric: as --run.best names it: with a minus sign where lower is better.
         """
+        if self._loop.begun:
+            raise UserError(f"run.keep_best({metric!r}) after run.batches: call it before")
         if self.config.best == "auto":
             self.config.best = self.fields["run"]["best"] = metric
             self.services.checkpoint_store.retention = Retention(self.config.keep, metric)

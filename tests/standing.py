@@ -75,6 +75,7 @@ class Standing:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             kill_tree(self.process.pid)
+            self.process.wait()
         shutil.rmtree(self.folder)
 
 

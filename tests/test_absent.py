@@ -58,7 +58,7 @@ def without(hidden, tmp_path, *words):
 def a_run(folder):
     """Write what a short run leaves."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"status": "finished", "steps": 1, "sittings": []}')
+    (folder / "run.json").write_text('{"status": "finished", "steps": 1, "launches": []}')
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
 
 

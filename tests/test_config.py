@@ -269,6 +269,15 @@ def test_a_micro_batch_that_is_larger_than_the_step_is_said():
     assert chosen(Config(run=RunConfig(global_batch=32, micro_batch=32)))[1] == []
 
 
+def test_a_second_optimizer_needs_a_rate():
+    @dataclass
+    class Two(Config):
+        optim_d: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None))
+
+    with pytest.raises(UserError, match=r"--optim-d\.lr is missing"):
+        chosen(Two())
+
+
 def test_a_recipe_that_chooses_no_rate_needs_one():
     with pytest.raises(UserError, match=r"default_lr"):
         chosen(Config(optim=OptimConfig(lr=None)))

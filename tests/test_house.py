@@ -41,7 +41,7 @@ def test_a_dozen_entries_at_most():
 
 
 def test_every_room_is_in_contributing():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = "".join(line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `"))
     rooms = [name for name in ORDER if name != "__main__"]
     assert [name for name in rooms if not any(word in text for word in (f"`app/{name}/`", f"{name}.py`"))] == []
 

@@ -15,7 +15,7 @@ from tiny import DATA, Config, saved, state_folder
 def ask(run):
     """Send this process SIGTERM, and wait until its run has heard it."""
     os.kill(os.getpid(), signal.SIGTERM)
-    while not run.services.stopping.asked:
+    while not run.services.preemption.asked:
         time.sleep(0.001)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from launching import ROOT, launch_all, steps
 from laws.small import SMALL
-from tiny import train
+from tiny import DATA, train
 
 
 def by_step(folder):
@@ -35,7 +35,7 @@ def test_it_is_the_mean_of_the_steps_since_the_last_line(tmp_path):
 def stop(run, model, at=5):
     if run.steps_done == at:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not run.services.stopping.asked:  # a thread hears it
+        while not run.services.preemption.asked:  # a thread hears it
             time.sleep(0.01)
 
 
@@ -62,7 +62,7 @@ def test_a_stop_does_not_change_it(tmp_path, how):
         with pytest.raises(RuntimeError):
             train(tmp_path / "parts", save, **settings)
     train(tmp_path / "parts", **settings)
-    assert json.loads((tmp_path / "parts" / "run.json").read_text())["sittings"][-1]["step"] == 5
+    assert json.loads((tmp_path / "parts" / "run.json").read_text())["launches"][-1]["step"] == 5
     whole, parts = by_step(tmp_path / "whole"), by_step(tmp_path / "parts")
     assert {step: parts[step] for step in whole} == whole and whole[6]["loss_mean"] != whole[6]["loss"]
 
@@ -98,3 +98,12 @@ def test_exact_mode_has_the_same_bits_on_every_layout_and_through_stops(tmp_path
         one, several = by_step(tmp_path / recipe / "one"), by_step(tmp_path / recipe / "several")
         assert {step: several[step] for step in one} == one
         assert len([name for name in one[8] if name.startswith("loss_mean")]) == count
+
+
+def test_a_step_that_is_skipped_does_not_count(tmp_path):
+    """Its loss is not finite, and the weights have not seen it."""
+    rows = [*DATA]
+    rows[3] = rows[3] * float("inf")
+    train(tmp_path, rows=rows, log_every=4, nonfinite="skip", save_every=50)
+    lines = [line for line in steps(tmp_path) if line["step"] % 4 == 0]
+    assert len(lines) == 2 and all(line["loss_mean"] > 0 for line in lines)

@@ -78,8 +78,8 @@ def test_kernel_ddp_and_fsdp_are_one_run(executed):
     """And it is the run that began in a terminal and went on in the kernel, to the last bit."""
     _, folder = executed
     info = json.loads((folder / "digits" / "run.json").read_text())
-    assert [launch["step"] for launch in info["sittings"]] == [0, 23, 50]
-    assert ["DDP" in info["sittings"][1]["layout"], "FSDP2" in info["sittings"][2]["layout"]] == [True, True]
+    assert [launch["step"] for launch in info["launches"]] == [0, 23, 50]
+    assert ["DDP" in info["launches"][1]["layout"], "FSDP2" in info["launches"][2]["layout"]] == [True, True]
     assert steps(folder / "digits") == steps(folder / "third")
     assert scores(folder / "digits") == scores(folder / "third")
     assert weights(folder / "digits") == weights(folder / "third")
@@ -109,7 +109,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_stops_behind_a_step_with_a_checkpoint(tmp_path):
+def test_an_interrupt_stops_after_a_step_with_a_checkpoint(tmp_path):
     words = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run")]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -163,7 +163,7 @@ def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, how, saved):
     assert result.status == 0 and result.output.count("INTERRUPTED") == 1, result.output
     assert "another interrupt stops it at once" in result.output
     info = json.loads((tmp_path / "run/run.json").read_text())
-    assert [launch["step"] for launch in info["sittings"]] == ([0, 3] if saved else [0])
+    assert [launch["step"] for launch in info["launches"]] == ([0, 3] if saved else [0])
     assert info["status"] == "finished"
 
 

@@ -114,6 +114,34 @@ def test_other_settings_stay_refused(tmp_path):
     assert "--run.changed" not in str(refusal.value)
 
 
+def test_options_that_a_recipe_has_set_itself_stay(tmp_path):
+    """In groups of its own too, before and after a resume, and where another setting is changed."""
+
+    def train(stop_at, **optim):
+        settings = {"global_batch": BATCH, "micro_batch": 5, "trackers": (), "steps": STEPS, "changed": "accept"}
+        config = Config(OptimConfig(**optim), RunConfig(dir=str(tmp_path), stop_at=stop_at, **settings))
+        with Run(config) as run:
+            model, optimizer = run.prepare(nn.Linear(4, 4), config.optim)
+            optimizer.param_groups[0]["weight_decay"] = 0.3
+            optimizer.param_groups[1].pop("name")
+            for batch in run.batches(DATA, torch.stack):
+                for micro in batch.micros(model):
+                    run.backward((model(micro.inputs) - 1).square().mean(), micro)
+                run.step(optimizer)
+                assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+            return optimizer.param_groups[0]["betas"]
+
+    assert train(3, betas=(0.9, 0.99)) == (0.9, 0.99)
+    assert train(6, betas=(0.5, 0.6)) == (0.5, 0.6)
+
+
+def test_momentum_that_begins_in_the_middle_is_refused_where_its_state_is_missing(tmp_path):
+    settings = {**A, "name": "RMSprop", "momentum": 0.0}
+    train(tmp_path, settings, stop_at=3)
+    with pytest.raises(UserError, match=r"--optim\.momentum 0\.9: RMSprop"):
+        train(tmp_path, {**settings, "momentum": 0.9}, changed="accept")
+
+
 def test_exact_mode_has_the_same_bits_on_every_layout_through_a_change(tmp_path, rows):
     """The same three launches, on one process throughout, and on DDP, FSDP2 and one process in turn."""
     recipe = ROOT / "recipes" / "cls.py"

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
     train(root / "stopped", scored, log_every=1, stop_at=5)
     info = json.loads((root / "stopped/run.json").read_text())
-    info["sittings"][0]["layout"] = "2 data ranks, DDP, fp32, cpu"  # as if it had been begun there
+    info["launches"][0]["layout"] = "2 data ranks, DDP, fp32, cpu"  # as if it had been begun there
     (root / "stopped/run.json").write_text(json.dumps(info))
     train(root / "stopped", scored, log_every=1)
     with pytest.raises(RuntimeError):
@@ -167,8 +167,8 @@ def test_the_slider_smooths_and_shows_the_raw_curve_behind(folder, drawn, tmp_pa
 def write_run(folder, names=("loss",), launches=(0,), segments=(), steps=100):
     """Write the folder of a run, as if it had logged some numbers every ten steps."""
     folder.mkdir()
-    sittings = [{"step": step, "layout": "1 data rank, fp32, cpu"} for step in launches]
-    info = {"status": "finished", "step": steps, "steps": steps, "sittings": sittings, "segments": list(segments)}
+    began = [{"step": step, "layout": "1 data rank, fp32, cpu"} for step in launches]
+    info = {"status": "finished", "step": steps, "steps": steps, "launches": began, "segments": list(segments)}
     (folder / "run.json").write_text(json.dumps(info))
     lines = [{"step": step, **dict.fromkeys(names, 1 / step)} for step in range(10, steps + 1, 10)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -280,6 +280,6 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost(tmp_path, monkeypatch):
     assert history.read(tmp_path / "run").status == "finished"
 
 
-def test_sittings_are_noted(folder):
+def test_launches_are_noted(folder):
     info = yaml.safe_load((folder / "stopped/run.json").read_text())
-    assert [launch["step"] for launch in info["sittings"]] == [0, 5]
+    assert [launch["step"] for launch in info["launches"]] == [0, 5]

@@ -75,7 +75,9 @@ class CheckpointManager:
             self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))
         plan.check_stop(settings)
-        start = resume.start(saved, self.logger.folder.changed_since(saved["config"]) if "config" in saved else {})
+        since = self.logger.folder.changed_since
+        changed = collectives.from_main(lambda: since(saved["config"]) if "config" in saved else {})
+        start = resume.start(saved, changed)
         self.logger.progress.say(resume.described(start, plan, saved["layout"], here, folder))
         changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if settings.exact else []
         if changes:
@@ -116,7 +118,7 @@ class CheckpointManager:
         if due.saves(step) or leaving or improves:
             self.save(step, due.plan, scores, step_scores, losses, unevaluated)
         if due.may_be_best(step) and step_scores:
-            self._check_best(due.settings.best.removeprefix("-"), scores)
+            self._check_best(self.store.retention.metric.name, scores)
 
     def best(self) -> tuple[int, float] | None:
         """Find the best checkpoint, one that is being written too: its step and its value of --run.best."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.checkpoints import record
+from app.config import BestMetric
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,15 @@ class Retention:
     keep: int = 2
     best: str = ""
 
+    @property
+    def metric(self) -> BestMetric:
+        """Return the metric that `best` names."""
+        return BestMetric.parse(self.best)
+
     def value(self, metrics: dict[str, float]) -> float | None:
         """Return the metric that decides, negated where lower is better; None if it is missing or not finite."""
-        value = metrics.get(self.best.removeprefix("-"))
-        if value is None or not math.isfinite(value):
-            return None
-        return -value if self.best.startswith("-") else value
+        value = metrics.get(self.metric.name)
+        return None if value is None or not math.isfinite(value) else self.metric.rank(value)
 
     def best_of(self, folders: Iterable[Path]) -> float:
         """Return the best value in checkpoints; those that cannot be read now do not count."""
@@ -63,7 +67,7 @@ class Retention:
         if not known:
             return None
         step = _best_step(known)
-        return step, -known[step] if self.best.startswith("-") else known[step]
+        return step, self.metric.rank(known[step])
 
     def _known(self, folders: dict[int, Path]) -> tuple[dict[int, float], set[int]]:
         """Return the metric of each step that has it, and the steps that cannot be read now."""

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -56,8 +57,9 @@ def check_gpus(wanted: int) -> None:
     here = gpus_here()
     if here and wanted > here:
         raise UserError(
-            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: use --num_processes "
-            f"{here}, or a profile for CPU such as accelerate_configs/ddp_cpu.yaml"
+            f"the profile starts {wanted} processes on this machine, which has {here} GPUs: start {here} "
+            f"(--num_processes {here} of accelerate launch, ddp:{here} of samestep launch), or use a profile for CPU "
+            "such as accelerate_configs/ddp_cpu.yaml"
         )
     if not here:
         raise UserError(
@@ -169,12 +171,15 @@ def leave_with_launcher() -> None:
 
     if not sys.platform.startswith("linux"):
         return
+    ours = os.environ.get(LAUNCHER)
+    if ours == str(os.getpid()):  # the launcher has become this process
+        return
     number = signal.SIGKILL if "TORCHELASTIC_RUN_ID" in os.environ else signal.SIGTERM
-    if _launcher_command() is not None or os.environ.get(LAUNCHER) == str(os.getppid()):
+    if _launcher_command() is not None or ours == str(os.getppid()):
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
     # An orphan with a launcher's environment: its launcher was killed before this line was reached.
-    if os.getppid() == 1 and _launcher_command() is None and _LAUNCHED in psutil.Process().environ():
+    if os.getppid() == 1 and ours != "1" and _launcher_command() is None and _LAUNCHED in psutil.Process().environ():
         os.kill(os.getpid(), number)
 
 
@@ -255,7 +260,8 @@ def report_user_errors() -> None:
         # Before ranks can communicate, the first one of each machine prints.
         if getattr(error, "audible", local_rank() == 0):
             # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
-            print(f"error: {told}", file=sys.__stderr__, flush=True)
+            with suppress(OSError):  # nobody reads it any more
+                print(f"error: {told}", file=sys.__stderr__, flush=True)
         raise SystemExit(2)
 
     sys.excepthook = hook

@@ -9,16 +9,17 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from app.launching.profiles import Profile
 
-# Signals that torch's launcher answers with SIGTERM to its ranks, and SIGKILL after 30 seconds. None that runs hear.
-_OF_TORCH = "SIGHUP,SIGQUIT"
+# Signals that torch's launcher answers with SIGTERM to its ranks, and SIGKILL after 30 seconds. A run listens to none.
+_OF_TORCH = "SIGQUIT"
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Ends that need no further word: the run has said why it ended, or somebody has ended it.
+# Exit statuses that need no message: the run has said why it ended, or somebody has ended it.
 _SAID = (2, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -69,33 +70,70 @@ def _become(arguments: Namespace) -> None:
     os.execve(command[0], command, environment)
 
 
+class _Stopped(BaseException):
+    """Raised where torch's launcher would start ranks again that a signal has ended."""
+
+
+class _Signals:
+    """The signals that were passed on to the ranks."""
+
+    def __init__(self):
+        self.first = 0
+        self._ranks: set[psutil.Process] = set()
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Pass a signal on to all ranks, which end by themselves; end if there are none yet."""
+        ranks = psutil.Process().children()
+        if not ranks:
+            sys.exit(128 + number)
+        if not self.first:
+            self.first, self._ranks = number, set(ranks)
+            signal.signal(signal.SIGALRM, self._look)
+            signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        for rank in ranks:
+            # Before a run listens, SIGINT would make Python print where it is; SIGTERM ends it without a word.
+            rank.send_signal(number if _listens(rank.pid) else signal.SIGTERM)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        if not self._ranks.issuperset(psutil.Process().children()):
+            raise _Stopped
+
+
+def _listens(pid: int) -> bool:
+    """Tell whether a run in a process has its own handlers, by SIGUSR1, which nothing else handles."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) & 1 << signal.SIGUSR1 - 1)
+
+
 def _start_all(arguments: Namespace) -> int:
     """Start the ranks, pass signals on to them, and return their status."""
     from accelerate.commands.launch import launch_command
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments.signals_to_handle = _OF_TORCH
     # It writes what becomes of each rank when one has failed.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    before = {number: signal.signal(number, _pass_on) for number in _PASSED_ON}
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.pass_on) for number in _PASSED_ON}
     try:
         launch_command(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        return _told(rank, failure.exitcode)
+        return 128 + signals.first if signals.first and failure.exitcode < 0 else _told(rank, failure.exitcode)
+    except _Stopped:
+        return 128 + signals.first
+    except SignalException as ended:
+        return 128 + ended.sigval
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
-
-
-def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Pass a signal on to all ranks, which end by themselves; end if there are none yet."""
-    ranks = psutil.Process().children()
-    if not ranks:
-        sys.exit(128 + number)
-    for rank in ranks:
-        rank.send_signal(number)
 
 
 def _told(rank: int, status: int) -> int:

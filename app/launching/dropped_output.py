@@ -38,5 +38,7 @@ def outlive_readers() -> None:
         old = getattr(sys, name)
         if type(old) is io.TextIOWrapper and old is getattr(sys, f"__{name}__"):
             old.flush()
-            raw = cast(io.BytesIO, io.BufferedWriter(io.FileIO(old.fileno(), "w", closefd=False)))
-            setattr(sys, name, _Stream(raw, old.encoding, old.errors, None, old.line_buffering, old.write_through))
+            file = io.FileIO(old.fileno(), "w", closefd=False)
+            at_once = old.write_through  # as with PYTHONUNBUFFERED: nothing may wait here
+            raw = cast(io.BytesIO, file if at_once else io.BufferedWriter(file))
+            setattr(sys, name, _Stream(raw, old.encoding, old.errors, None, old.line_buffering, at_once))

@@ -29,7 +29,7 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
     Args:
         main: of a recipe, or your own.
         config: its argument.
-        profile: a file, or the name of one of ours, such as ddp_cpu.
+        profile: a file, or the name of one of ours, such as ddp_cpu; `ddp_cpu:3` starts three processes.
         processes: their number; 0: as many as the profile says.
 
     Raises:
@@ -38,13 +38,12 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
     """
     import cloudpickle
 
-    file = profiles.find(str(profile))
-    profiles.read(str(file))  # refuses a file that is not a profile
+    found = profiles.read(str(profile), flag="the profile")
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
         folder = Path(name)
         (folder / "path.json").write_text(json.dumps(sys.path))
         (folder / "job").write_bytes(cloudpickle.dumps((main, config)))
-        status = _follow(launcher_words(file, processes, _WORKER, str(folder)))
+        status = _follow(launcher_words(found.file, processes or found.processes, _WORKER, str(folder)))
         if status:
             raise RuntimeError(f"the launch ended with status {status}; its output above says why")
         return pickle.loads((folder / "result").read_bytes())

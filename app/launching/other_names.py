@@ -17,8 +17,7 @@ NAMES = {
     "--run.dir": "output-dir out-dir save-dir output logging-dir default-root-dir",
     "--run.epochs": "num-train-epochs num-epochs max-epochs n-epochs",
     "--run.steps": "max-steps num-steps train-steps max-iters num-train-steps max-train-steps iterations",
-    "--run.global-batch": "batch-size train-batch-size bs global-batch-size gradient-accumulation-steps "
-    "accumulate-grad-batches",
+    "--run.global-batch": "batch-size train-batch-size bs global-batch-size",
     "--run.micro-batch": "per-device-train-batch-size per-device-batch-size micro-batch-size device-batch-size",
     "--run.eval-every": "eval-steps eval-interval val-check-interval eval-strategy",
     "--run.save-every": "save-steps save-interval save-strategy checkpointing-steps ckpt-interval",
@@ -59,7 +58,12 @@ def check(config_class: type, words: list[str]) -> None:
         if bare in _OF_PROFILE:
             raise UserError(
                 f"{word.partition('=')[0]}: precision, processes and sharding are the profile's: choose another one, "
-                "such as `python -m app launch fsdp:8`, or edit its file in accelerate_configs/"
+                "such as `samestep launch fsdp:8 ...`, or copy its file and change it"
+            )
+        if bare in ("gradient-accumulation-steps", "accumulate-grad-batches"):
+            raise UserError(
+                f"{word.partition('=')[0]}: it follows from --run.global-batch, --run.micro-batch and the number of "
+                "processes"
             )
 
 

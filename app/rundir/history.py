@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from app.config import BestMetric
 from app.errors import UserError
 from app.rundir import lock, metrics_file
 
@@ -79,7 +80,7 @@ class History:
     @property
     def score(self) -> tuple[str, float] | None:
         """Return the name and last value of --run.best's score, else of the first evaluated score, else of the loss."""
-        best = str(self.config.get("run", {}).get("best") or "").lstrip("-")
+        best = BestMetric.parse(str(self.config.get("run", {}).get("best") or "")).name
         evaluated = [name for name in self.columns if name.startswith("eval/")]
         for name in [best, *evaluated, "loss", *self.columns]:
             values = self.column(name)[1]
@@ -89,21 +90,21 @@ class History:
 
     @property
     def best(self) -> Best | None:
-        """Return the best value of the same score, the first one if there are several; None if there is no score.
+        """Return the best value of the same score, the last one if there are several; None if there is no score.
 
         Lower is better where --run.best says so; for other scores, the name tells, such as eval/loss.
         """
         if self.score is None:
             return None
-        name, asked = self.score[0], str(self.config.get("run", {}).get("best") or "")
-        known = asked.removeprefix("-") == name
-        lower = asked.startswith("-") if known else any(part in name.rpartition("/")[2] for part in _LOWER)
-        found = [(-value if lower else value, -step) for step, value in zip(*self.column(name), strict=True)]
+        name, metric = self.score[0], BestMetric.parse(str(self.config.get("run", {}).get("best") or ""))
+        if metric.name != name:
+            metric = BestMetric(name, any(part in name.rpartition("/")[2] for part in _LOWER))
+        found = [(metric.rank(value), step) for step, value in zip(*self.column(name), strict=True)]
         found = [pair for pair in found if math.isfinite(pair[0])]
         if not found:
             return None
-        value, step = max(found)
-        return Best(name, -value if lower else value, -step, lower)
+        value, step = max(found)  # of equally good ones the later, as in checkpoints
+        return Best(name, metric.rank(value), step, metric.lower)
 
     @property
     def score_in_words(self) -> str:
@@ -114,7 +115,7 @@ class History:
     @property
     def launches(self) -> list[dict[str, Any]]:
         """List the launches of the run: the `step` after which each began, when, and its `layout` in a few words."""
-        return list(self.info.get("sittings", []))
+        return list(self.info.get("launches", self.info.get("sittings", [])))  # as an earlier version called them
 
     @property
     def pictures(self) -> dict[str, list[Path]]:

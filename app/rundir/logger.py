@@ -52,11 +52,14 @@ class RunLogger:
         before = self.folder.info if done else {}
         ids = before.get("trackers", {})
         began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
-        launches = [*(launch for launch in before.get("sittings", []) if launch["step"] <= done), began]
+        launches = [
+            *(launch for launch in before.get("launches", before.get("sittings", [])) if launch["step"] <= done),
+            began,
+        ]
         segments = [segment for segment in before.get("segments", []) if segment["step"] < done]
         segments += [{"step": done, "changed": changed}] if changed else []
         try:
-            self.folder.begin(status="running", error=None, step=done, sittings=launches, segments=segments, **fields)
+            self.folder.begin(status="running", error=None, step=done, launches=launches, segments=segments, **fields)
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(

@@ -8,7 +8,6 @@ from torch import nn
 from app.checkpoints.export import save_model
 from app.distributed import collectives
 from app.errors import mendable
-from app.training.services import Services
 from app.training.step_loop import StepLoop
 
 
@@ -28,40 +27,41 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
             services.logger.log_model(folder)
     longer = "--run.steps" if settings.steps else "--run.epochs"
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
-    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _best_in_words(services, loop, best))
+    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _best_in_words(loop, best))
 
 
-def _best_in_words(services: Services, loop: StepLoop, best: tuple[int, float] | None) -> str:
+def _best_in_words(loop: StepLoop, best: tuple[int, float] | None) -> str:
     """Say which step was the best, and how to get its model; empty if no checkpoint is kept as the best."""
     if best is None:
         return ""
-    (step, value), run = best, services.folder.path
-    told = f"{loop.settings.best.removeprefix('-')} {value:.4f} after step {step}"
+    (step, value), run, services = best, loop.services.folder.path, loop.services
+    told = f"{services.checkpoint_store.retention.metric.name} {value:.4f} after step {step}"
     if step == loop.steps_done:
         return f"{told}, the last: it is the model above"
     return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 
 
-def close(services: Services, loop: StepLoop, error: BaseException | None) -> None:
+def close(loop: StepLoop, error: BaseException | None) -> None:
     """Close what a run has opened, and record how it ended.
 
     Args:
         error: ends the run; None where it is finished or stopped.
     """
+    services = loop.services
     services.watchdog.close()
-    services.stopping.close()
+    services.preemption.close()
     main = services.accelerator.is_main_process
     if mendable(error):
         # Read where the error is reported: by each rank whose error the main process does not have.
         error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
     services.logger.close()
     if main and loop.begun:
-        _record(services, loop, error)
+        _record(loop, error)
 
 
-def _record(services: Services, loop: StepLoop, error: BaseException | None) -> None:
+def _record(loop: StepLoop, error: BaseException | None) -> None:
     """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on."""
-    logger = services.logger
+    services, logger = loop.services, loop.services.logger
     compiles = services.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
     if compiled := loop.recompiles.facts(compiles):
         logger.note(**compiled)

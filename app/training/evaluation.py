@@ -31,7 +31,7 @@ def turns(
     indices = range(plan.steps(accelerator.data_ranks))
     services.buffers.find_changes()
     with services.logger.time_aside(), aside(accelerator.device), evaluating(model):
-        allowed = services.stopping.turns(len(indices), accelerator.is_fsdp2) if may_stop else indices
+        allowed = services.preemption.turns(len(indices), accelerator.is_fsdp2) if may_stop else indices
         for _, step in zip(allowed, services.load(plan, indices, data, collate), strict=True):
             services.watchdog.beat()
             (turn,) = step.turns

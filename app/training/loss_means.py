@@ -38,7 +38,7 @@ class LossMeans:
         self._steps: dict[str, int] = {}
         self._sums: dict[str, Tensor] = {}
         self._terms: dict[str, list[Tensor]] = {}
-        self._read: list[float] | None = None  # the sums over all ranks, where the host knows them
+        self._read: dict[str, list[float]] | None = None  # the sums over all ranks, where the host knows them
         if self._whole and step > self._since:
             self._steps = dict(saved["steps"])
             for name, parts in saved["sums"].items():
@@ -80,34 +80,37 @@ class LossMeans:
             before + reproducible_sums.order_free([torch.stack(terms)], BOUND, COUNT) if terms else before
         )
 
-    def slots(self) -> Tensor:
-        """Return this rank's sums, to be added to those of the others: float64 [names x PARTS]."""
-        for name in self._steps:
+    def slots(self, names: list[str]) -> Tensor:
+        """Return this rank's sums, to be added to those of the others: float64 [names x PARTS].
+
+        Args:
+            names: of the losses, the same on every rank.
+        """
+        for name in names:
             self._fold(name)
-        sums = [self._sums[name] for name in sorted(self._steps)]
+        sums = [self._sums[name] for name in names]
         return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64, device=self._accelerator.device)
 
-    def take(self, sums: list[float]) -> dict[str, float]:
+    def take(self, names: list[str], sums: list[float]) -> dict[str, float]:
         """Return the means by name, from the slots summed over data ranks; empty if not all the steps are known."""
-        self._read = sums
+        self._read = _by_name(names, sums)
         if not self._whole:
             return {}
-        return {_mean_of(name): reproducible_sums.total(part) / self._steps[name] for name, part in self._by_name()}
-
-    def _by_name(self) -> list[tuple[str, list[float]]]:
-        return [(name, self._read[i * PARTS : (i + 1) * PARTS]) for i, name in enumerate(sorted(self._steps))]
+        known = [(name, parts) for name, parts in self._read.items() if self._steps.get(name)]
+        return {_mean_of(name): reproducible_sums.total(parts) / self._steps[name] for name, parts in known}
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values. Every rank takes part, and may wait for its device."""
         if not self._whole or not self._steps:
             return {}
-        if self._read is None:
-            slots, ours = self.slots(), self._accelerator
+        names = sorted(set().union(*collectives.gather(sorted(self._steps))))
+        if self._read is None or list(self._read) != names:
+            slots, ours = self.slots(names), self._accelerator
             if not collectives.alone():
                 torch.distributed.all_reduce(slots)
                 slots /= ours.num_processes // ours.data_ranks
-            self._read = slots.tolist()
-        return {"since": self._since, "steps": dict(self._steps), "sums": finite(dict(self._by_name()))}
+            self._read = _by_name(names, slots.tolist())
+        return {"since": self._since, "steps": dict(self._steps), "sums": finite(self._read)}
 
     def after(self, step: int, losses: list[tuple[str, Turn, Tensor]], weight: float) -> "LossMeans":
         """Return what this will be after a step that is not over yet."""
@@ -116,6 +119,10 @@ class LossMeans:
         later._terms = {name: list(terms) for name, terms in self._terms.items()}
         later.add(step, losses, weight)
         return later
+
+
+def _by_name(names: list[str], sums: list[float]) -> dict[str, list[float]]:
+    return {name: sums[i * PARTS : (i + 1) * PARTS] for i, name in enumerate(names)}
 
 
 def _mean_of(name: str) -> str:

@@ -14,10 +14,42 @@ _NONE, _SPAN = 2**62, 2**20  # the value for "none"; the largest number of losse
 _SHOWN = 8  # samples of a micro-batch
 
 
-def in_short(ids: list[int]) -> str:
-    """List the first sample ids of a micro-batch, and count the others."""
+class Report(NamedTuple):
+    """What was not finite, for the user."""
+
+    text: str
+    samples: bool = False
+    """Whether it names samples that may be to blame."""
+
+    def advice(self) -> str:
+        """Return the text with what to do about it."""
+        lower = "a lower --optim.lr or a longer --optim.warmup (and --run.changed accept, where it has a checkpoint)"
+        if not self.samples:
+            return f"{self.text}; nothing of it was saved. Repeat the command with {lower}"
+        return (
+            f"{self.text}; nothing of it was saved. Look at those samples, and repeat the command: --run.nonfinite "
+            f"skip skips such steps; if training diverges, give it {lower}"
+        )
+
+
+def report(what: str, places: dict[int, str], count: int, fine: str) -> Report:
+    """Describe what was not finite.
+
+    Args:
+        what: and in which step.
+        places: by index, the micro-batches whose losses were not finite, in words.
+        count: the micro-batches of the step.
+        fine: said if no loss was to blame.
+    """
+    if len(places) == count > 1:
+        return Report(f"{what} (in all {count} micro-batches: training has diverged)")
+    return Report(f"{what} ({'; '.join(places[index] for index in sorted(places)) or fine})", bool(places))
+
+
+def place(index: int, rank: int, ids: list[int]) -> str:
+    """Name a micro-batch and its first samples."""
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"{ids[:_SHOWN]}{more}"
+    return f"micro-batch {index} on rank {rank}: samples {ids[:_SHOWN]}{more}"
 
 
 class Fault(NamedTuple):
@@ -60,8 +92,8 @@ class FirstNonfinite:
         """Return 1 if this rank has found one, else 0, as a float64 scalar on the device."""
         return (self._first < _NONE).double()
 
-    def tell(self) -> str:
-        """Name the first step in which any rank found one, and its samples; empty if none did.
+    def tell(self) -> Report | None:
+        """Name the first step in which any rank found one, and its samples; None if none did.
 
         Every rank takes part, and waits for its device.
         """
@@ -69,13 +101,12 @@ class FirstNonfinite:
         found = collectives.gather((own, self._ids(own)))
         step = min((fault.step for fault, _ in found if fault), default=None)
         if step is None:
-            return ""
+            return None
         first = [(rank, fault, ids) for rank, (fault, ids) in enumerate(found) if fault and fault.step == step]
-        lines = [
-            f"micro-batch {f.micro} on rank {rank}: samples {in_short(ids)}" for rank, f, ids in first if f.micro >= 0
-        ]
-        what = "loss" if lines else "gradient"
-        return f"the {what} of step {step + 1} was not finite ({'; '.join(lines) or 'all its losses were finite'})"
+        places = {fault.micro: place(fault.micro, rank, ids) for rank, fault, ids in first if fault.micro >= 0}
+        what = f"the {'loss' if places else 'gradient'} of step {step + 1} was not finite"
+        # A rank knows only the first of its own, so that nobody knows whether all micro-batches failed.
+        return report(what, places, 0, "all its losses were finite")
 
     def _read(self) -> Fault | None:
         step, place = divmod(int(self._first.item()), _SPAN)

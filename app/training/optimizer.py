@@ -4,6 +4,7 @@ import difflib
 import inspect
 import math
 import typing
+from collections.abc import Iterable
 
 import torch
 
@@ -46,6 +47,27 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)
 
 
+CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")
+"""Options of parameter groups that a run may change in its middle; the learning rate is set in every step."""
+
+
+def check_change(config: typing.Any, changed: dict[str, list]) -> None:
+    """Refuse a change in the middle of a run that an optimizer cannot make.
+
+    Args:
+        changed: settings, by name, as they were and as they are.
+
+    Raises:
+        UserError: it cannot.
+    """
+    before, now = changed.get("optim.momentum", [1, 1])
+    if bool(before) != bool(now) and config.optim.name.lower() == "rmsprop":
+        raise UserError(
+            f"--optim.momentum {now}: RMSprop cannot begin or end with momentum in the middle of a run, because its "
+            f"state lacks it: leave it at {before}, or start another run"
+        )
+
+
 def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Return the settings among `known`, the options of an optimizer with a value that each can have."""
     values = {name: getattr(config, name) for name in ("lr", "weight_decay", "betas", "eps", "momentum")}
@@ -71,13 +93,18 @@ class Optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate
 
-    def set_options(self) -> None:
-        """Set weight decay, betas and the like to the settings, where a checkpoint has restored those that it had."""
-        for optimizer, settings in self.known:
-            for group in optimizer.param_groups if settings else ():
-                group |= _fitting(settings, group)
-                if group["name"] == "no_decay" and "weight_decay" in group:
-                    group["weight_decay"] = 0.0
+    def options(self, names: Iterable[str]) -> list[list[dict[str, typing.Any]]]:
+        """Return options of each optimizer's groups, such as weight_decay, where they have them."""
+        return [
+            [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+            for optimizer, _ in self.known
+        ]
+
+    def set_options(self, options: list[list[dict[str, typing.Any]]], names: set[str]) -> None:
+        """Set some options of groups again that a checkpoint has replaced by those that it had."""
+        for (optimizer, _), of_groups in zip(self.known, options, strict=True):
+            for group, own in zip(optimizer.param_groups, of_groups, strict=True):
+                group |= {name: value for name, value in own.items() if name in names}
 
     def rates(self) -> list[float]:
         """Return each optimizer's learning rate, of its first group."""

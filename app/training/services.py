@@ -40,7 +40,7 @@ class Services:
         self.checkpoint_manager = CheckpointManager(
             accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
         )
-        self.stopping = Preemption(accelerator.device, self.logger.failed)
+        self.preemption = Preemption(accelerator.device, self.logger.failed)
         # On a CPU, loading processes would take the cores that train.
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from app.sampling.batch_plan import Step, Turn
 from app.sampling.seeding import seed_all
@@ -53,10 +53,17 @@ class CurrentStep:
         self.number, self.metrics, self.batch, self.undo = number, metrics, batch, undo
         self.open = True
         """Whether its body is running."""
+        self.skipped = False
+        """Whether an update was left out, because its gradient was not finite."""
         self.updated = False
         """Whether the body has called run.step."""
         self.scores: dict[str, float] = {}
         """Scores that the body has logged; they decide which checkpoint is the best."""
+
+    @property
+    def losses(self) -> list[tuple[str, Turn, Tensor]]:
+        """Return the losses that count in means over several steps; none of a step that was left out."""
+        return [] if self.skipped else self.metrics.losses
 
     @property
     def again(self) -> bool:

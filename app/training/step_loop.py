@@ -23,7 +23,7 @@ from app.training.optimizer import Optimizers
 from app.training.recompiles import Recompiles
 from app.training.services import Services
 from app.training.step import Batch, CurrentStep
-from app.training.step_metrics import StepMetrics, advice, suffix
+from app.training.step_metrics import StepMetrics, suffix
 
 
 class StepLoop:
@@ -39,7 +39,7 @@ class StepLoop:
         self.start = Start()
         self.current: CurrentStep | None = None
         """The step whose body was entered last."""
-        self.stopping = False
+        self.leaving = False
         """Whether the run stops after this step."""
         self.stopped_in_evaluation = False
         """Whether the run was stopped in the middle of an evaluation."""
@@ -89,9 +89,10 @@ class StepLoop:
         for step in steps:
             yield self._enter(step)
             if not self.current.updated:
-                raise UserError(f"step {self.steps_done} ended without run.step(optimizer): call it after the turns")
+                missing = f"step {self.steps_done} ended without run.step(optimizer)"
+                raise UserError(f"{missing}: call it after the loop over batch.micros")
             self.finish_step()
-            if self.stopping:
+            if self.leaving:
                 break
 
     def _enter(self, step: Step) -> Batch:
@@ -147,6 +148,8 @@ class StepLoop:
             step.undo()
         elif self._usable(step, optimizer, index, clip):
             optimizer.step()
+        else:
+            step.skipped = True
         self.gradients.clear(optimizer)
 
     def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
@@ -155,17 +158,17 @@ class StepLoop:
         Raises:
             UserError: it is not finite, and --run.nonfinite is stop.
         """
-        skips, wrong = self.settings.nonfinite == "skip", ""
+        skips, wrong = self.settings.nonfinite == "skip", None
         if clip or self._reads_losses(step) or skips or not self.gradients.finite(optimizer):
             norm = self.gradients.clip(optimizer, clip)
             if not step.metrics.add_norm(norm, index):
                 wrong = step.metrics.explain(norm)
         if wrong and not skips:
-            raise UserError(advice(wrong))
+            raise UserError(wrong.advice())
         if self._audit:
             self._audit.gradients(optimizer)
         if wrong:
-            self.services.logger.progress.warn(f"warning: {wrong}; the step is skipped (--run.nonfinite)")
+            self.services.logger.progress.warn(f"warning: {wrong.text}; the step is skipped (--run.nonfinite)")
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
         return not wrong
 
@@ -193,7 +196,7 @@ class StepLoop:
 
     def _close(self, step: CurrentStep) -> None:
         if step.updated:
-            self.stopping = self.stopped_in_evaluation or self.services.stopping.due(step.number)
+            self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
         if step.updated and not step.again:
             self._after_update(step)
         elif step.updated and not self.stopped_in_evaluation:
@@ -207,7 +210,7 @@ class StepLoop:
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
         services.buffers.agree()
-        self._means.add(step.number, step.metrics.losses, step.metrics.step.weight)
+        self._means.add(step.number, step.losses, step.metrics.step.weight)
         if self._reads_losses(step):
             rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
@@ -228,7 +231,7 @@ class StepLoop:
             self.scores,
             step.scores,
             self._means.record,
-            self.stopping,
+            self.leaving,
             unevaluated=self.stopped_in_evaluation,
         )
 
@@ -242,7 +245,7 @@ class StepLoop:
             return
         means = self._means
         if step is not None and step.open and not step.again:
-            means = means.after(step.number, step.metrics.losses, step.metrics.step.weight)
+            means = means.after(step.number, step.losses, step.metrics.step.weight)
         manager, here = self.services.checkpoint_manager, self._scores_here()
         manager.save(self.steps_done, self.plan, self.scores, here, means.record)
 

@@ -14,10 +14,7 @@ from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.training.loss_means import LossMeans
-from app.training.nonfinite import FirstNonfinite, in_short
-
-DIVERGED = "training has diverged"
-"""Says of a step that no sample is to blame."""
+from app.training.nonfinite import FirstNonfinite, Report, place, report
 
 
 class StepMetrics:
@@ -54,7 +51,7 @@ class StepMetrics:
         del self.norms[index]
         return False
 
-    def explain(self, norm: Tensor) -> str:
+    def explain(self, norm: Tensor) -> Report:
         """Say what was not finite first, in an earlier step or in this step's gradient. Every rank takes part."""
         return self._earlier() or self._not_finite("gradient", norm.item())
 
@@ -88,10 +85,10 @@ class StepMetrics:
         slots[-4] = self.faults.there()
         for name, micro, loss in self.losses:
             if micro.weight:
-                place = names.index(name) * self.step.micro_count + micro.index
-                slots[place] += loss.double() * (micro.weight / self.step.weight)
+                slot = names.index(name) * self.step.micro_count + micro.index
+                slots[slot] += loss.double() * (micro.weight / self.step.weight)
         now = len(slots)
-        slots = torch.cat([slots, means.slots()])
+        slots = torch.cat([slots, means.slots(names)])
         own = len(slots)
         if drift is not None:
             slots = torch.cat([slots, drift.slots().to(slots.device)])
@@ -108,7 +105,7 @@ class StepMetrics:
             parts[own:],
         )
         if earlier:
-            raise UserError(advice(self._earlier()))
+            raise UserError(self._earlier().advice())
         if fresh:
             buffers.learn(changed)
         if drift is not None and fresh:  # the numbers in `prints` are from before the ranks agreed on these buffers
@@ -119,46 +116,29 @@ class StepMetrics:
         for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
             scaled = name == "gradient" and self.accelerator.scaler is not None
             if not math.isfinite(value) and not scaled and not self.skips:
-                raise UserError(advice(self._not_finite(name, value)))
+                raise UserError(self._not_finite(name, value).advice())
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         return dict(zip(names, losses, strict=True)), {
-            **means.take(sums),
+            **means.take(names, sums),
             **about,
             "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
         }
 
-    def _earlier(self) -> str:
-        """Say what was not finite in an earlier step; empty if all was. Every rank takes part."""
+    def _earlier(self) -> Report | None:
+        """Say what was not finite in an earlier step; None if all was. Every rank takes part."""
         told = self.faults.tell()
-        return told and f"{told}; found in step {self.step.index + 1}"
+        return told and told._replace(text=f"{told.text}; found in step {self.step.index + 1}")
 
-    def _not_finite(self, what: str, value: float) -> str:
+    def _not_finite(self, what: str, value: float) -> Report:
         rank = self.accelerator.process_index
-        wrong = {
-            micro.index: micro for _, micro, loss in self.losses if micro.weight and not math.isfinite(loss.item())
-        }
         own = {
-            index: f"micro-batch {index} on rank {rank}: samples {in_short(m.ids.tolist())}"
-            for index, m in wrong.items()
+            micro.index: place(micro.index, rank, micro.ids.tolist())
+            for _, micro, loss in self.losses
+            if micro.weight and not math.isfinite(loss.item())
         }
-        found = {index: line for part in collectives.gather(own) for index, line in part.items()}
-        count = self.step.micro_count
-        if len(found) == count > 1:
-            where = f"in all {count} micro-batches: {DIVERGED}"
-        else:
-            where = "; ".join(found[index] for index in sorted(found)) or "every micro-batch's own loss is finite"
-        return f"the {what} of step {self.step.index + 1} is {value} ({where})"
-
-
-def advice(what: str) -> str:
-    """Add advice for the user to a report of a number that was not finite."""
-    lower = "a lower --optim.lr or a longer --optim.warmup (and --run.changed accept, where it has a checkpoint)"
-    if DIVERGED in what:
-        return f"{what}; nothing of it was saved. Repeat the command with {lower}"
-    return (
-        f"{what}; nothing of it was saved. Look at those samples, and repeat the command: --run.nonfinite skip skips "
-        f"such steps; if training diverges, give it {lower}"
-    )
+        places = {index: line for part in collectives.gather(own) for index, line in part.items()}
+        text = f"the {what} of step {self.step.index + 1} is {value}"
+        return report(text, places, self.step.micro_count, "every micro-batch's own loss is finite")
 
 
 def suffix(index: int) -> str:

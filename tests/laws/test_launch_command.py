@@ -67,8 +67,8 @@ def test_a_mistake_is_one_line(tmp_path, rows):
 
 
 def test_ctrl_c_to_the_launcher(tmp_path):
-    """Once: the run saves, and the script goes on; twice: all ranks leave at once, with status 130."""
-    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "once@0.1", "twice@5") as now:
+    """Once: the run saves, and the script goes on; twice: all ranks leave at once, and are not started again."""
+    with launched(tmp_path, "ddp_cpu", "--max_restarts", "2", SCRIPT, tmp_path, "once@0.1", "twice@5") as now:
         now.reach("once", 3)
         now.process.send_signal(signal.SIGINT)
         now.wait_for(lambda: now.status("once") == "preempted")
@@ -80,7 +80,34 @@ def test_ctrl_c_to_the_launcher(tmp_path):
             now.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         assert now.process.wait(10) == 130, now.output()
+        assert not any(psutil.pid_exists(int(file.read_text())) for file in tmp_path.glob("pid-*"))
         assert "Traceback" not in now.output() and "error" not in now.output(), now.output()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_any_rank_listens(tmp_path, number):
+    """Ranks end at once, without a traceback of what they were importing."""
+    script = tmp_path / "importing.py"
+    note = "open(sys.argv[1] + '/pid-' + os.environ['RANK'], 'w').write(str(os.getpid()))"
+    script.write_text(f"import os, sys, time\n{note}\ntime.sleep(60)")
+    with launched(tmp_path, "ddp_cpu", "--max_restarts", "2", script, tmp_path) as now:
+        now.wait_for(lambda: len(ranks(tmp_path)) == 2)
+        now.process.send_signal(number)
+        assert now.process.wait(20) == 128 + number, now.output()
+        assert now.output() == ""
+
+
+def test_as_the_first_process_of_a_container(tmp_path):
+    """Where the launcher, and what it becomes, is process 1, as under `docker run`, or its child."""
+    head = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if run([*head, "true"]).status:
+        pytest.skip("unshare is not allowed here")
+    for name, profile in {"one": "cpu", "two": "ddp_cpu"}.items():
+        result = run([*head, *LAUNCH, profile, SCRIPT, tmp_path, name])
+        assert result.status == 0, result.output
+        assert json.loads((tmp_path / name / "run.json").read_text())["status"] == "finished"
+    result = run([*head, "bash", "-c", f"{sys.executable} -m app launch cpu {SCRIPT} {tmp_path} shell; true"])
+    assert json.loads((tmp_path / "shell" / "run.json").read_text())["status"] == "finished", result.output
 
 
 def test_a_rank_that_is_killed(tmp_path):
@@ -114,6 +141,8 @@ def test_one_process_is_the_run_itself(tmp_path):
         (["ddp_cpu:0", "recipes/cls.py"], "the profile ddp_cpu:0: 0 processes"),
         (["cpu:3", "recipes/cls.py"], "the profile cpu:3 starts one process"),
         (["ddp:2", "recipes/cls.py"], "GPU"),
+        (["cpu", "--num_processes", "2", "recipes/cls.py"], "--num_processes: name the profile and its processes"),
+        (["--config_file", "x.yaml", "recipes/cls.py"], "--config_file: name the profile"),
     ],
 )
 def test_words_that_start_nothing(monkeypatch, words, told):
@@ -140,6 +169,16 @@ def test_a_reader_that_leaves_changes_nothing(tmp_path, rows):
     status, output = piped([*recipe, "--run.dir", tmp_path / "run"], "head -n 1", tmp_path)
     assert (status, len(output.splitlines())) == ("0", 1)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
+    status, output = piped([sys.executable, "-m", "app", "nosuch"], "true", tmp_path)
+    assert (status, output) == ("2", "")
     for words in ([RECIPE, "--help"], ["-m", "app", "runs", tmp_path], ["-m", "app"]):
         status, output = piped([sys.executable, *words], "true", tmp_path)
         assert (status, output) == ("0", ""), words
+
+
+def test_nothing_waits_where_output_is_unbuffered(tmp_path):
+    """As in containers: what was printed before a process is killed is there."""
+    code = "import os, sys; from app.launching.dropped_output import outlive_readers; outlive_readers()\n"
+    code += "print('out'); print('err', file=sys.stderr); os._exit(3)"
+    result = run([sys.executable, "-u", "-c", code])
+    assert (result.status, sorted(result.output.split())) == (3, ["err", "out"])

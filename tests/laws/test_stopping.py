@@ -70,11 +70,11 @@ def went_on_in_its_evaluation(folder) -> None:
     files = [(folder / run / "model" / "model.safetensors").read_bytes() for run in ("slow", "evaluated")]
     assert files[0] == files[1]
     record = json.loads((folder / "slow" / "run.json").read_text())
-    assert record["status"] == "finished" and [launch["step"] for launch in record["sittings"]] == [0, 10]
+    assert record["status"] == "finished" and [launch["step"] for launch in record["launches"]] == [0, 10]
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGINT"])
-def test_a_signal_on_any_rank_stops_all_behind_the_same_step(stopped, name):
+def test_a_signal_on_any_rank_stops_all_after_the_same_step(stopped, name):
     """They save there, print so, and end with status 0: the script goes on with the next run."""
     run = stopped.folder / name
     made = len(steps(run))

@@ -102,7 +102,7 @@ def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
     best = checkpoints.best({})
     if best is None:
         raise UserError(
-            f"--best: no checkpoint of {options.run} was scored with {checkpoints.retention.best.removeprefix('-')}; "
+            f"--best: no checkpoint of {options.run} was scored with {checkpoints.retention.metric.name}; "
             f"take one with --step, of {there}"
         )
     return best[0]

@@ -31,14 +31,18 @@ def main_of_words(words: list[str]) -> int:
         return 0
     chosen = "" if words[0].startswith("-") or words[0].endswith(".py") else words[0]
     rest = words[1:] if chosen else words
-    if not any(word.endswith(".py") for word in rest):
+    recipe = next((word for word in rest if word.endswith(".py")), "")
+    if not recipe:
         raise UserError(f"there is no recipe among the words; usage: {USAGE}")
     profile = profiles.read(chosen or accelerate_launch.usual_profile(), flag="the profile")
+    before = rest[: rest.index(recipe)]
+    for word in before:
+        if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file", "__num_machines"):
+            raise UserError(f"{word}: name the profile and its processes before the recipe, for example ddp:2")
     if profile.settings["distributed_type"] == "NO" and profile.processes > 1:
         raise UserError(
             f"the profile {chosen} starts one process: take ddp_cpu:{profile.processes} or ddp, for example"
         )
-    recipe = next(word for word in rest if word.endswith(".py"))
     if not Path(recipe).is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     return accelerate_launch.launch(profile, rest)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.commands.output import size, table, write_json
+from app.config import BestMetric
 from app.rundir.history import History, age
 
 
@@ -69,7 +70,7 @@ def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
 def _row(checkpoint: dict[str, Any], asked: str, run: History) -> list[Any]:
     scores = checkpoint["scores"]
     known = run.score
-    names = [asked.removeprefix("-"), known[0] if known else "", *scores]
+    names = [BestMetric.parse(asked).name, known[0] if known else "", *scores]
     name = next((name for name in names if name in scores), None)
     value = "not evaluated" if checkpoint["unevaluated"] else ""
     if name is not None:

@@ -1,4 +1,4 @@
-"""A table's column of images: files of some format, in the table or beside it, read one by one."""
+"""A table's column of images: files of some format, stored in the table or named by path, read one by one."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
