@@ -20,7 +20,7 @@ def main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print("usage: python -m app COMMAND ...\n")
         print("\n".join(f"  {name:<10} {summary}" for name, summary in known.items()))
-        print("\npython -m app COMMAND --help says more. Training itself: accelerate launch recipes/cls.py")
+        print("\npython -m app COMMAND --help says more. Training itself: samestep launch recipes/cls.py")
         return 0
     name = words[0]
     if name not in known:

@@ -367,3 +367,15 @@ def test_the_library_is_there_whole(data_cache):
     assert table.column_names == ["text", "file"] and len(table) > 300
     row = table[table["file"].index("json/decoder.py")]
     assert row["text"].startswith('"""Implementation of JSONDecoder') and row["text"].endswith("\n")
+
+
+def test_contents_in_parts_are_joined_if_all_are_texts():
+    """OpenAI's form; a picture among them is named by its row."""
+    from app.data.corpus.conversations import messages_of
+
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    (message,) = messages_of([{"role": "user", "content": parts}], lambda: "row 3")
+    assert message == {"role": "user", "content": "one two"}
+    picture = [*parts, {"type": "image_url", "image_url": {"url": "x"}, "text": None}]
+    with pytest.raises(UserError, match=r"message 0 of row 3 has parts that are no texts"):
+        messages_of([{"role": "user", "content": picture}], lambda: "row 3")

@@ -1,5 +1,6 @@
 """Profiles: the files for `accelerate launch`, found by name, and the layouts that they describe."""
 
+import difflib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +147,11 @@ def read(text: str, flag: str = "--profile") -> Profile:
         name, count = text, ""
     file = find(name)
     ours = ", ".join(names())
-    settings = read_yaml(flag, str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}")
+    near = difflib.get_close_matches(name, names(), 1) if not file.exists() else []
+    meant = f"; did you mean {near[0]}?" if near else ""
+    settings = read_yaml(
+        flag, str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}{meant}"
+    )
     if not isinstance(settings, dict) or "distributed_type" not in settings:
         raise UserError(f"{flag} {name} has no distributed_type: give a file that `accelerate config` writes")
     # YAML reads an unquoted NO as false.

@@ -48,15 +48,17 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
         error: ends the run; None where it is finished or stopped.
     """
     services = loop.services
-    services.watchdog.close()
-    services.preemption.close()
-    main = services.accelerator.is_main_process
-    if mendable(error):
-        # Read where the error is reported: by each rank whose error the main process does not have.
-        error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
-    services.logger.close()
-    if main and loop.begun:
-        _record(loop, error)
+    try:
+        services.watchdog.close()
+        main = services.accelerator.is_main_process
+        if mendable(error):
+            # Read where the error is reported: by each rank whose error the main process does not have.
+            error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
+        services.logger.close()
+        if main and loop.begun:
+            _record(loop, error)
+    finally:
+        services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
 
 
 def _record(loop: StepLoop, error: BaseException | None) -> None:

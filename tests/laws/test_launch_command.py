@@ -137,7 +137,8 @@ def test_one_process_is_the_run_itself(tmp_path):
     [
         (["ddp_cpu"], "there is no recipe"),
         (["ddp_cpu:2", "recipes/gone.py"], "recipes/gone.py: there is no such file"),
-        (["dpp_cpu", "recipes/cls.py"], "the profile dpp_cpu: No such file or directory; give a file"),
+        (["dpp_cpu", "recipes/cls.py"], r"the profile dpp_cpu: No such file or directory; .*did you mean ddp_cpu\?"),
+        (["ddp_cpu", "--run.steps", "5", "recipes/cls.py"], "--run.steps: flags of the recipe come after it"),
         (["ddp_cpu:0", "recipes/cls.py"], "the profile ddp_cpu:0: 0 processes"),
         (["cpu:3", "recipes/cls.py"], "the profile cpu:3 starts one process"),
         (["ddp:2", "recipes/cls.py"], "GPU"),

@@ -26,7 +26,7 @@ def main_of_words(words: list[str]) -> int:
     """
     from app.launching import accelerate_launch, profiles
 
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help") or (words[-1] in ("-h", "--help") and len(words) == 2):
         print(f"usage: {USAGE}\n\n{__doc__}")
         return 0
     chosen = "" if words[0].startswith("-") or words[0].endswith(".py") else words[0]
@@ -37,6 +37,8 @@ def main_of_words(words: list[str]) -> int:
     profile = profiles.read(chosen or accelerate_launch.usual_profile(), flag="the profile")
     before = rest[: rest.index(recipe)]
     for word in before:
+        if word.startswith("--") and "." in word.partition("=")[0]:
+            raise UserError(f"{word}: flags of the recipe come after it: {USAGE}")
         if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file", "__num_machines"):
             raise UserError(f"{word}: name the profile and its processes before the recipe, for example ddp:2")
     if profile.settings["distributed_type"] == "NO" and profile.processes > 1:

@@ -74,6 +74,8 @@ def _message(message: Any, what: str, where: Callable[[], str]) -> dict:
         # An assistant that calls a tool may say nothing.
         if message.get("content") is None and not message.get("tool_calls"):
             raise UserError(f"{what} {where()} has a role and no content: give it one, or leave the row out")
+        if isinstance(message.get("content"), list):
+            return {**message, "content": _text_of(message["content"], f"{what} {where()}")}
         return message
     speaker, text = message.get("from"), message.get("value")
     if speaker is None or text is None:
@@ -82,6 +84,15 @@ def _message(message: Any, what: str, where: Callable[[], str]) -> dict:
     if speaker not in ROLES:
         raise UserError(f"{what} {where()} is from {speaker!r}: use one of {', '.join(ROLES)}")
     return {"role": ROLES[speaker], "content": text}
+
+
+def _text_of(parts: list, what: str) -> str:
+    """Join the parts of a content that is a list of texts, as in OpenAI's form."""
+    if not all(
+        isinstance(part, dict) and part.get("type") == "text" and part.get("text") is not None for part in parts
+    ):
+        raise UserError(f"{what} has parts that are no texts: a language model reads texts alone; leave the row out")
+    return "".join(part["text"] for part in parts)
 
 
 def conversation(row: Any, tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]) -> Segments:
