@@ -10,7 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from app.commands.export import model_card
+from app.commands.export import model_card, upload
+from app.errors import UserError
 from app.rundir import history
 from launching import ROOT, launch_all, python, run, saved_state
 from laws.small import SMALL
@@ -162,3 +163,16 @@ def test_scores_are_results_to_the_hub(tmp_path):
     assert result.task_type == found["BertForSequenceClassification"].pipeline_tag == "text-classification"
     assert found["UNet"].eval_results is None and found["UNet"].metrics == ["accuracy", "loss"]
     assert found["UNet"].datasets == ["me/texts"]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
+    """Whatever library its client uses."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import httpx
+
+    def unreachable(*args, **options):
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr(HfApi, "create_repo", unreachable)
+    with pytest.raises(UserError, match=r"--push me/x: .*cannot be reached: Name or service not known"):
+        upload.push(tmp_path, "me/x", False, "a message")

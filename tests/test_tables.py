@@ -9,8 +9,10 @@ import datasets
 import huggingface_hub
 import pytest
 
+from app import UserError
 from app.data.config import TextData
 from app.data.tables.columns import check_columns
+from app.data.tables.sources import open_source
 from app.data.text.labeled_text import read_labels
 from tables import load, python, refused, table, texts_of, write_card
 
@@ -300,3 +302,19 @@ def test_a_configuration_of_what_has_none_is_refused(tmp_path):
     card = tmp_path / "card"
     write_card(card)
     assert len(load(str(card), name="one", eval_path=str(tmp_path / "rows.csv"))[1]) == 10
+
+
+@pytest.mark.parametrize(
+    "files, told",
+    [
+        ({"empty.txt": ""}, "is empty"),
+        ({"train.tsv": "text\tlabel\na\t1\n", "test.json": '{"text": "a"}\n'}, "several formats: name those to read"),
+    ],
+)
+@pytest.mark.usefixtures("data_cache")
+def test_what_datasets_says_in_its_own_words_is_said_in_ours(tmp_path, files, told):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    path = tmp_path / "empty.txt" if "empty.txt" in files else tmp_path
+    with pytest.raises(UserError, match=told):
+        open_source("--data.path", [str(path)])

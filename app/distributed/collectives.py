@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,6 +80,8 @@ def leave(clean: bool) -> None:
 
 
 def _end() -> None:
+    # The program is over: another Ctrl-C would only print where Python was.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _clean and dist.is_initialized():
         # Models in reference cycles keep process groups alive, whose threads must not outlive the interpreter.
         gc.collect()

@@ -37,9 +37,9 @@ def push(folder: Path, repository: str, private: bool, message: str) -> str:
     Raises:
         UserError: the Hub cannot be reached, or refuses.
     """
-    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub.utils import httpx  # the library that it uses: httpx2 since 2.4, httpx before
 
     api = HfApi()
     try:

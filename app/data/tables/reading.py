@@ -76,6 +76,13 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         return UserError(f"{not_here}; {line}")
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         return unreadable(flag, path, error.__cause__ or error)
+    if "corresponds to no data" in line:
+        return UserError(f"{flag} {path} is empty: it has no rows")
+    if "same data file format for all splits" in line:
+        return UserError(
+            f"{flag} {path}: its files have several formats: name those to read, for example {flag} "
+            f"{path}/train.tsv --data.eval-path {path}/dev.tsv"
+        )
     if isinstance(error, ValueError | FileNotFoundError):
         fix = "; choose one with --data.name" if "config" in line.lower() else ""
         return UserError(f"{flag} {path}: {line}{fix}")
