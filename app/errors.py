@@ -1,6 +1,8 @@
 """The error that a user can fix."""
 
+import difflib
 import importlib.util
+from collections.abc import Iterable
 
 # The package to install for each module that this project imports; other modules are the user's own.
 MODULES = {
@@ -47,6 +49,12 @@ def mendable(error: BaseException | None) -> UserError | None:
 def not_installed(package: str) -> str:
     """Return a message that a package is missing, with the command that installs it."""
     return f"{package} is not installed: pip install {package}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a clause that ends a message with the known word that is most like another; empty if none is."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def is_installed(module: str) -> bool:

@@ -14,6 +14,7 @@ from types import FrameType
 
 import psutil
 
+from app.launching.launcher import environment
 from app.launching.profiles import Profile
 
 # Signals that torch's launcher answers with SIGTERM to its ranks, and SIGKILL after 30 seconds. A run listens to none.
@@ -53,7 +54,7 @@ def launch(profile: Profile, words: list[str]) -> int:
     else:
         check_gpus(profile.processes // profile.machines)
     os.environ[LAUNCHER] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every run shares the cores among its processes
+    os.environ.update(environment())
     head = ["--config_file", str(profile.file), "--num_processes", str(profile.processes)]
     arguments = launch_command_parser().parse_args([*head, *(["--main_process_port", "0"] if alone else []), *words])
     if not profile.wrapping and alone:
@@ -65,9 +66,9 @@ def _become(arguments: Namespace) -> None:
     """Replace this process by the script's: signals, the terminal and the status are then the run's own."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
-    command, environment = prepare_simple_launcher_cmd_env(arguments)
+    command, of_script = prepare_simple_launcher_cmd_env(arguments)
     sys.stdout.flush()
-    os.execve(command[0], command, environment)
+    os.execve(command[0], command, of_script)
 
 
 class _Stopped(BaseException):

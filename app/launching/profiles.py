@@ -1,13 +1,12 @@
 """Profiles: the files for `accelerate launch`, found by name, and the layouts that they describe."""
 
-import difflib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import app
-from app.errors import UserError
+from app.errors import UserError, did_you_mean
 from app.launching.flags import read_yaml
 
 # An installed package has the profiles inside `app`; a copy of the repository has them next to it.
@@ -147,8 +146,7 @@ def read(text: str, flag: str = "--profile") -> Profile:
         name, count = text, ""
     file = find(name)
     ours = ", ".join(names())
-    near = difflib.get_close_matches(name, names(), 1) if not file.exists() else []
-    meant = f"; did you mean {near[0]}?" if near else ""
+    meant = did_you_mean(name, names()) if not file.exists() else ""
     settings = read_yaml(
         flag, str(file), f"; give a file that `accelerate config` writes, or one of ours: {ours}{meant}"
     )

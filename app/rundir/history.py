@@ -78,9 +78,14 @@ class History:
         return [step for step, _ in found], [float("nan") if value is None else value for _, value in found]
 
     @property
+    def asked_best(self) -> str:
+        """Return the run's --run.best; empty if it has none."""
+        return str(self.config.get("run", {}).get("best") or "")
+
+    @property
     def score(self) -> tuple[str, float] | None:
         """Return the name and last value of --run.best's score, else of the first evaluated score, else of the loss."""
-        best = BestMetric.parse(str(self.config.get("run", {}).get("best") or "")).name
+        best = BestMetric.parse(self.asked_best).name
         evaluated = [name for name in self.columns if name.startswith("eval/")]
         for name in [best, *evaluated, "loss", *self.columns]:
             values = self.column(name)[1]
@@ -96,7 +101,7 @@ class History:
         """
         if self.score is None:
             return None
-        name, metric = self.score[0], BestMetric.parse(str(self.config.get("run", {}).get("best") or ""))
+        name, metric = self.score[0], BestMetric.parse(self.asked_best)
         if metric.name != name:
             metric = BestMetric(name, any(part in name.rpartition("/")[2] for part in _LOWER))
         found = [(metric.rank(value), step) for step, value in zip(*self.column(name), strict=True)]

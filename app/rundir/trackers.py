@@ -1,6 +1,5 @@
 """Experiment trackers: those that accelerate knows get the numbers of metrics.jsonl as well."""
 
-import difflib
 import netrc
 import os
 import secrets
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from app.config import flatten
-from app.errors import UserError, mendable
+from app.errors import UserError, did_you_mean, mendable
 from app.rundir.images import Images
 
 
@@ -26,10 +25,9 @@ def check_names(names: tuple[str, ...]) -> None:
 
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            near = difflib.get_close_matches(name, LOGGER_TYPE_TO_CLASS, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-            raise UserError(f"--run.trackers {name}: accelerate knows {known}{meant}")
+            known = sorted(LOGGER_TYPE_TO_CLASS)
+            meant = did_you_mean(name, known)
+            raise UserError(f"--run.trackers {name}: accelerate knows {', '.join(known)}{meant}")
 
 
 class Trackers:

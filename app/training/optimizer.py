@@ -70,7 +70,7 @@ def check_change(config: typing.Any, changed: dict[str, list]) -> None:
 
 def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Return the settings among `known`, the options of an optimizer with a value that each can have."""
-    values = {name: getattr(config, name) for name in ("lr", "weight_decay", "betas", "eps", "momentum")}
+    values = {name: getattr(config, name) for name in ("lr", *CHANGEABLE)}
     # Adafactor's eps is a pair, with another meaning.
     return {k: v for k, v in values.items() if k in known and isinstance(v, tuple) == isinstance(known[k], tuple)}
 

@@ -60,7 +60,7 @@ def main(options: Options) -> int:
     from app.rundir import history
 
     run = history.read(options.run)
-    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.config.get("run", {}).get("best") or "")
+    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{run.folder} has no checkpoint to export")

@@ -19,7 +19,7 @@ def show(run: History, verify: bool, json: str) -> int:
     """
     from app.checkpoints.store import CheckpointStore
 
-    asked = str(run.config.get("run", {}).get("best") or "")
+    asked = run.asked_best
     store = CheckpointStore(run.folder / "checkpoints", 0, 1, best=asked)
     best = store.best({})
     found = [_about(store.path(step), step, verify) for step in store.steps()]

@@ -57,10 +57,14 @@ def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: 
     own = [name for name in EVAL_SPLITS if name in tables and name not in used]
     lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in own}
     fit = [name for name in own if not lacking[name]]
-    choose = f"not on {' or '.join(fit[1:])} (--data.eval-split chooses)"
-    notes = [f"evaluated on {fit[0]}, {choose}"] if fit[1:] else []
+    notes = chosen_of(fit, "--data.eval-split")
     notes += [f"{name} has no {' or '.join(lack)} and is left out" for name, lack in lacking.items() if lack]
     return fit[0] if fit else "", "; ".join(notes)
+
+
+def chosen_of(splits: Sequence[str], flag: str) -> list[str]:
+    """Say which of several splits is evaluated on, the first one, and which flag chooses; nothing of a single one."""
+    return [f"evaluated on {splits[0]}, not on {' or '.join(splits[1:])} ({flag} chooses)"] if splits[1:] else []
 
 
 def overlap(trained: list[Rows], scored: list[Rows]) -> str:

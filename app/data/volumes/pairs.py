@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from app.data.tables.reading import near, unreadable
-from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
+from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
 from app.data.volumes.class_file import numbers_of
 from app.errors import UserError, not_installed
 
@@ -65,8 +65,7 @@ def find_splits(flag: str, path: str, masks: str) -> Splits:
     pairs = {"train": _pairs_of(flag, root, train)}
     if others:
         pairs["evaluation"] = _pairs_of(flag, root, others[0])
-    choose = f"not on {' or '.join(others[1:])} (--data.eval-path chooses)"
-    notes = [f"evaluated on {others[0]}, {choose}"] if others[1:] else []
+    notes = chosen_of(others, "--data.eval-path")
     notes += [f"{name} has no masks and is left out" for name in withheld]
     return Splits(pairs, "; ".join(notes))
 
