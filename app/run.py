@@ -12,27 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.checkpoints.resume import contents_everywhere
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, to_dict
-from app.distributed import batch_norm, collectives, layout
+from app.distributed import batch_norm, collectives
 from app.distributed.accelerator import Accelerator
-from app.distributed.desync import DesyncCheck
 from app.distributed.preemption import StoppedInEvaluation
 from app.errors import UserError
 from app.launching import dry_run
 from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
-from app.rundir.throughput import Cost, peak_flops
+from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
 from app.sampling.seeding import seed_all
-from app.training import ending, evaluation, exact_gradients
-from app.training.audit import Audit
+from app.training import beginning, ending, evaluation, exact_gradients
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
-from app.training.nonfinite import FirstNonfinite
-from app.training.optimizer import CHANGEABLE, Optimizers, build_optimizer, check_change
+from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
 from app.training.scores import Scores, as_numbers
 from app.training.services import Services
@@ -50,11 +46,11 @@ class Run:
             config: the recipe's config; its field `run` is a RunConfig.
             name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
-        self._asked, self._choices = chosen(config)
-        self.fields, self.config = to_dict(self._asked), self._asked.run
+        full, choices = chosen(config)
+        self.fields, self.config = to_dict(full), full.run
         self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
-        self._facts: dict[str, Any] = {}  # for run.json
+        self._asked = beginning.Asked(self.name, full, choices, self.fields, facts={})
         self._dry = dry_run.current()
         self._opened: StepLoop | None = None  # from __enter__ on
 
@@ -79,7 +75,7 @@ class Run:
         return self._dry is not None
 
     def __enter__(self) -> "Run":
-        check(self._asked)
+        check(self._asked.config)
         check_names(self.config.trackers)
         with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)
@@ -94,7 +90,7 @@ class Run:
         self.gradients = kind(self.accelerator, settings.seed)
         # Called now for its error: it does not depend on the data, which may take long to load.
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
-        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked), self._asked)
+        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
         taken.callback(lambda: self.folder.release(discard=not (self._opened and self._opened.begun)))
         self.services = Services(settings, self.folder, self.gradients)
         self.logger = self.services.logger
@@ -152,7 +148,7 @@ class Run:
 
     def note(self, **facts: Any) -> None:
         """Add facts about this run to run.json. Call it before `batches`, with values that JSON can hold."""
-        self._facts |= facts
+        self._asked.facts.update(facts)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -171,7 +167,7 @@ class Run:
         """
         optimizers = self.optimizers  # first, for its error where the run is not open
         if isinstance(optim, OptimConfig) and optim.lr is None:
-            optim = dataclasses.replace(optim, lr=self._asked.optim.lr)
+            optim = dataclasses.replace(optim, lr=self._asked.config.optim.lr)
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
@@ -215,46 +211,12 @@ class Run:
             yield from self._dry.at_loop(self, plan, data, collate, augment)
             self._loop.dry_run = True
             return
-        plan, steps = self._begin(plan, data, cost)
+        plan, steps = beginning.begin(self._loop, self._asked, plan, data, cost)
         yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment))
 
     def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
         """Run the loop's body once in a dry run, on a step whose changes are undone."""
         return self._loop.trying(step, gradients)
-
-    def _begin(self, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
-        """Resume, open the logger, and return the plan and the indices of the remaining steps; on every rank."""
-        order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
-        drift = None if collectives.alone() else DesyncCheck(self.accelerator.models, self.services.buffers, order)
-        for line in (layout.header(plan, self.accelerator), *self._choices):
-            self.say(line)
-        here = layout.layout(self.accelerator)
-        if layout.is_bound(here):
-            self.say("DeepSpeed writes checkpoints that only this layout can read; with an fsdp profile, all can")
-        options = self.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
-        start, plan = self.services.checkpoint_manager.resume(plan, contents_everywhere(data), self.config)
-        check_change(self._asked, start.changed)
-        self.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
-        self.services.buffers.begin(start.buffers, plan)
-        about = {"steps": plan.steps, "samples": plan.samples, "recipe": self.name, "layout": here}
-        about |= {"versions": layout.versions(), **self._facts}
-        if chosen := self.gradients.arithmetic():
-            about["arithmetic"] = chosen
-
-        def write() -> None:
-            origin = recipe_source.origin_of(self._asked)
-            self.logger.open(start.step, self.config, self.fields, start.unevaluated, start.changed, **about, **origin)
-
-        collectives.from_main(write, long=True)  # trackers may take long to start
-        peak = peak_flops(here["device"], here["precision"])
-        self.logger.start(plan, start.step, cost, peak and peak * self.accelerator.num_processes)
-        ours = self.accelerator
-        faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
-        audit = Audit(ours, self.dir, start.step, self.warn) if self.config.audit else None
-        steps = self._loop.begin(plan, start, faults, drift, audit)
-        self.services.preemption.start()
-        self.services.watchdog.start()
-        return plan, steps
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.

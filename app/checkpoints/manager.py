@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate.utils import DistributedType
 
@@ -19,6 +19,19 @@ from app.errors import UserError
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.triggers import Triggers
+
+
+class Measured(NamedTuple):
+    """What training has measured when a checkpoint is made."""
+
+    scores: dict[str, float]
+    """The last value of each score."""
+    step_scores: dict[str, float]
+    """The scores that were measured at this very step; they decide which checkpoint is best."""
+    losses: Callable[[], dict[str, Any]]
+    """Returns sums of losses, with which a resumed run goes on; called on every rank."""
+    unevaluated: bool = False
+    """Whether the run stops inside this step's evaluation."""
 
 
 class CheckpointManager:
@@ -92,33 +105,20 @@ class CheckpointManager:
             self.logger.progress.say(note)
         folder.info.setdefault("trackers", saved.get("trackers", {}))
 
-    def save_when_due(
-        self,
-        step: int,
-        due: Triggers,
-        scores: dict[str, float],
-        step_scores: dict[str, float],
-        losses: Callable[[], dict[str, Any]],
-        leaving: bool,
-        unevaluated: bool = False,
-    ) -> None:
+    def save_when_due(self, step: int, due: Triggers, measured: Measured, leaving: bool) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
 
         Args:
-            scores: the last value of each score.
-            step_scores: the scores that were measured at this very step; they decide which checkpoint is best.
-            losses: returns their sums, with which a resumed run goes on; called on every rank.
             leaving: the run stops here for now.
-            unevaluated: the run stops inside this step's evaluation.
         """
         saving = self._writing.step_scores if self._writing else {}
         improves = due.may_be_best(step) and collectives.from_main(
-            lambda: self.store.improves(step, step_scores, saving)
+            lambda: self.store.improves(step, measured.step_scores, saving)
         )
         if due.saves(step) or leaving or improves:
-            self.save(step, due.plan, scores, step_scores, losses, unevaluated)
-        if due.may_be_best(step) and step_scores:
-            self._check_best(self.store.retention.metric.name, scores)
+            self.save(step, due.plan, measured)
+        if due.may_be_best(step) and measured.step_scores:
+            self._check_best(self.store.retention.metric.name, measured.scores)
 
     def best(self) -> tuple[int, float] | None:
         """Find the best checkpoint, one that is being written too: its step and its value of --run.best."""
@@ -133,15 +133,7 @@ class CheckpointManager:
                 f"{', '.join(sorted(scores))}"
             )
 
-    def save(
-        self,
-        step: int,
-        plan: BatchPlan,
-        scores: dict[str, float],
-        step_scores: dict[str, float],
-        losses: Callable[[], dict[str, Any]],
-        unevaluated: bool = False,
-    ) -> None:
+    def save(self, step: int, plan: BatchPlan, measured: Measured) -> None:
         """Commit a checkpoint, or begin to, after the one that is being written. Every rank takes part.
 
         If the step has a checkpoint already, it is kept, and takes over what was measured since.
@@ -151,8 +143,13 @@ class CheckpointManager:
             self.buffers.find_changes()
             state_dict.check_finite(self.accelerator.models, step)
             # Copies: training logs on while this is written.
-            fields = {"metrics": dict(step_scores), "scores": dict(scores), "unevaluated": unevaluated}
-            fields |= {**self._about_run(step, plan), "losses": losses()}
+            fields = {
+                "metrics": dict(measured.step_scores),
+                "scores": dict(measured.scores),
+                "unevaluated": measured.unevaluated,
+                "losses": measured.losses(),
+                **self._about_run(step, plan),
+            }
             if self._in_background:
                 self._writing = self._begin(step, fields)
                 return

@@ -89,6 +89,16 @@ def in_notebook() -> bool:
     return hasattr(builtins, "__IPYTHON__")
 
 
+def in_kernel() -> bool:
+    """Tell whether this process is the kernel of a notebook, whose output is a page and not a terminal."""
+    return hasattr(getattr(builtins, "get_ipython", lambda: None)(), "kernel")
+
+
+def below_kernel() -> bool:
+    """Tell whether the kernel of a notebook, or a command of its `!` cells, started this process."""
+    return "JPY_PARENT_PID" in os.environ  # set by jupyter_client
+
+
 def this_process() -> str:
     """Return a name for this process that no later one on this machine can have: its number and its start."""
     return f"{os.getpid()} {_began(os.getpid())}"

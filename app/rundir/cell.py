@@ -9,14 +9,6 @@ _MOST = 400  # points of the curve
 _SECONDS = 0.3  # between two updates of the output
 
 
-def in_kernel() -> bool:
-    """Tell whether this process is the kernel of a notebook, whose output is a page and not a terminal."""
-    try:
-        return hasattr(get_ipython(), "kernel")  # type: ignore[name-defined]  # IPython adds it to the builtins
-    except NameError:
-        return False
-
-
 class CellView:
     """An output of the cell that is replaced as the run goes on."""
 

@@ -16,27 +16,13 @@ from app.rundir.lock import FolderLock
 
 
 class Effect(Enum):
-    """What a changed setting does to a run that is resumed."""
+    """What a changed setting does to a run that is resumed, in words for the user."""
 
     NONE = "none"
-    TAKEN = "taken"
-    FROM_HERE = "from here on"
-    LENGTH = "length"
+    TAKEN = "taken as it is now"
+    FROM_HERE = "accepted from here on (--run.changed)"
+    LENGTH = "the learning rate follows the new length from here on"
     REFUSED = "refused"
-
-    @property
-    def text(self) -> str:
-        """Say it to the user."""
-        return _EFFECTS[self]
-
-
-_EFFECTS = {
-    Effect.NONE: "none",
-    Effect.TAKEN: "taken as it is now",
-    Effect.FROM_HERE: "accepted from here on (--run.changed)",
-    Effect.LENGTH: "the learning rate follows the new length from here on",
-    Effect.REFUSED: "refused",
-}
 
 
 # The effects that a run's record tells, as what follows differs from what it would have been.
@@ -150,7 +136,7 @@ class RunFolder:
                 f"give the settings of that run to go on with it{accept}, or another --run.dir to start one"
             )
         told = [change for change in changes if change.effect in LASTING]
-        return [f"{name} was {old}, is {new}: {effect.text}" for name, old, new, effect in told]
+        return [f"{name} was {old}, is {new}: {effect.value}" for name, old, new, effect in told]
 
     def changed_since(self, saved: dict) -> dict[str, list]:
         """List, by name, what a checkpoint's settings were and are now, for those that change what follows it.

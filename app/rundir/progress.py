@@ -3,13 +3,13 @@
 Only the main process prints.
 """
 
-import os
 import sys
 import time
 
 from tqdm import tqdm
 
-from app.rundir.cell import CellView, in_kernel
+from app.distributed import environment
+from app.rundir.cell import CellView
 
 # Speeds that are shown: the name and the format of each.
 _SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}
@@ -45,7 +45,7 @@ class Progress:
     def start(self, step: int, steps: int) -> None:
         """Begin at `step` of `steps`."""
         self.steps = steps
-        if self.speaks and in_kernel():
+        if self.speaks and environment.in_kernel():
             self.cell = CellView(step, steps)
         elif self.speaks and _draws_again():
             self.bar = tqdm(initial=step, total=steps, unit="step", dynamic_ncols=True, leave=True)
@@ -90,10 +90,9 @@ class Progress:
 def _draws_again() -> bool:
     """Tell whether standard error is a terminal on which a bar can be drawn again and again.
 
-    A notebook gives the command of a `!` cell a terminal too, but keeps every drawing as a line. Its kernel, and what
-    that starts, has a variable of jupyter_client.
+    A notebook gives the command of a `!` cell a terminal too, but keeps every drawing as a line.
     """
-    return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
+    return sys.stderr.isatty() and not environment.below_kernel()
 
 
 def duration(seconds: float) -> str:

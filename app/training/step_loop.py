@@ -8,6 +8,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from app.checkpoints import state_dict
+from app.checkpoints.manager import Measured
 from app.checkpoints.resume import Start
 from app.config import RunConfig
 from app.distributed.desync import DesyncCheck
@@ -225,15 +226,8 @@ class StepLoop:
             self._audit.step(step.number, step.metrics)
         services.logger.progress.advance()
         services.checkpoint_manager.look()
-        services.checkpoint_manager.save_when_due(
-            step.number,
-            self._triggers,
-            self.scores,
-            step.scores,
-            self._means.record,
-            self.leaving,
-            unevaluated=self.stopped_in_evaluation,
-        )
+        measured = Measured(self.scores, step.scores, self._means.record, self.stopped_in_evaluation)
+        services.checkpoint_manager.save_when_due(step.number, self._triggers, measured, self.leaving)
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""
@@ -246,8 +240,8 @@ class StepLoop:
         means = self._means
         if step is not None and step.open and not step.again:
             means = means.after(step.number, step.losses, step.metrics.step.weight)
-        manager, here = self.services.checkpoint_manager, self._scores_here()
-        manager.save(self.steps_done, self.plan, self.scores, here, means.record)
+        measured = Measured(self.scores, self._scores_here(), means.record)
+        self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
 
     def may_stop_in_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first.

@@ -1,6 +1,7 @@
 """One step's losses, gradient norms and ledger; one collective, and only if the step is logged, saved or checked."""
 
 import hashlib
+import itertools
 import math
 from typing import Any
 
@@ -78,51 +79,75 @@ class StepMetrics:
             UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
         """
         names = sorted({name for name, _, _ in self.losses})
-        # One slot for each micro-batch, filled by one rank: on every layout, losses are summed in the same order.
-        slots = torch.zeros(len(names) * self.step.micro_count + 4, dtype=torch.float64, device=self.accelerator.device)
-        changed = buffers.found()
-        slots[-3:] = torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64)
-        slots[-4] = self.faults.there()
-        for name, micro, loss in self.losses:
-            if micro.weight:
-                slot = names.index(name) * self.step.micro_count + micro.index
-                slots[slot] += loss.double() * (micro.weight / self.step.weight)
-        now = len(slots)
-        slots = torch.cat([slots, means.slots(names)])
-        own = len(slots)
-        if drift is not None:
-            slots = torch.cat([slots, drift.slots().to(slots.device)])
-        if not collectives.alone():
-            torch.distributed.all_reduce(slots)
-            slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
-        measured = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
-        numbers = torch.cat([measured, slots]).tolist()  # waits for the device
-        norms, parts = numbers[: len(self.norms)], numbers[len(self.norms) :]
-        parts, (earlier, high, low, fresh), sums, prints = (
-            parts[: now - 4],
-            parts[now - 4 : now],
-            parts[now:own],
-            parts[own:],
-        )
-        if earlier:
+        changed, device = buffers.found(), self.accelerator.device
+        added = [
+            self._terms(names),
+            torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64, device=device),
+            self.faults.there().double().reshape(1),
+            means.slots(names),
+        ]
+        of_ranks = [] if drift is None else [drift.slots().to(device)]
+        norms, terms, ledger, earlier, sums, *prints = self._over_ranks(added, of_ranks)
+        *parts, fresh = ledger
+        if any(earlier):
             raise UserError(self._earlier().advice())
         if fresh:
             buffers.learn(changed)
         if drift is not None and fresh:  # the numbers in `prints` are from before the ranks agreed on these buffers
             drift.compare_now(self.step.index + 1)
         elif drift is not None:
-            drift.compare(prints, self.step.index + 1)
-        losses = [sum(parts[i * self.step.micro_count : (i + 1) * self.step.micro_count]) for i in range(len(names))]
-        for name, value in [*zip(names, losses, strict=True), *(("gradient", norm) for norm in norms)]:
-            scaled = name == "gradient" and self.accelerator.scaler is not None
-            if not math.isfinite(value) and not scaled and not self.skips:
-                raise UserError(self._not_finite(name, value).advice())
+            drift.compare(prints[0], self.step.index + 1)
+        count = self.step.micro_count
+        losses = {name: sum(terms[i * count : (i + 1) * count]) for i, name in enumerate(names)}
+        self._check_finite(losses, norms)
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
-        return dict(zip(names, losses, strict=True)), {
-            **means.take(names, sums),
-            **about,
-            "ids": f"{int(high) % 2**32:08x}{int(low) % 2**32:08x}",
-        }
+        ids = "".join(f"{int(part) % 2**32:08x}" for part in parts)
+        return losses, {**means.take(names, sums), **about, "ids": ids}
+
+    def _terms(self, names: list[str]) -> Tensor:
+        """Return this rank's terms of the step's losses: float64 [names x micro-batches].
+
+        One slot for each micro-batch, filled by one rank: on every layout, losses are summed in the same order.
+        """
+        terms = torch.zeros(len(names) * self.step.micro_count, dtype=torch.float64, device=self.accelerator.device)
+        for name, micro, loss in self.losses:
+            if micro.weight:
+                slot = names.index(name) * self.step.micro_count + micro.index
+                terms[slot] += loss.double() * (micro.weight / self.step.weight)
+        return terms
+
+    def _over_ranks(self, added: list[Tensor], of_ranks: list[Tensor]) -> list[list[float]]:
+        """Sum vectors over ranks in one all-reduce, and read them with the gradient norms; waits for the device.
+
+        Args:
+            added: summed over data ranks; float64.
+            of_ranks: summed over all ranks; float64.
+
+        Returns:
+            The norms, then each vector of both lists.
+        """
+        slots = torch.cat([*added, *of_ranks])
+        if not collectives.alone():
+            torch.distributed.all_reduce(slots)
+            own = sum(map(len, added))
+            slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
+        norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
+        numbers = iter(torch.cat([norms, slots]).tolist())
+        return [[*itertools.islice(numbers, len(part))] for part in (norms, *added, *of_ranks)]
+
+    def _check_finite(self, losses: dict[str, float], norms: list[float]) -> None:
+        """Check what a step logs, unless the run skips such steps. Every rank takes part.
+
+        Raises:
+            UserError: a loss or norm is not finite: it names the step, the ranks and the samples.
+        """
+        if self.skips:
+            return
+        # The scaler leaves out a step whose gradient is not finite.
+        checked = [] if self.accelerator.scaler is not None else [("gradient", norm) for norm in norms]
+        for name, value in [*losses.items(), *checked]:
+            if not math.isfinite(value):
+                raise UserError(self._not_finite(name, value).advice())
 
     def _earlier(self) -> Report | None:
         """Say what was not finite in an earlier step; None if all was. Every rank takes part."""

@@ -189,7 +189,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
             if (run.dir / "config.yaml").exists():
                 changes = run.folder.changes(run.fields, run.config)
-                found["changes"] = [{**change._asdict(), "effect": change.effect.text} for change in changes]
+                found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]
                 if any(change.effect is Effect.REFUSED for change in changes):
                     raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
             plan = fitting(saved, plan, run.config, run.dir)

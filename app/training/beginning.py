@@ -1,0 +1,69 @@
+"""The beginning of a run's loop: its checkpoint is loaded, its record is opened, and its checks are set up."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from app.checkpoints.resume import contents_everywhere
+from app.distributed import collectives, layout
+from app.distributed.desync import DesyncCheck
+from app.rundir import recipe_source
+from app.rundir.throughput import Cost, peak_flops
+from app.sampling.batch_plan import BatchPlan
+from app.training.audit import Audit
+from app.training.nonfinite import FirstNonfinite
+from app.training.optimizer import CHANGEABLE, check_change
+from app.training.step_loop import StepLoop
+
+
+class Asked(NamedTuple):
+    """What a run is asked for."""
+
+    name: str
+    config: Any
+    """The recipe's config, with the settings that follow from others filled in."""
+    choices: list[str]
+    """Lines that tell the user how they were filled in."""
+    fields: dict[str, Any]
+    """The config as plain values."""
+    facts: dict[str, Any]
+    """What the recipe adds to run.json."""
+
+
+def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
+    """Resume, open the logger, and return the plan and the indices of the remaining steps. Every rank takes part.
+
+    Args:
+        plan: of a run that begins at step 0.
+        cost: what a sample costs; None if it is not known.
+    """
+    services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
+    order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
+    drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
+    for line in (layout.header(plan, ours), *asked.choices):
+        logger.progress.say(line)
+    here = layout.layout(ours)
+    if layout.is_bound(here):
+        logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
+    options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
+    start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
+    check_change(asked.config, start.changed)
+    loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
+    services.buffers.begin(start.buffers, plan)
+    about = {"steps": plan.steps, "samples": plan.samples, "recipe": asked.name, "layout": here}
+    about |= {"versions": layout.versions(), **asked.facts}
+    if chosen := services.gradients.arithmetic():
+        about["arithmetic"] = chosen
+
+    def write() -> None:
+        origin = recipe_source.origin_of(asked.config)
+        logger.open(start.step, loop.settings, asked.fields, start.unevaluated, start.changed, **about, **origin)
+
+    collectives.from_main(write, long=True)  # trackers may take long to start
+    peak = peak_flops(here["device"], here["precision"])
+    logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
+    faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
+    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
+    steps = loop.begin(plan, start, faults, drift, audit)
+    services.preemption.start()
+    services.watchdog.start()
+    return plan, steps
