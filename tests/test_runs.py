@@ -1,7 +1,9 @@
 """Runs compared by score and settings, the checkpoints of one run, and the best one of them."""
 
 import json
+import os
 import re
+import shutil
 
 import pytest
 
@@ -68,16 +70,23 @@ def test_settings_are_columns(folder, capsys, tmp_path):
         shown(capsys, folder, columns=("run.microbatch",))
 
 
-def test_runs_are_sorted(folder, capsys):
-    order = {"run": ["large", "scored", "small"], "-run": ["small", "scored", "large"]}
-    order |= {"run.global-batch": "large", "-run.global-batch": "large", "best": "scored"}
-    for by, expected in order.items():
-        found = names(shown(capsys, folder, sort=by)[1])
-        if isinstance(expected, list):
-            assert found == expected
-        else:
-            place = 2 if by == "run.global-batch" else 0
-            assert found[place] == expected
+def test_runs_are_sorted(folder, tmp_path, capsys):
+    root = shutil.copytree(folder, tmp_path / "runs")
+    record, log = root / "small" / "run.json", root / "small" / "metrics.jsonl"
+    changed = {"step": 2, "status": "failed", "launches": [{"layout": "3 data ranks, fp32, cpu"}]}
+    record.write_text(json.dumps(json.loads(record.read_text()) | changed))
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
+    for age, name in enumerate(["large", "scored", "small"]):
+        os.utime(root / name / "metrics.jsonl", (10**9 - age, 10**9 - age))
+        os.utime(root / name / "run.json", (10**9 - age, 10**9 - age))
+    names_of = {by: names(shown(capsys, root, sort=by)[1]) for by in ("run", "-run", "changed", "-changed")}
+    assert names_of["run"] == names_of["changed"] == ["large", "scored", "small"]
+    assert names_of["-run"] == names_of["-changed"] == ["small", "scored", "large"]
+    ends = {"best": (0, "scored"), "score": (0, "scored"), "steps": (0, "small"), "-steps": (2, "small")}
+    ends |= {"status": (0, "small"), "-status": (2, "small"), "-layout": (0, "small"), "layout": (2, "small")}
+    ends |= {"run.global-batch": (2, "large"), "-run.global-batch": (0, "large")}
+    for by, (place, expected) in ends.items():
+        assert names(shown(capsys, root, sort=by)[1])[place] == expected, by
     with pytest.raises(UserError, match=r"--sort nothing: it is neither a setting of a run nor one of best, score"):
         shown(capsys, folder, sort="nothing")
 

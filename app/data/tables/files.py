@@ -1,12 +1,13 @@
 """Files of tables: which ones a path names, and which reader of datasets is for them."""
 
 import glob
+import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from app.data.tables.reading import near
+from app.data.tables.read_errors import near
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".pa
 def extension(path: str) -> str:
     """Return the extension that tells the format, in lower case: `.csv` of a.csv and of a.csv.gz."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix
+
+
+def open_text(file: str, newline: str | None = None) -> TextIO:
+    """Open a text file for reading, also one that gzip compressed."""
+    opened = gzip.open if file.lower().endswith(".gz") else open
+    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def is_file_name(path: str) -> bool:

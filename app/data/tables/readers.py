@@ -11,7 +11,7 @@ from app.data.cache import cache_of
 from app.data.tables.csv_files import csv_groups, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder
 from app.data.tables.json_files import as_records, first_keys
-from app.data.tables.reading import explained
+from app.data.tables.read_errors import explained
 from app.data.tables.text_files import table_of
 from app.sampling.hashing import key_of
 

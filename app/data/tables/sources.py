@@ -18,8 +18,8 @@ from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_table
 from app.data.tables.files import READERS, extension, find_files, is_file_name
+from app.data.tables.read_errors import near
 from app.data.tables.readers import builder_of, read, read_files, read_folder
-from app.data.tables.reading import near
 from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError

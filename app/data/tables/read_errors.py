@@ -1,20 +1,12 @@
-"""Opening text files, and saying what is wrong with data that cannot be read."""
+"""What is wrong with data that cannot be read, in words for the user."""
 
 import contextlib
 import difflib
-import gzip
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from app.errors import UserError
-
-
-def open_text(file: str, newline: str | None = None) -> TextIO:
-    """Open a text file for reading, also one that gzip compressed."""
-    opened = gzip.open if file.lower().endswith(".gz") else open
-    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def near(path: str, only_close: bool = False) -> str:
