@@ -76,6 +76,9 @@ class Run:
 
     def __enter__(self) -> "Run":
         check(self._asked.config)
+        for settings in vars(self._asked.config).values():
+            if isinstance(settings, OptimConfig):
+                check_optim(settings)
         check_names(self.config.trackers)
         with ExitStack() as taken:  # given back at once if the run does not begin
             self._open(self.config, taken)

@@ -307,6 +307,7 @@ def test_conversations_of_sharegpt_are_those_of_chat_templates(data_cache, write
     ("row", "says"),
     [
         ([{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}], "message 1 of ROW is from 'robot'"),
+        ([{"role": "Assistent", "content": "a"}], "message 0 of ROW has the role 'Assistent': write assistant"),
         ([{"from": "human", "value": "a"}, {"from": "gpt", "value": None}], "message 1 of ROW has from: each row"),
         ([{"from": "human", "value": "a"}, {"value": "b"}], "message 1 of ROW has value: each row"),
         ([], "ROW holds an empty list"),

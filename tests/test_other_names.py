@@ -26,6 +26,9 @@ RECIPES = {name: load(ROOT / "recipes" / f"{name}.py").Config for name in ("cls"
         ("lm", "--max_seq_length 64", "--data.block"),
         ("lm", "--gradient_checkpointing true", "--activation-checkpointing"),
         ("img", "--run.steps 3 --model_name_or_path resnet", "--model"),
+        ("cls", "--run.lr 1e-3", "--optim.lr"),
+        ("cls", "--optim.learning-rate 1e-3", "--optim.lr"),
+        ("cls", "--run.batch-size 8", "--run.global-batch"),
     ],
 )
 def test_the_name_here_is_said(recipe, words, meant):
@@ -36,7 +39,13 @@ def test_the_name_here_is_said(recipe, words, meant):
 
 
 @pytest.mark.parametrize(
-    "words, told", [("--bf16 true", "samestep launch fsdp:8"), ("--accumulate_grad_batches 4", "follows from")]
+    "words, told",
+    [
+        ("--bf16 true", "samestep launch fsdp:8"),
+        ("--device cuda", "samestep launch fsdp:8"),
+        ("--accumulate_grad_batches 4", "follows from"),
+        ("--push_to_hub true", "export RUN --push"),
+    ],
 )
 def test_what_is_no_setting_here_is_explained(words, told):
     with pytest.raises(UserError, match=told):

@@ -35,8 +35,19 @@ NAMES = {
     "--data.max-length": "max-seq-length max-seq-len model-max-length",
     "--data.block": "block-size seq-len seq-length context-length max-seq-length",
 }
-_OF_PROFILE = ["bf16", "fp16", "mixed-precision", "precision"]
-_OF_PROFILE += ["fsdp", "deepspeed", "strategy", "devices", "num-processes"]
+_OF_PROFILE = (
+    "precision, processes, devices and sharding are the profile's: choose another one, such as "
+    "`samestep launch fsdp:8 ...`, or copy its file and change it"
+)
+_OF_BATCHES = "it follows from --run.global-batch, --run.micro-batch and the number of processes"
+_OF_EXPORT = "a finished model goes to the Hub with `python -m app export RUN --push ORG/NAME`"
+_ELSEWHERE = {
+    **dict.fromkeys(["bf16", "fp16", "mixed-precision", "precision", "fsdp", "deepspeed", "strategy"], _OF_PROFILE),
+    **dict.fromkeys(["devices", "device", "num-processes", "no-cuda", "use-cpu", "gpus", "accelerator"], _OF_PROFILE),
+    **dict.fromkeys(["gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum"], _OF_BATCHES),
+    **dict.fromkeys(["push-to-hub", "hub-model-id", "push-to-hub-model-id"], _OF_EXPORT),
+}
+"""What is not a flag of a recipe, and where it is."""
 
 
 def check(config_class: type, words: list[str]) -> None:
@@ -51,20 +62,15 @@ def check(config_class: type, words: list[str]) -> None:
         if not name.startswith("--") or name in known or name == "--":
             continue
         bare = name.removeprefix("--")
-        meant = [flag for flag, others in NAMES.items() if flag in known and bare in others.split()]
-        meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare]
-        if meant:
-            raise UserError(f"{word.partition('=')[0]}: there is no such flag; did you mean {' or '.join(meant)}?")
-        if bare in _OF_PROFILE:
-            raise UserError(
-                f"{word.partition('=')[0]}: precision, processes and sharding are the profile's: choose another one, "
-                "such as `samestep launch fsdp:8 ...`, or copy its file and change it"
-            )
-        if bare in ("gradient-accumulation-steps", "accumulate-grad-batches"):
-            raise UserError(
-                f"{word.partition('=')[0]}: it follows from --run.global-batch, --run.micro-batch and the number of "
-                "processes"
-            )
+        if told := _meant(known, bare) or _ELSEWHERE.get(bare) or _meant(known, bare.rpartition(".")[2]):
+            raise UserError(f"{word.partition('=')[0]}: {told}")
+
+
+def _meant(known: list[str], bare: str) -> str:
+    """Name the flags that another trainer's name, without dashes in front, stands for; empty if there are none."""
+    meant = [flag for flag, others in NAMES.items() if flag in known and bare in others.split()]
+    meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare]
+    return f"there is no such flag; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def flags_of(config_class: type, prefix: str = "") -> list[str]:

@@ -147,6 +147,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch
 
 def check(config: OptimConfig) -> None:
     """Raise UserError for the first invalid value."""
+    _find_class(config.name)
     for field in ("schedule", "batch_scaling"):
         names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
         _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")

@@ -1,5 +1,6 @@
 """Conversations: lists of messages, in the words of chat templates or of ShareGPT, written out as text."""
 
+import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,7 +71,10 @@ def messages_of(row: Any, where: Callable[[], str]) -> list[dict]:
 def _message(message: Any, what: str, where: Callable[[], str]) -> dict:
     if not isinstance(message, dict):
         raise UserError(f"{what} {where()} is {message!r}: {WANTED}")
-    if message.get("role") is not None:
+    if (role := message.get("role")) is not None:
+        near = difflib.get_close_matches(str(role).lower(), set(ROLES.values()), 1, cutoff=0.8)
+        if near and role not in ROLES.values():  # its messages would be left out of the loss in silence
+            raise UserError(f"{what} {where()} has the role {role!r}: write {near[0]}")
         # An assistant that calls a tool may say nothing.
         if message.get("content") is None and not message.get("tool_calls"):
             raise UserError(f"{what} {where()} has a role and no content: give it one, or leave the row out")

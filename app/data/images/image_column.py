@@ -75,6 +75,8 @@ class ImageColumn:
             image = self._reader.decode_example(file)
         except Exception as error:  # the readers of the many formats raise errors of any type
             reason = " ".join(str(error).split())
+            if isinstance(error, FileNotFoundError) and file["path"] and not os.path.isabs(file["path"]):
+                reason += f" (paths in a table are relative to the current folder, {os.getcwd()})"
             raise UserError(f"{what} cannot be read: {reason}; repair it, or leave it out of the data") from error
         if image.mode[0] in "IF":  # PIL would cut values off at 255
             raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")

@@ -1,5 +1,6 @@
 """What is wrong with data that cannot be read, in words for the user."""
 
+import codecs
 import contextlib
 import difflib
 import logging
@@ -29,7 +30,8 @@ def unreadable(flag: str, path: str, error: BaseException) -> UserError:
     """Return the UserError for data that their reader refuses, with the reader's reason."""
     reason = " ".join(str(error).split())
     if isinstance(error, UnicodeDecodeError):
-        reason += "; it must be UTF-8: convert it, for example with iconv -f latin1 -t utf8"
+        written = "utf16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
+        reason += f"; it must be UTF-8: convert it, for example with iconv -f {written} -t utf8"
     return UserError(f"{flag} {path}: cannot be read: {reason}")
 
 

@@ -90,10 +90,8 @@ def hold_out_end(table: "Dataset", fraction: float) -> "tuple[Dataset, Dataset]"
 
 def _check_rows(table: "Dataset") -> None:
     if len(table) < 2:
-        raise UserError(
-            f"{name_of(table)} has {len(table)} rows, too few to hold some out for evaluation: give more data or "
-            "--data.eval-path"
-        )
+        has = f"{name_of(table)} has {len(table)} {'row' if len(table) else 'rows'}"
+        raise UserError(f"{has}, too few to hold some out for evaluation: give more data or --data.eval-path")
 
 
 def count_of(rows: int, fraction: float) -> int:
