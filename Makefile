@@ -11,8 +11,9 @@ export OMP_NUM_THREADS ?= 1
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
+# One worker more than cores: some tests wait. A worker's launches take up to 6 GB.
 test: $(READY)  ## every test, real launches included
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: lint  ## lint, and the tests that start no processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long"

@@ -9,6 +9,7 @@ import pytest
 
 pytest_plugins = ["launch_marker"]
 os.environ["WANDB_MODE"] = "offline"
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which would try again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` sets it: the launcher then says nothing of it
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -28,7 +29,7 @@ take_a_share_of_the_cores()
 def caches(tmp_path_factory):
     """Keep the user's caches out of the tests, and the tests out of the user's caches."""
     folder = tmp_path_factory.mktemp("caches")
-    os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets"), "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets")}
     return folder
 
 

@@ -14,7 +14,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 # Names in code that start a process: of the standard library, and of tests/launching.py.
-STARTERS = {"subprocess", "run", "launch", "python", "share", "Training"}
+STARTERS = {"subprocess", "run", "launch", "launch_warm", "python", "share", "Training"}
 PROGRAMS = ("python", "accelerate", "torchrun", "bash", "sh")
 MARK = "launches"
 
@@ -40,6 +40,7 @@ def _starts(function, seen: set) -> bool:
     seen.add(function)
     for name in names_in(function.__code__):
         known = function.__globals__.get(name)
+        known = inspect.unwrap(known) if callable(known) else known  # of functools.cache
         if name == "subprocess" or (name in STARTERS and getattr(known, "__module__", "") == "launching"):
             return True
         methods = [each for each in vars(known).values() if inspect.isfunction(each)] if inspect.isclass(known) else []

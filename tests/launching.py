@@ -23,7 +23,7 @@ from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
 from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
-from standing import Standing, stand, stand_warm
+from standing import SERVER, stand, warm
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -80,9 +80,18 @@ def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     return run(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
 
 
+def launch_warm(profile: str | Path, processes: int, *words, **options) -> Result:
+    """Run a script as `launch` does, but for its ranks' imports, which have been made (standing.py). On CPU."""
+    return launch(profile, processes, SERVER, "rank", warm(environment()).socket, *words, **options)
+
+
 def python(*words, timeout: float = 150, **env: str) -> Result:
     """Run Python with a script, -m or -c, as `run` does, but for its imports, which have been made (standing.py)."""
-    return _finish(stand_warm(environment(env)), *words, timeout=timeout)
+    words = [str(word) for word in words]
+    status, output = warm(environment(env)).run(ROOT, *words, timeout=timeout)
+    if status is None:
+        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-12000:]}")
+    return Result(status, output)
 
 
 def share(profile: str | Path, processes: int, script: Path, *words, timeout: float = 150) -> Result:
@@ -91,12 +100,7 @@ def share(profile: str | Path, processes: int, script: Path, *words, timeout: fl
     The script must leave its processes as it found them; a status other than 0 ends the launch.
     """
     standing = stand(file_of(profile), processes if processes > 1 else 0, environment())
-    return _finish(standing, script, *words, timeout=timeout)
-
-
-def _finish(standing: Standing, *words, timeout: float) -> Result:
-    """Run a command in processes that stand, within a time limit."""
-    words = [str(word) for word in words]
+    words = [str(word) for word in (script, *words)]
     status, output = standing.run(ROOT, *words, timeout=timeout)
     if status is None:
         kill_with_stacks(standing.process.pid)

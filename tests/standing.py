@@ -2,8 +2,7 @@
 
 A launch takes 10 s of processor time before it does anything (each process imports torch and transformers), and most
 laws need one on the same few layouts. What needs a launch of its own (an environment, a fault that ends it) has one.
-The ranks of a launch that stays are forks of a Python that has made the imports, with the environment that the launcher
-has given to the rank.
+Ranks are forks of a Python that has made the imports, with the environment that the launcher has given to the rank.
 """
 
 import json
@@ -18,9 +17,39 @@ from pathlib import Path
 import yaml
 
 from app.launching.launcher import kill_tree, launcher_words
+from laws.serving import work
 
 SERVER = Path(__file__).parent / "laws" / "serving.py"
-RANKS = 28  # that stay at a time: up to 0.3 GB each
+RANKS = 20  # that stay at a time: up to 0.3 GB each
+
+
+class Warm:
+    """A Python that has imported what recipes import, and forks a process for each script that it is asked to run."""
+
+    ranks = 0
+
+    def __init__(self, env: dict[str, str]):
+        self.folder, self.env = Path(tempfile.mkdtemp(prefix="warm-")), env
+        self.socket = self.folder / "socket"
+        self.process = subprocess.Popen(
+            [sys.executable, SERVER, "source", self.socket], stdin=subprocess.PIPE, env=env, start_new_session=True
+        )
+
+    def run(self, folder: Path, *words: str, timeout: float) -> tuple[int | None, str]:
+        """Run a script, -m or -c; return its status, None for one that was still running, and what it printed."""
+        with tempfile.TemporaryFile() as output, open(os.devnull) as nothing:
+            files = [nothing.fileno(), output.fileno(), output.fileno()]
+            status = work(str(self.socket), self.env, str(folder), list(words), files, timeout)
+            if status is None:
+                time.sleep(1)  # for its stacks
+            output.seek(0)
+            return status, output.read().decode(errors="replace")
+
+    def end(self) -> None:
+        """Have it end by itself."""
+        self.process.stdin.close()
+        self.process.wait(20)
+        shutil.rmtree(self.folder)
 
 
 class Standing:
@@ -29,23 +58,23 @@ class Standing:
     Args:
         ranks: how many.
         head: what starts them, but for laws/serving.py and its arguments.
-        how: further arguments of laws/serving.py.
+        warm: makes the ranks.
     """
 
-    def __init__(self, ranks: int, head: list[str], *how: str, **options):
+    def __init__(self, ranks: int, head: list[str], warm: Warm):
         self.folder, self.ranks = Path(tempfile.mkdtemp(prefix="standing-")), ranks
         self.count, self.printed = 0, self.folder / "output"
-        for rank in range(max(1, ranks)):
+        for rank in range(ranks):
             os.mkfifo(self.folder / f"rank-{rank}")
         # Opened for both, which does not wait for the other end; the ranks end when this process closes it.
-        self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(max(1, ranks))]
+        self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(ranks)]
         with self.printed.open("wb") as output:
             self.process = subprocess.Popen(
-                [*head, SERVER, self.folder, *how],
+                [*head, SERVER, "rank", warm.socket, SERVER, "serve", self.folder],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **options,
+                env=warm.env,
             )
 
     def run(self, folder: Path, script: str, *words: str, timeout: float) -> tuple[int | None, str]:
@@ -79,7 +108,15 @@ class Standing:
         shutil.rmtree(self.folder)
 
 
-_standing: dict[tuple, Standing] = {}  # the one that was used last comes last
+_standing: dict[tuple, Standing | Warm] = {}  # the one that was used last comes last
+
+
+def warm(env: dict[str, str]) -> Warm:
+    """Return the warm Python of an environment; start it where there is none."""
+    env = {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"}
+    key = ("warm", frozenset(env.items()))
+    _standing[key] = _standing.pop(key, None) or Warm(env)
+    return _standing[key]
 
 
 def stand(profile: Path, processes: int, env: dict[str, str]) -> Standing:
@@ -89,30 +126,20 @@ def stand(profile: Path, processes: int, env: dict[str, str]) -> Standing:
         profile: the profile's file.
         processes: 0 for as many as the profile says.
     """
-    ranks = processes or yaml.safe_load(profile.read_text())["num_processes"]
-    place = str(_stand("source", 0, [sys.executable], env, "source").folder / "socket")
-    return _stand(profile.read_text(), ranks, launcher_words(profile, processes, SERVER)[:-1], env, place)
-
-
-def stand_warm(env: dict[str, str]) -> Standing:
-    """Return the Python that has imported what recipes import, and forks a process for each command."""
-    return _stand("fork", 1, [sys.executable], env, "fork")
-
-
-def _stand(profile: str, ranks: int, head: list[str], env: dict[str, str], *how: str) -> Standing:
-    """Return what stands of this kind, or start it, and end what was used longest ago."""
-    env = {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"}
-    key = (profile, ranks, frozenset(env.items()))
+    source, ranks = warm(env), processes or yaml.safe_load(profile.read_text())["num_processes"]
+    key = (profile.read_text(), ranks, frozenset(source.env.items()))
     found = _standing.pop(key, None)
     if found is None or found.process.poll() is not None:
-        found = Standing(ranks, head, *how, env=env)
-    while _standing and found.ranks + sum(each.ranks for each in _standing.values()) > RANKS:
-        _standing.pop(next(iter(_standing))).end()
+        found = Standing(ranks, launcher_words(profile, processes, SERVER)[:-1], source)
+    while (there := [one for one in _standing if _standing[one].ranks]) and found.ranks + sum(
+        _standing[one].ranks for one in there
+    ) > RANKS:
+        _standing.pop(there[0]).end()
     _standing[key] = found
     return found
 
 
 def end_all() -> None:
-    """End all launches that stand."""
-    while _standing:
-        _standing.popitem()[1].end()
+    """End all that stands; what the ranks are made by last."""
+    for key in sorted(_standing, key=lambda key: _standing[key].ranks == 0):
+        _standing.pop(key).end()

@@ -1,5 +1,6 @@
 """A shell completes the program's commands and options."""
 
+import functools
 import os
 import pty
 import re
@@ -16,6 +17,7 @@ from app.commands import summaries
 from launching import ROOT
 
 
+@functools.cache
 def script(shell: str) -> str:
     """Return what `samestep completion` prints for a shell."""
     words = [sys.executable, "-m", "app", "completion", "--shell", shell]

@@ -11,7 +11,19 @@ import pytest
 import yaml
 
 from app import parse
-from launching import PROFILES, ROOT, hsdp_on_cpu, launch, launch_many, metrics, profile_of, python, run, scores, steps
+from launching import (
+    PROFILES,
+    ROOT,
+    hsdp_on_cpu,
+    launch_many,
+    launch_warm,
+    metrics,
+    profile_of,
+    python,
+    run,
+    scores,
+    steps,
+)
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -51,7 +63,7 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
 
     folder = tmp_path / "run"
     common = [*flags_of(rows, folder), "--run.trackers", "wandb", "tensorboard"]
-    result = launch("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
+    result = launch_warm("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
     assert result.status == 0, result.output[-3000:]
     assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
     for more in (["--run.stop-at", 3], []):
@@ -244,7 +256,7 @@ def test_a_second_run_in_the_same_folder_is_refused(rows, tmp_path):
         limit = time.monotonic() + 60
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < limit:
             time.sleep(0.2)
-        result = run([sys.executable, RECIPE, *words])
+        result = python(RECIPE, *words)
         assert result.status == 2 and f"process {first.pid} on {os.uname().nodename}" in result.output
     finally:
         first.kill()

@@ -1,46 +1,81 @@
-"""Keep the processes of a launch, and run one script after another; see tests/standing.py.
+"""Run scripts in forks of a Python that has made the imports, and keep the ranks of a launch; see tests/standing.py.
 
-    serving.py FOLDER SOCKET    as a rank: a fork of the process that listens at SOCKET does the rank's work
-    serving.py FOLDER fork      each command is a forked process, which ends as Python ends
-    serving.py FOLDER source    listen at FOLDER/socket, and fork a process for each rank that connects
+    serving.py source SOCKET                      listen, and fork a process for each script; ends with its input
+    serving.py rank SOCKET SCRIPT ARGUMENTS...    as a rank: have a fork run the script, and end as it ends
+    serving.py serve FOLDER                       as a rank: run one script after another
 
-Each rank reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the working
-folder, the script and its arguments. When a command ends, the rank writes its status to FOLDER/NUMBER-R. The ranks end
-with the test process. `fork` and `source` import what recipes import first, once for all their forks.
+A rank that serves reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the
+working folder, the script and its arguments. When a command ends, it writes the status to FOLDER/NUMBER-R. It ends with
+the test process.
 """
 
+import atexit
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import runpy
-import signal
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
+
+# What recipes and commands import, some of it only when they first need it.
+IMPORTED = [
+    "tyro._cli",
+    "app.run",
+    "app.launching.flags",
+    "app.data.tables.readers",
+    "app.data.text.labeled_text",
+    "app.data.corpus.documents",
+    "app.data.images.labeled_images",
+    "app.data.volumes.pairs",
+    "app.tasks.pretrained",
+    "datasets",
+    "monai.networks.nets",
+    "safetensors.torch",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "transformers.generation",
+    "transformers.loss.loss_utils",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.resnet.modeling_resnet",
+]
 
 
-def commands(pipe: Path):
-    """Yield commands until the writer is gone."""
+def serve(folder: Path) -> None:
+    """Run commands until the test process ends."""
+    rank = os.environ.get("RANK", "0")
     # Opened without waiting for a writer: the test process opened its end before this process started, or has ended.
-    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    descriptor = os.open(folder / f"rank-{rank}", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     with open(descriptor) as lines:
-        yield from map(json.loads, lines)
+        for number, where, script, arguments in map(json.loads, lines):
+            run_and_restore(where, script, arguments)
+            gc.collect()  # models in reference cycles would keep their memory
+            sys.stdout.flush()
+            sys.stderr.flush()
+            draft = folder / f"{number}-{rank}.draft"
+            draft.write_text("0")
+            draft.rename(draft.with_suffix(""))
 
 
-def run_script(folder: str, script: str, arguments: list[str]) -> None:
+def run_and_restore(folder: str, script: str, arguments: list[str]) -> None:
     """Run a script as Python would, then restore what it set for the whole process."""
     environment, mask = dict(os.environ), os.umask(0o022)
     os.umask(mask)
     before = sys.path[:], sys.argv, sys.excepthook
-    os.chdir(folder)
-    sys.path[0], sys.argv = (folder if script.startswith("-") else str(Path(script).parent)), [script, *arguments]
     try:
-        run(script)
+        run(folder, script, arguments)
     except Exception:
         _end_as_a_failure()
         raise
@@ -68,10 +103,11 @@ def _forget(folder: Path) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def run(script: str) -> None:
-    """Run a file, or the argument of Python's -m or -c."""
-    if script.startswith("-"):
-        sys.argv = sys.argv[1:]
+def run(folder: str, script: str, arguments: list[str]) -> None:
+    """Run a file, or the argument of Python's -m or -c, in a folder."""
+    os.chdir(folder)
+    sys.path[0] = folder if script.startswith("-") else str(Path(script).parent)
+    sys.argv = list(arguments) if script.startswith("-") else [script, *arguments]
     if script == "-m":
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif script == "-c":
@@ -80,121 +116,118 @@ def run(script: str) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def main(folder: Path) -> None:
-    """Serve until the test process ends."""
-    rank = os.environ.get("RANK", "0")
-    for number, where, script, arguments in commands(folder / f"rank-{rank}"):
-        run_script(where, script, arguments)
-        gc.collect()  # models in reference cycles would keep their memory
-        end(folder / f"{number}-{rank}", 0)
-
-
-def end(file: Path, status: int) -> None:
-    """Write a command's status, after all of its output is flushed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    draft = file.with_suffix(".draft")
-    draft.write_text(str(status))
-    draft.rename(file)
-
-
-def fork(folder: Path) -> tuple[str, str, list[str]] | None:
-    """Fork a process for each command, and return the command in it; return None when the test process ends."""
-    import_all()
-    for number, where, script, arguments in commands(folder / "rank-0"):
-        child = os.fork()
-        if not child:
-            os.setsid()
-            return where, script, arguments
-        end(folder / f"{number}-0", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    return None
-
-
-def source(folder: Path) -> Path | None:
-    """Fork a process for each rank that connects, and return the rank's folder in it; None when the tests end."""
+def source(place: str) -> Callable[[], None]:
+    """Fork a process for each script that is asked for, and return the work to do in it."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / "socket"))
+    listener.bind(place)
     listener.listen()
-    import_all()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    threading.Thread(target=_end_with_tests, args=[folder / "rank-0"], daemon=True).start()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # collections in the forks would copy its memory
+    threading.Thread(target=_end_with_input, daemon=True).start()
     while True:
-        rank, _ = listener.accept()
-        sent, descriptors, _, _ = socket.recv_fds(rank, 1 << 20, 3)
+        asking, _ = listener.accept()
+        sent, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
         (size,) = struct.unpack("<I", sent[:4])
         sent = sent[4:]
         while len(sent) < size:
-            sent += rank.recv(1 << 20)
-        if not os.fork():
+            sent += asking.recv(1 << 20)
+        if not (child := os.fork()):
             listener.close()
-            return _become(rank, descriptors, json.loads(sent))
-        for descriptor in (rank.detach(), *descriptors):
-            os.close(descriptor)
+            return _become(asking, files, **json.loads(sent))
+        threading.Thread(target=_tell_status, args=[child, asking], daemon=True).start()
+        for file in files:
+            os.close(file)
 
 
-def _end_with_tests(pipe: Path) -> None:
-    for _ in commands(pipe):
-        pass
+def _end_with_input() -> None:
+    sys.stdin.read()
     os._exit(0)
 
 
-def _become(rank: socket.socket, descriptors: list[int], about: dict) -> Path:
-    """Take over a rank's environment and output, and end when the rank ends; return the rank's folder."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    for target, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(about["environment"])
-    os.chdir(about["cwd"])
+def _tell_status(child: int, asking: socket.socket) -> None:
+    """Wait for a fork, and tell who asked for it how it ended."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):
+        asking.send(struct.pack("<i", status))
+    asking.close()
 
-    def end_with_rank() -> None:
-        rank.recv(1)
-        if _rank:  # it was killed
-            faulthandler.dump_traceback()
+
+def _become(
+    asking: socket.socket, files: list[int], env: dict[str, str], folder: str, words: list[str]
+) -> Callable[[], None]:
+    """Take over an environment and files, and end when who asked ends; return the work."""
+    os.setsid()
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+
+    def end_with_asking() -> None:
+        asking.recv(1)  # nothing comes: it was killed, or waits no longer
+        faulthandler.dump_traceback()
         os._exit(1)
 
-    threading.Thread(target=end_with_rank, daemon=True).start()
-    _rank.append(rank)
-    return Path(about["folder"])
+    threading.Thread(target=end_with_asking, daemon=True).start()
+    script, *arguments = words
+    return lambda: run(folder, script, arguments)
 
 
-_rank: list[socket.socket] = []  # of this fork, until its work is done
+def end_as_python(act: Callable[[], None]) -> NoReturn:
+    """Act, and end the process as Python would, but for its memory.
+
+    Taking apart the modules that are shared with other forks would copy each page of them.
+    """
+    status = 0
+    try:
+        act()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        status = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # waits for threads, as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
-def hand_over(folder: Path, place: str) -> int:
-    """Have a fork do this rank's work, and return its status."""
-    # A rank reads `use_cpu` from the profile that its launcher names; the fork's parent is none.
-    about = {"environment": {**os.environ, "ACCELERATE_USE_CPU": "true"}, "cwd": os.getcwd(), "folder": str(folder)}
-    sent = json.dumps(about).encode()
+def work(place: str, env: dict, folder: str, words: list[str], files: list[int], timeout: float | None) -> int | None:
+    """Have a fork do work, and return its status as a shell would; None for one that took longer, and was ended.
+
+    Args:
+        words: the script and its arguments.
+        files: its input, output and errors.
+        timeout: in seconds.
+    """
+    sent = json.dumps({"env": env, "folder": folder, "words": words}).encode()
     with socket.socket(socket.AF_UNIX) as fork:
         while fork.connect_ex(place):
             time.sleep(0.05)  # it has not begun to listen yet
-        socket.send_fds(fork, [struct.pack("<I", len(sent))], [0, 1, 2])
+        socket.send_fds(fork, [struct.pack("<I", len(sent))], files)
         fork.sendall(sent)
-        return 0 if fork.recv(1) else 1
-
-
-def import_all() -> None:
-    """Import modules that take long, before the fork."""
-    import datasets
-    import transformers
-
-    import app.run
-
-    assert app.run and datasets and transformers.AutoModelForSequenceClassification
-    gc.collect()
-    gc.freeze()  # collections in the forks would copy its memory
+        fork.settimeout(timeout)
+        try:
+            told = fork.recv(4)
+        except TimeoutError:
+            return None
+    status = struct.unpack("<i", told)[0] if told else 1
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":
-    how = sys.argv[2]
-    if how == "fork":
-        if (command := fork(Path(sys.argv[1]))) is not None:
-            run_script(*command)
-    elif how == "source":
-        main(source(Path(sys.argv[1])))
-        _rank.pop().send(b"0")
+    how, place, *words = sys.argv[1:]
+    if how == "source":
+        end_as_python(source(place))
+    elif how == "rank":
+        # A rank reads `use_cpu` from the profile that its launcher names; the fork's parent is none.
+        env = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+        sys.exit(work(place, env, os.getcwd(), words, [0, 1, 2], None))
     else:
-        sys.exit(hand_over(Path(sys.argv[1]), how))
+        serve(Path(place))

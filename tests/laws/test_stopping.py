@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from launching import PROFILES, ROOT, Training, kill_tree, launch, scores, steps
+from launching import PROFILES, ROOT, Training, kill_tree, launch_warm, scores, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 SLOW = "@0.1"
@@ -167,7 +167,7 @@ def test_killed_ranks_and_launchers(tmp_path):
         now.process.kill()
         psutil.wait_procs(ranks, timeout=5)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    result = launch("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
+    result = launch_warm("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
     assert result.status == 0, result.output
     assert steps(tmp_path / "run") == steps(tmp_path / "whole") and len(steps(tmp_path / "run")) == 40
 
