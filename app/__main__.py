@@ -5,7 +5,7 @@ import sys
 
 from app.commands import load, summaries
 from app.distributed.environment import report_user_errors
-from app.errors import UserError
+from app.errors import UserError, did_you_mean
 from app.launching.dropped_output import outlive_readers
 from app.launching.flags import parse_command
 
@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
         return 0
     name = words[0]
     if name not in known:
-        raise UserError(f"{name}: there is no such command; there are {', '.join(known)}")
+        raise UserError(f"{name}: there is no such command; there are {', '.join(known)}{did_you_mean(name, known)}")
     command = load(name)
     if hasattr(command, "main_of_words"):
         return command.main_of_words(words[1:])

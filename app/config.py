@@ -208,6 +208,10 @@ def chosen(config: Any) -> tuple[Any, list[str]]:
         rate, why = config.default_lr()
         config = dataclasses.replace(config, optim=dataclasses.replace(optim, lr=rate))
         notes.append(f"learning rate {rate:g}, for {why}; --optim.lr gives another")
+    elif isinstance(optim, OptimConfig) and hasattr(config, "default_lr"):
+        rate, why = config.default_lr()
+        if optim.lr >= 10 * rate:  # as where the config.yaml of a run from scratch is given to fine-tune
+            notes.append(f"learning rate {optim.lr:g} as given; for {why} it would be {rate:g} without --optim.lr")
     batch, micro = config.run.global_batch, config.run.micro_batch
     if micro > batch:
         notes.append(f"--run.micro-batch {micro} is larger than --run.global-batch {batch}: a step is one micro-batch")

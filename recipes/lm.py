@@ -135,6 +135,7 @@ def main(config: Config) -> dict[str, float]:
         plain = build_model(config, tokenizer)
         attention = Attention.of(plain, config.attention, config.data.packing, run)
         collate, cost = attention.collate, Cost.of(plain, config.data.block)
+        run.keep_best("-eval/loss")
         model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_blocks, collate, weights=train_blocks.weights, cost=cost):
             for micro in batch.micros(model):

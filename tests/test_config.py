@@ -261,6 +261,14 @@ def test_the_learning_rate_suits_what_is_trained(recipe, flags, rate, why):
     assert notes == ([f"learning rate {rate:g}, for {why}; --optim.lr gives another"] if why else [])
 
 
+def test_a_rate_from_scratch_for_a_pretrained_model_is_said():
+    """As the config.yaml of a run from scratch has it, which --config gives to a fine-tuning."""
+    recipe = load(ROOT / "recipes" / "cls.py").Config
+    _, notes = chosen(parse(recipe, ["--model", "a/b", "--optim.lr", "1e-3"]))
+    assert notes == ["learning rate 0.001 as given; for fine-tuning it would be 2e-05 without --optim.lr"]
+    assert chosen(parse(recipe, ["--model", "a/b", "--optim.lr", "1e-4"]))[1] == []
+
+
 def test_a_micro_batch_that_is_larger_than_the_step_is_said():
     asked = Config(run=RunConfig(global_batch=32, micro_batch=64))
     config, notes = chosen(asked)

@@ -11,7 +11,7 @@ from app.rundir.history import History
 from app.rundir.throughput import SPEEDS
 
 FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
-_LABEL = 48  # characters of a mark's text that fit next to its line in the picture
+_LABEL = 36  # characters of a mark's text that fit next to its line in the picture
 
 
 @dataclass(frozen=True)

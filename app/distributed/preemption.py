@@ -34,15 +34,16 @@ class Preemption:
     A thread reads the signals, so that one is noticed while training waits for another rank. It saves nothing.
     """
 
-    def __init__(self, device: torch.device, failed: Callable[[str], None]):
+    def __init__(self, device: torch.device, failed: Callable[[str], None], left: Callable[[str], None]):
         """Prepare to listen; `start` begins.
 
         Args:
             device: of the model.
             failed: notes, on the main process, why the run ends without another step.
+            left: notes that the user has left it.
         """
         self.asked = ""  # the signal that asked this rank
-        self._failed = failed
+        self._failed, self._left = failed, left
         self._device = device
         self._events: deque[torch.Event] = deque()
         self._last: int | None = None
@@ -84,7 +85,10 @@ class Preemption:
 
     def _hear(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self.asked == "SIGINT":
-            os._exit(130)
+            try:
+                note_in_time(self._left, "Ctrl-C again", seconds=2.0)
+            finally:
+                os._exit(130)
         if number == signal.SIGTERM and not all(environment.is_alive(one) for one in self._siblings):
             # When one rank has died, the launcher ends the others: no step can be finished any more.
             try:

@@ -40,7 +40,9 @@ class Services:
         self.checkpoint_manager = CheckpointManager(
             accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
         )
-        self.preemption = Preemption(accelerator.device, self.logger.failed)
+        self.preemption = Preemption(
+            accelerator.device, self.logger.failed, lambda _: self.logger.note(status="preempted")
+        )
         # On a CPU, loading processes would take the cores that train.
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
 

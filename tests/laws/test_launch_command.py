@@ -12,6 +12,7 @@ import pytest
 
 from app import UserError
 from app.commands.launch.command import main_of_words
+from app.launching import accelerate_launch
 from launching import ROOT, Training, environment, kill_tree, metrics, run, steps
 from laws.small import SMALL
 
@@ -155,6 +156,16 @@ def test_words_that_start_nothing(monkeypatch, words, told):
 def test_without_words_it_says_how(capsys):
     assert main_of_words([]) == main_of_words(["--help"]) == 0
     assert "[PROFILE[:N]]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [[RECIPE, "--help"], ["cpu", RECIPE, "-h"], ["cpu", RECIPE, "--optim.lr", "1", "--help"]]
+)
+def test_help_after_the_recipe_is_the_recipes(monkeypatch, words):
+    asked = []
+    monkeypatch.setattr(accelerate_launch, "launch", lambda profile, words: asked.append(words) or 0)
+    assert main_of_words([str(word) for word in words]) == 0
+    assert asked[0][0] == str(RECIPE) and asked[0][-1] in ("-h", "--help")
 
 
 def piped(words, reader, folder):

@@ -216,3 +216,4 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(2) == 130
         assert "Ctrl-C again leaves at once" in process.stderr.read()
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "preempted"

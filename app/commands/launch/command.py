@@ -26,12 +26,12 @@ def main_of_words(words: list[str]) -> int:
     """
     from app.launching import accelerate_launch, profiles
 
-    if not words or words[0] in ("-h", "--help") or (words[-1] in ("-h", "--help") and len(words) == 2):
+    if not words or words[0] in ("-h", "--help") or (words[-1] in ("-h", "--help") and not _recipe_in(words)):
         print(f"usage: {USAGE}\n\n{__doc__}")
         return 0
     chosen = "" if words[0].startswith("-") or words[0].endswith(".py") else words[0]
     rest = words[1:] if chosen else words
-    recipe = next((word for word in rest if word.endswith(".py")), "")
+    recipe = _recipe_in(rest)
     if not recipe:
         raise UserError(f"there is no recipe among the words; usage: {USAGE}")
     profile = profiles.read(chosen or accelerate_launch.usual_profile(), flag="the profile")
@@ -48,3 +48,8 @@ def main_of_words(words: list[str]) -> int:
     if not Path(recipe).is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     return accelerate_launch.launch(profile, rest)
+
+
+def _recipe_in(words: list[str]) -> str:
+    """Return the first word that names a file of Python; empty if there is none."""
+    return next((word for word in words if word.endswith(".py")), "")

@@ -52,7 +52,10 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
         return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
     if table.info.builder_name in ("json", "parquet"):
         return ""
-    return " (if these are values, the file has no header line: name its columns with --data.columns)"
+    return (
+        f"; name the right one with --data.{flag} (if these are values, the file has no header line: name its columns "
+        "with --data.columns)"
+    )
 
 
 def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:

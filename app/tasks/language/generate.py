@@ -22,7 +22,8 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
     """
     ids = [start_of(tokenizer), *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
     plain = cast(Any, naming.plain([model])[0])
-    longest = longest_input(plain.config)
+    # Models without a table of positions can write more than they were trained on; transformers would warn of it.
+    longest = longest_input(plain.config) or getattr(plain.config, "max_position_embeddings", None)
     if longest is not None:
         ids = ids[-max(1, longest - length) :]
         length = min(length, longest - len(ids))
