@@ -181,8 +181,8 @@ class Run:
             optim = build_optimizer(model, optim)
         if not model.training:
             model.train()  # from_pretrained returns a model in evaluation mode
-        for note in batch_norm.depends_on_layout(model, self.accelerator, self.config):
-            self.warn(note)
+        if note := batch_norm.note(model, self.accelerator, self.config):
+            self.warn(note) if note.startswith("warning") else self.say(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
         return model, optimizer

@@ -33,10 +33,10 @@ def train(folder, model, loss=lambda output: output.square().mean(), optim=None,
         return model, optimizer
 
 
-def test_batchnorm_is_refused(tmp_path):
-    """It computes over what a process holds, which is another thing on every layout."""
-    with pytest.raises(UserError, match=r"--run\.exact: 1 is a BatchNorm1d.*LayerNorm"):
-        train(tmp_path / "run", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+def test_synchronised_batchnorm_is_refused(tmp_path):
+    """It computes over what processes hold at a time, which is another thing on every layout."""
+    with pytest.raises(UserError, match=r"--run\.exact: 1 is a SyncBatchNorm.*LayerNorm"):
+        train(tmp_path / "run", nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)))
 
 
 @pytest.mark.parametrize(("width", "fused"), [(16, True), (15, False)])

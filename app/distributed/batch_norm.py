@@ -1,4 +1,4 @@
-"""BatchNorm, the one layer of torch whose results depend on how samples are spread over processes."""
+"""BatchNorm, which normalises each micro-batch by itself, and SyncBatchNorm, which depends on the layout."""
 
 from torch import nn
 
@@ -27,26 +27,21 @@ def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
-def depends_on_layout(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> list[str]:
-    """Warn of a model whose results on another layout would differ, naming its first BatchNorm and SyncBatchNorm."""
+def note(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> str:
+    """Say what the first BatchNorm or SyncBatchNorm of a model means for the run; empty where there is none."""
     count, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
-    if count == 1:
-        return []
     first: dict[bool, str] = {}
     for name, module in model.named_modules():
         if is_batch_norm(module):
             first.setdefault(isinstance(module, nn.SyncBatchNorm), name)
-    notes = []
-    if True in first:
-        notes.append(
+    if True in first and count > 1:
+        return (
             f"warning: {first[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {count} micro-batches "
             "that are computed at a time, so losses and scores depend on the number of processes"
         )
-    if False in first:
-        share = "all" if ranks == 1 else f"the main process's {-(-count // ranks)} of"
-        notes.append(
-            f"warning: {first[False]} is a BatchNorm: each micro-batch is normalised by itself, and running statistics "
-            f"are those of {share} {count} micro-batches of a step, so scores (not losses) depend on the number of "
-            "processes; with GroupNorm or LayerNorm nothing does"
+    if False in first and count > 1:
+        return (
+            f"{first[False]} is a BatchNorm: each micro-batch is normalised by itself, so --run.micro-batch is part of "
+            "the model"
         )
-    return notes
+    return ""

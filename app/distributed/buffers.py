@@ -1,8 +1,9 @@
 """Buffers that training changes: kept the same on every rank, in checkpoints, and after a resume.
 
-Examples are BatchNorm's running statistics, a codebook's averages, the vectors of spectral norm, a queue with its
-pointer. Gradients do not synchronise them, so each rank has those of its own micro-batches. After a step, every rank
-takes those of the main process, in one broadcast. A model without such buffers has no broadcast.
+Examples are a codebook's averages, the vectors of spectral norm, a queue with its pointer. (Running statistics of norms
+are kept in another way: running_statistics.py.) Gradients do not synchronise them, so each rank has those of its own
+micro-batches. After a step, every rank takes those of the main process, in one broadcast. A model without such buffers
+has no broadcast.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
-from app.distributed.batch_norm import is_batch_norm
 from app.distributed.desync import fingerprints
+from app.distributed.running_statistics import RunningStatistics, keeps_running_statistics
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 
@@ -37,18 +38,19 @@ class Place(NamedTuple):
 class Buffers:
     """The buffers that checkpoints contain, and the names of those that training changes."""
 
-    def __init__(self, accelerator: Accelerator, warn: Callable[[str], None]):
+    def __init__(self, accelerator: Accelerator, statistics: RunningStatistics, warn: Callable[[str], None]):
         """Watch the buffers of a run's models.
 
         Args:
+            statistics: the buffers that are functions of all micro-batches; no rank's own count.
             warn: shows a line to the user; called on every rank.
         """
-        self.accelerator, self._warn = accelerator, warn
+        self.accelerator, self.statistics, self._warn = accelerator, statistics, warn
         self.places: dict[str, Place] = {}
         self.changing: list[str] = []
         """Names of the buffers that are known to change, in the same order on all ranks."""
         self._start: dict[str, list[int]] = {}
-        self._said: set[str] = set()
+        self._folded: set[str] = set()  # which `statistics` keeps
         self._share = ""
 
     def begin(self, known: Iterable[str], plan: BatchPlan) -> None:
@@ -59,7 +61,8 @@ class Buffers:
         """
         count, turns = plan.micro_batches_per_step, plan.accumulation(self.accelerator.data_ranks)
         self._share = "" if count == 1 else f"{turns} of {count}" if turns < count else f"all {count}"
-        self.places = {}
+        self.places, self._folded = {}, set()
+        self.statistics.begin()
         for index, model in enumerate(naming.plain(self.accelerator.models)):
             kept = model.state_dict().keys()
             for name, buffer in model.named_buffers():
@@ -67,14 +70,18 @@ class Buffers:
                     owner, _, attribute = name.rpartition(".")
                     module, name = model.get_submodule(owner), naming.in_plain_model(index, name)
                     self.places[name] = Place(module, attribute, buffer.shape)
-                    if is_batch_norm(module):  # the user has been warned of it when the model was prepared
-                        self._said.add(name)
-        self.changing = [name for name in self.places if name in set(known)]
+                    if keeps_running_statistics(module):
+                        self._folded.add(name)
+        self.changing = [name for name in self.places if name in set(known) - self._folded]
         self._start = self._now()
         self._name(self.changing)
 
     def found(self) -> list[str]:
-        """Name the buffers that have changed on this rank and are not known yet. Waits for the device, if any."""
+        """Name the buffers that have changed on this rank and are not known yet. Every rank takes part.
+
+        It waits for the device, if there are any, and folds running statistics.
+        """
+        self.statistics.fold()
         return [name for name, now in self._now().items() if now != self._start[name]]
 
     def learn(self, found: list[str]) -> None:
@@ -95,6 +102,7 @@ class Buffers:
         Raises:
             UserError: the shape of one has changed since the start.
         """
+        self.statistics.fold(only_if_many=True)
         if collectives.alone() or not self.changing:
             return
         # Large elements first, so that each tensor's bytes are aligned for its type.
@@ -108,7 +116,7 @@ class Buffers:
 
     def _name(self, changing: list[str]) -> None:
         """Warn of buffers that change, if their values depend on the layout."""
-        shown = [name.removeprefix("models.0.") for name in changing if name not in self._said]
+        shown = [name.removeprefix("models.0.") for name in changing]
         if shown and self._share:
             names = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
             self._warn(
@@ -128,5 +136,5 @@ class Buffers:
 
     def _now(self) -> dict[str, list[int]]:
         """Return the fingerprints of the buffers that are not known to change."""
-        names = [name for name in self.places if name not in set(self.changing)]
+        names = [name for name in self.places if name not in self._folded.union(self.changing)]
         return dict(zip(names, fingerprints([self.places[name].tensor for name in names]), strict=True))

@@ -14,7 +14,6 @@ from accelerate.utils import DistributedType, DynamoBackend
 from torch import Tensor, nn
 
 from app.distributed.accelerator import Accelerator
-from app.distributed.batch_norm import is_batch_norm
 from app.distributed.naming import local_shard
 from app.errors import UserError
 from app.sampling.batch_plan import Step
@@ -196,8 +195,8 @@ def _fills_vectors(parameter: nn.Parameter) -> bool:
 
 def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if is_batch_norm(module):
+        if isinstance(module, nn.SyncBatchNorm):
             raise UserError(
-                f"--run.exact: {name} is a {type(module).__name__}, which computes over the samples that a process "
-                "happens to hold; use GroupNorm or LayerNorm, or --run.exact false"
+                f"--run.exact: {name} is a SyncBatchNorm, which normalises over the micro-batches that processes "
+                "compute at the same time; use BatchNorm (--run.sync-bn false), GroupNorm or LayerNorm"
             )

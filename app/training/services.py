@@ -8,6 +8,7 @@ from app.checkpoints.store import CheckpointStore
 from app.config import RunConfig
 from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
+from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
 from app.rundir.atomic import draft_of
 from app.rundir.folder import RunFolder
@@ -36,7 +37,8 @@ class Services:
             check_owner=folder.check,
             on_block=self.watchdog.moved,
         )
-        self.buffers = Buffers(accelerator, self.logger.progress.warn)
+        statistics = RunningStatistics(accelerator, settings.exact)
+        self.buffers = Buffers(accelerator, statistics, self.logger.progress.warn)
         self.checkpoint_manager = CheckpointManager(
             accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
         )

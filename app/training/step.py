@@ -1,9 +1,11 @@
 """The current step of a run: its batch, its losses and norms, and how far its body has come."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 from torch import Tensor, nn
 
+from app.distributed.running_statistics import RunningStatistics
 from app.sampling.batch_plan import Step, Turn
 from app.sampling.seeding import seed_all
 from app.training.gradients import Gradients
@@ -13,8 +15,13 @@ from app.training.step_metrics import StepMetrics
 class Batch:
     """This data rank's part of one step's global batch."""
 
-    def __init__(self, gradients: Gradients, step: Step):
-        self._gradients, self._step, self._loops = gradients, step, 0
+    def __init__(self, gradients: Gradients, step: Step, statistics: RunningStatistics | None = None):
+        """Hold one step's turns.
+
+        Args:
+            statistics: of the models' norms; None in a dry run.
+        """
+        self._gradients, self._step, self._loops, self._statistics = gradients, step, 0, statistics
         self.begun = False
         """Whether a forward pass has begun, which may change buffers."""
 
@@ -27,10 +34,13 @@ class Batch:
             models: the models that get gradients.
             frozen: models that gradients only flow through, such as the discriminator while the generator learns.
         """
+        if self._statistics:
+            self._statistics.loop(self._step.micro_count)
         for position, turn in enumerate(self._step.turns):
             seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
             last, self.begun = position == len(self._step.turns) - 1, True
-            with self._gradients.frozen(frozen), self._gradients.turn(models, last):
+            kept = self._statistics.turn(turn.index, turn.idle) if self._statistics else nullcontext()
+            with kept, self._gradients.frozen(frozen), self._gradients.turn(models, last):
                 yield turn
         seed_all(self._gradients.seed, self._step.index, -1, self._loops)
         self._loops += 1

@@ -99,9 +99,10 @@ class StepLoop:
     def _enter(self, step: Step) -> Batch:
         """Begin a step, just before its body runs."""
         number, accelerator = step.index + 1, self.services.accelerator
+        statistics = self.services.buffers.statistics
         undo = state_dict.remember_buffers(accelerator.models) if number <= self.start.step else None
         metrics = StepMetrics(accelerator, step, self._faults, self.settings.nonfinite == "skip")
-        self.current = CurrentStep(number, metrics, Batch(self.gradients, step), undo)
+        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), undo)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.global_batch)
         self.gradients.begin(step, self._triggers.reads_losses(number))
@@ -146,7 +147,7 @@ class StepLoop:
         if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
         if step.again:
-            step.undo()
+            self._undo(step)
         elif self._usable(step, optimizer, index, clip):
             optimizer.step()
         else:
@@ -204,9 +205,14 @@ class StepLoop:
             self.services.logger.write_pending(step.number)
             self.save()  # adds the scores to the checkpoint of this step
         elif step.again and not step.updated:
-            step.undo()  # the checkpoint still says that the step is not evaluated
+            self._undo(step)  # the checkpoint still says that the step is not evaluated
         elif not step.updated and self.stopped_in_evaluation and step.done:
             self.save()  # the step before
+
+    def _undo(self, step: CurrentStep) -> None:
+        """Undo what the forward passes of a step that runs again have done to buffers."""
+        self.services.buffers.statistics.forget()
+        step.undo()
 
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
@@ -223,6 +229,7 @@ class StepLoop:
             step.metrics.note()
         services.logger.write_pending(step.number)
         if self._audit:
+            services.buffers.statistics.fold()
             self._audit.step(step.number, step.metrics)
         services.logger.progress.advance()
         services.checkpoint_manager.look()

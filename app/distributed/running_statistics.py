@@ -1,0 +1,175 @@
+"""Running statistics of BatchNorm and InstanceNorm: the same on any number of processes, to the last bit.
+
+A forward pass folds the statistics s of its micro-batch into the running ones: r = (1 - p) r + p s, with momentum p.
+A process sees some of a step's micro-batches only. So it keeps what each of them adds, and before anybody reads the
+statistics, one sum over ranks collects all that was added, and every rank folds it in the order of one process. It does
+not matter when that happens: the same numbers are folded in the same order.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from app.distributed import collectives, naming
+from app.distributed.accelerator import Accelerator
+from app.distributed.batch_norm import is_batch_norm
+
+# Bytes that may wait to be folded; beyond, they are folded after a step that nobody reads.
+MOST = 64 << 20
+# torch 2.11 to 2.13 have no public name for what InstanceNorm's classes have in common.
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+def keeps_running_statistics(module: nn.Module) -> bool:
+    """Tell whether a module's forward passes change running statistics that belong to its micro-batch alone."""
+    if isinstance(module, _INSTANCE_NORMS):  # with a momentum of None, its forward passes change nothing
+        return module.running_mean is not None and module.momentum is not None
+    return is_batch_norm(module) and not isinstance(module, nn.SyncBatchNorm) and module.running_mean is not None
+
+
+class RunningStatistics:
+    """The running statistics of a run's models."""
+
+    def __init__(self, accelerator: Accelerator, exact: bool):
+        """Prepare; `begin` finds the modules.
+
+        Args:
+            exact: fold in this way on one process too, where torch's own kernels round otherwise.
+        """
+        self.accelerator = accelerator
+        self._folds = exact or accelerator.num_processes > 1
+        self.modules: list[Any] = []
+        self._waiting: list[Tensor] = []  # [micro-batches, numbers] of each loop over a step's micro-batches
+        self._passes: list[int] = []  # forward passes of each module in this turn
+        self._hooks: list[Any] = []
+
+    def begin(self) -> None:
+        """Take the statistics that the models have now as those from which training goes on."""
+        for hook in self._hooks:
+            hook.remove()
+        plain = naming.plain(self.accelerator.models)
+        self.modules = [m for model in plain for m in model.modules() if keeps_running_statistics(m)]
+        self._waiting, self._passes = [], [0] * len(self.modules)
+        self._hooks = [
+            module.register_forward_hook(self._counted(index))
+            for index, module in enumerate(self.modules)
+            if not is_batch_norm(module)  # which counts by itself
+        ]
+        if self.modules and self._folds:
+            self._read()
+
+    def _counted(self, index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            self._passes[index] += module.training
+
+        return hook
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for m in self.modules for tensor in (m.running_mean, m.running_var)]
+
+    def _counts(self) -> list[Tensor]:
+        return [m.num_batches_tracked for m in self.modules]
+
+    def _read(self) -> None:
+        """Read the values that are folded next, and what folds them, into one tensor each."""
+        tensors = self._tensors()
+        self._values = torch.cat([tensor.detach().flatten() for tensor in tensors])
+        self._tracked = torch.stack(self._counts()).clone()
+        device, kind = self._values.device, self._values.dtype
+        sizes = torch.tensor([2 * len(m.running_mean) for m in self.modules], device=device)
+        self._owner = torch.repeat_interleave(torch.arange(len(self.modules), device=device), sizes)
+        left = [0.0 if m.momentum is None else 1.0 - m.momentum for m in self.modules]
+        self._left = torch.tensor(left, dtype=kind, device=device)[self._owner]
+        self._cumulative = torch.tensor([m.momentum is None for m in self.modules], device=device)[self._owner]
+        self._any_cumulative = any(m.momentum is None for m in self.modules)
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._seen = torch.zeros(len(self.modules), dtype=torch.float64, device=device)
+        self._seen += self._tracked
+
+    def loop(self, micro_batches: int) -> None:
+        """Begin a loop over a step's micro-batches. Every rank takes part in every loop."""
+        if self.modules and self._folds:
+            width = len(self._values) + len(self.modules)
+            self._waiting.append(self._values.new_zeros(micro_batches, width))
+
+    def turn(self, index: int, idle: bool) -> Any:
+        """Keep what the forward passes in this block add; of an idle turn, nothing.
+
+        Args:
+            index: of the micro-batch in its step.
+        """
+        if not self.modules or not (self._folds or idle):
+            return nullcontext()
+        return self._kept(index, idle)
+
+    @contextmanager
+    def _kept(self, index: int, idle: bool) -> Iterator[None]:
+        tensors, counts = self._tensors(), self._counts()
+        before = [tensor.clone() for tensor in (*tensors, *counts)] if not self._folds else None
+        self._passes = [0] * len(self.modules)
+        if before is None:
+            with torch.no_grad():
+                torch._foreach_zero_(tensors)
+                torch._foreach_zero_(counts)
+        try:
+            yield
+            if not idle:
+                self._keep(self._waiting[-1][index], tensors, counts)
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_([*tensors, *counts], before or [*self._views(), *self._tracked])
+
+    def _keep(self, row: Tensor, tensors: list[Tensor], counts: list[Tensor]) -> None:
+        passes = torch.stack(counts).to(row.dtype)
+        if any(self._passes):
+            passes = passes + torch.tensor(self._passes, dtype=row.dtype).to(row.device, non_blocking=True)
+        torch.cat([*(tensor.detach().flatten() for tensor in tensors), passes], out=row)
+
+    def _views(self) -> list[Tensor]:
+        pieces = self._values.split(self._sizes)
+        return [piece.view_as(tensor) for piece, tensor in zip(pieces, self._tensors(), strict=True)]
+
+    def forget(self) -> None:
+        """Drop what waits: the step's forward passes are undone."""
+        self._waiting = []
+
+    def fold(self, only_if_many: bool = False) -> None:
+        """Fold what waits into the models' statistics. Every rank takes part; a collective if something waits.
+
+        Args:
+            only_if_many: leave it, unless it takes much memory.
+        """
+        if not self._waiting or (only_if_many and sum(rows.nbytes for rows in self._waiting) <= MOST):
+            return
+        rows = torch.cat(self._waiting)
+        self._waiting = []
+        if not collectives.alone():
+            dist.all_reduce(rows)
+            rows /= self.accelerator.num_processes // self.accelerator.data_ranks
+        added, passes = rows.split([len(self._values), len(self.modules)], 1)
+        for row, count in zip(added, passes, strict=True):
+            self._fold_one(row, count)
+        self._tracked += self._of_batch_norm(passes.sum(0))
+        with torch.no_grad():
+            torch._foreach_copy_([*self._tensors(), *self._counts()], [*self._views(), *self._tracked])
+
+    def _fold_one(self, added: Tensor, passes: Tensor) -> None:
+        """Fold what one micro-batch has added, in as many passes of each module."""
+        each = passes[self._owner]
+        # A power of one need not be exact.
+        left = torch.where(each == 1, self._left, self._left**each)
+        folded = torch.addcmul(added, left, self._values)
+        if self._any_cumulative:
+            self._seen += passes
+            share = (each.double() / self._seen[self._owner].clamp(min=1)).to(added.dtype)
+            folded = torch.where(self._cumulative, self._values + share * (added - self._values), folded)
+        self._values = torch.where(each == 0, self._values, folded)
+
+    def _of_batch_norm(self, passes: Tensor) -> Tensor:
+        """Return the passes that a module counts itself: InstanceNorm's counter stays as it is."""
+        counts = torch.tensor([is_batch_norm(m) for m in self.modules], device=passes.device)
+        return (passes * counts).to(self._tracked.dtype)

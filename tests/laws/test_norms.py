@@ -1,0 +1,114 @@
+"""Laws 2 to 6 for norms with running statistics, which every process updates with its own micro-batches alone."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from launching import ROOT, filled, furthest, saved_state, scores, share, steps
+from laws.norms import EARLY, STEPS, STOP
+
+SCRIPT = ROOT / "tests" / "laws" / "norms.py"
+OTHERS = [("ddp_cpu", 2), ("ddp_cpu", 3), ("fsdp_cpu", 2), ("fsdp_cpu", 4)]
+LAYOUTS = [("cpu", 1), *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory):
+    """Return a function from a layout to the folder of its runs, and each rank's results."""
+    runs = filled(tmp_path_factory.mktemp("norms"), SCRIPT)
+
+    def norms(profile, processes):
+        folder, _ = runs(profile, processes)
+        return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
+
+    return norms
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_exact_mode_gives_every_layout_the_same_bits(norms, layout):
+    """Of statistics, scores, weights and the optimizer, with seven micro-batches a step and 40 steps."""
+    reference, other = norms("cpu", 1)[0], norms(*layout)[0]
+    assert steps(other / "exact") == steps(reference / "exact")
+    assert scores(other / "exact") == scores(reference / "exact") and len(scores(other / "exact")) == 3
+    assert saved_state(other / "exact", STEPS) == saved_state(reference / "exact", STEPS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", ["exact", "usual"])
+def test_a_stop_changes_nothing(norms, layout, mode):
+    """It folds the statistics at another time; bits, on each rank, are those of the run that never stopped."""
+    folder, told = norms(*layout)
+    # The step of the stop is logged, because it is saved.
+    lines = [line for line in steps(folder / f"{mode}-stopped") if line["step"] != STOP]
+    assert lines == steps(folder / mode) and len(lines) > 4
+    assert scores(folder / f"{mode}-stopped") == scores(folder / mode)
+    assert saved_state(folder / f"{mode}-stopped", STEPS) == saved_state(folder / mode, STEPS)
+    assert all(rank[mode] == rank[f"{mode}-stopped"] == told[0][mode] for rank in told)
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_without_exact_mode_layouts_differ_by_rounding(norms, layout):
+    """In the first steps; these models, which normalise two or three samples at a time, make it grow fast."""
+    reference, other = (norms(*where)[0] / "usual-early" for where in (("cpu", 1), layout))
+    assert furthest(scores(reference), scores(other), "eval/loss") < 1e-5 and len(scores(other)) == EARLY
+    one, two = saved_state(reference, EARLY), saved_state(other, EARLY)
+    for name in (name for name in one if name.endswith("num_batches_tracked")):
+        assert one[name] == two[name]
+
+
+@pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 4), ("cpu", 1))])
+def test_resumed_on_another_layout(norms, tmp_path, first, second):
+    shutil.copytree(norms(*first)[0] / "exact-left", tmp_path / "run")
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from pathlib import Path
+from norms import train
+train(Path({str(tmp_path / "run")!r}), exact=True)
+"""
+    (tmp_path / "script.py").write_text(code)
+    result = share(*second, tmp_path / "script.py")
+    assert result.status == 0, result.output
+    reference = norms("cpu", 1)[0] / "exact"
+    lines = [line for line in steps(tmp_path / "run") if line["step"] != STOP]
+    assert lines == steps(reference) and scores(tmp_path / "run") == scores(reference)
+    assert saved_state(tmp_path / "run", STEPS) == saved_state(reference, STEPS)
+
+
+def test_the_statistics_are_those_of_all_micro_batches_in_order(norms):
+    """Those of torch, but for rounding, which folds as it goes; counts are equal, also of the frozen norm."""
+    folder = norms("cpu", 1)[0]
+    exact, usual = (saved_state(folder / name, EARLY) for name in ("exact-early", "usual-early"))
+    for name in (name for name in exact if "running_" in name):
+        a, b = (torch.frombuffer(bytearray(state[name]), dtype=torch.float32) for state in (exact, usual))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    exact, usual = (saved_state(folder / name, STOP) for name in ("exact-left", "usual-left"))
+    counted = {n: int.from_bytes(b, "little") for n, b in exact.items() if n.endswith("num_batches_tracked")}
+    by_module = {name.split(".")[2]: count for name, count in counted.items()}
+    assert by_module == {
+        "norm": 7 * STOP,
+        "instance": 0,
+        "mean": 7 * STOP,
+        "frozen": 0,
+        "again": 14 * STOP,
+        "out": 7 * STOP,
+    }
+    assert {n: b for n, b in usual.items() if n in counted} == {n: b for n, b in exact.items() if n in counted}
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_two_passes_in_one_turn(norms, layout):
+    assert all(rank["twice"] == norms("cpu", 1)[1][0]["twice"] for rank in norms(*layout)[1])
+
+
+def test_a_silent_step_has_no_further_collective(norms):
+    """And a logged one has two all-reduces: of its numbers, and of what the norms have seen since the last one."""
+    counts = json.loads((norms("ddp_cpu", 2)[0] / "counts.json").read_text())
+    assert {n: c for n, c in counts["silent"].items() if n != "reads"} == {"c10d::allreduce_": 1}
+    assert {n: c for n, c in counts["logged"].items() if n != "reads"} == {"c10d::allreduce_": 3}
+    assert counts["silent"]["reads"].keys() <= {
+        "app/training/gradients.py:finite",
+        "app/training/step_metrics.py:add_norm",
+    }
