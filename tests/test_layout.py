@@ -9,7 +9,7 @@ from torch import nn
 
 from app import RunConfig, UserError
 from app.distributed.accelerator import Accelerator
-from app.distributed.batch_norm import depends_on_layout, synchronised
+from app.distributed.batch_norm import note, synchronised
 from app.distributed.layout import check_bound, in_short
 from app.launching.profiles import Profile
 
@@ -52,17 +52,15 @@ def test_a_layout_in_short():
     assert in_short(FSDP) == "4 data ranks, FSDP2, bf16, cpu"
 
 
-@pytest.mark.parametrize("ranks, micros, words", [(1, 4, "all 4"), (2, 4, "the main process's 2 of 4"), (1, 1, "")])
-def test_what_makes_scores_depend_on_the_layout_is_said(ranks, micros, words):
+@pytest.mark.parametrize("ranks, micros, said", [(1, 4, True), (2, 4, True), (1, 1, False)])
+def test_what_batchnorm_means_is_said(ranks, micros, said):
     place = SimpleNamespace(data_ranks=ranks, device=torch.device("cpu"))
     config = RunConfig(global_batch=4 * micros, micro_batch=4)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
-    told = depends_on_layout(model, place, config)
-    assert [words in line and "1 is a BatchNorm" in line for line in told] == [True] * bool(words)
+    assert ("1 is a BatchNorm: each micro-batch" in note(model, place, config)) == said
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert all("losses and scores depend" in line for line in depends_on_layout(synced, place, config))
-    assert len(depends_on_layout(synced, place, config)) == bool(words)
-    assert depends_on_layout(model[2], place, config) == []
+    assert note(synced, place, config).startswith("warning: 1 is a SyncBatchNorm") == said
+    assert note(model[2], place, config) == ""
 
 
 def test_batchnorm_is_synchronised_on_gpus_alone():

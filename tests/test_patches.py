@@ -31,6 +31,7 @@ PRIVATE = {
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
+    "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
     "training/scores.py": {"_update_count"},
@@ -271,6 +272,15 @@ def test_the_flight_recorder_knows_the_last_collectives():
 def test_a_process_that_was_not_forked():
     assert accelerate_patches.forked_after_cuda() is False
     assert "in_bad_fork" in inspect.getsource(torch.cuda._lazy_init)  # it is what torch itself asks
+
+
+@canary("torch", "_foreach_zero_", "_foreach_copy_")
+def test_many_tensors_are_set_at_once():
+    tensors = [torch.ones(2), torch.ones((), dtype=torch.int64)]
+    torch._foreach_zero_(tensors)
+    assert [tensor.sum().item() for tensor in tensors] == [0, 0]
+    torch._foreach_copy_(tensors, [torch.full((2,), 3.0), torch.tensor(5)])
+    assert [tensor.sum().item() for tensor in tensors] == [6, 5]
 
 
 @canary("torch", "nn.modules.batchnorm._BatchNorm")

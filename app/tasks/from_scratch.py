@@ -118,9 +118,8 @@ class VisionScratch:
     width: int = 32
     """Channels of a resnet's first stage, which double in each further stage; or width of a vit's hidden states."""
     norm: Literal["group", "batch"] = "group"
-    """Norm of a resnet. group: GroupNorm, which gives the same results on any layout. batch: BatchNorm, whose
-    statistics are of one process's micro-batch, or with --run.sync-bn of the micro-batches that all processes compute
-    together."""
+    """Norm of a resnet. group: GroupNorm. batch: BatchNorm, which normalises each micro-batch by itself, or with
+    --run.sync-bn the micro-batches that all processes compute together."""
     heads: int = 4
     """Number of attention heads of a vit; --scratch.width must be a multiple of it."""
     patches: int = 8
@@ -176,9 +175,8 @@ class UNetScratch:
     units: int = 1
     """Number of convolutions in each residual unit. 0: one convolution without a residual for each level."""
     norm: Literal["instance", "group", "batch"] = "instance"
-    """instance and group (GroupNorm with one group) give the same results on any layout. batch: BatchNorm, whose
-    statistics are of one process's micro-batch, or with --run.sync-bn of the micro-batches that all processes compute
-    together."""
+    """group: GroupNorm with one group. batch: BatchNorm, which normalises each micro-batch by itself, or with
+    --run.sync-bn the micro-batches that all processes compute together."""
     dropout: float = 0.0
     """Dropout probability after each convolution."""
 

@@ -17,10 +17,23 @@ class Config:
     """Ten samples a step in micro-batches of 4, 3 and 3: an average over ranks would weight them wrongly."""
 
     fault: Literal[
-        "none", "start", "samples", "augmentation", "loss", "weights", "average", "rate", "update", "norm"
+        "none", "start", "samples", "augmentation", "loss", "weights", "average", "rate", "update", "buffer", "norm"
     ] = "none"
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2))
     run: RunConfig = field(default_factory=lambda: RunConfig(global_batch=10, micro_batch=4, steps=40, trackers=()))
+
+
+class Remembering(nn.LayerNorm):
+    """A norm that remembers a mean of what its process has seen."""
+
+    def __init__(self, width: int):
+        super().__init__(width)
+        self.register_buffer("seen", torch.zeros(width))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x)
 
 
 class Model(nn.Module):
@@ -41,7 +54,8 @@ def main(config: Config) -> dict[str, float]:
         own = np.random.default_rng(rank)
         if fault == "start":
             torch.rand(ranks - 1)
-        model, optimizer = run.prepare(Model(nn.BatchNorm1d if fault == "norm" else nn.LayerNorm), config.optim)
+        norm = {"norm": nn.SyncBatchNorm, "buffer": Remembering}.get(fault, nn.LayerNorm)
+        model, optimizer = run.prepare(Model(norm), config.optim)
 
         def augment(row, generator):
             drawn = own if fault == "augmentation" and rank else generator

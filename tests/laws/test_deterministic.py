@@ -137,7 +137,7 @@ def there(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_of_model_that_recipes_offer_has_one(tmp_path, rows, there, monkeypatch, kind):
-    """Also with BatchNorm: exact mode refuses it, but its kernels are deterministic."""
+    """Also with BatchNorm."""
     monkeypatch.chdir(there)
     recipe, flags = KINDS[kind]
     if recipe in ("cls", "lm") and "numbers.jsonl" not in flags:

@@ -81,12 +81,12 @@ def test_a_gradient_averaged_on_each_rank_in_the_ordinary_mode(planted):
     assert (found.first.what, found.first.step) == ("gradient norm", 1) and "weighting" in found.first.means
 
 
-def test_batchnorm_in_the_ordinary_mode(planted):
-    """Its steps agree with one process, but its statistics for evaluation do not."""
-    report = planted("norm", "false")
+def test_a_buffer_that_remembers_what_a_process_has_seen(planted):
+    """Steps agree with one process, but the buffer does not."""
+    report = planted("buffer", "false")
     first = report.rows[1].comparison.first
-    assert (first.what, first.step, report.status) == ("buffers", 1, 1) and "BatchNorm" in first.means
-    assert set(first.places) == {"norm.num_batches_tracked", "norm.running_mean", "norm.running_var"}
+    assert (first.what, first.step, report.status) == ("buffers", 1, 1) and "codebook" in first.means
+    assert set(first.places) == {"norm.seen"}
 
 
 def test_an_audit_goes_on_with_its_run(planted, tmp_path):
@@ -127,5 +127,5 @@ def test_prove_turns_a_refusal_of_exact_mode_into_its_verdict(tmp_path, capsys):
     assert command.main(options, ["--fault", "norm"]) == 1
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert [row["verdict"] for row in report["profiles"]] == ["refused"]
-    assert "norm is a BatchNorm1d" in report["profiles"][0]["ended"]
-    assert "norm is a BatchNorm1d" in capsys.readouterr().out
+    assert "norm is a SyncBatchNorm" in report["profiles"][0]["ended"]
+    assert "norm is a SyncBatchNorm" in capsys.readouterr().out

@@ -26,9 +26,8 @@ MEANS = {
     "a scheduler that is stepped once for each",
     "weights": "the same gradient norm and learning rate, and other weights: an update that depends on the layout, "
     "such as an optimizer that takes a tensor as a whole (Adafactor, Muon) and gets shards, or a change by hand",
-    "buffers": "a module keeps statistics of the samples that its process happens to hold (BatchNorm's running mean, "
-    "a codebook, a queue): the steps agree, and scores will not. GroupNorm and LayerNorm keep none, and SyncBatchNorm "
-    "on GPUs keeps those of all",
+    "buffers": "a module keeps statistics of the samples that its process happens to hold (a codebook, a queue), or a "
+    "BatchNorm has a forward pass outside batch.micros: the steps agree, and scores will not",
 }
 TENSORS = ("gradients", "weights", "buffers")  # a difference in these names tensors as its places
 ROUNDED = ("loss", "loss weights", "gradient norm", "gradients", "weights")  # these can differ by rounding
