@@ -1,13 +1,15 @@
 """Laws 2 to 6 for norms with running statistics, which every process updates with its own micro-batches alone."""
 
+import functools
 import json
 import shutil
 
 import pytest
 import torch
 
-from launching import ROOT, filled, furthest, saved_state, scores, share, steps
+from launching import ROOT, filled, furthest, launch_all, saved_state, scores, share, steps
 from laws.norms import EARLY, STEPS, STOP
+from laws.small import SMALL
 
 SCRIPT = ROOT / "tests" / "laws" / "norms.py"
 OTHERS = [("ddp_cpu", 2), ("ddp_cpu", 3), ("fsdp_cpu", 2), ("fsdp_cpu", 4)]
@@ -112,3 +114,47 @@ def test_a_silent_step_has_no_further_collective(norms):
         "app/training/gradients.py:finite",
         "app/training/step_metrics.py:add_norm",
     }
+
+
+COMMON = ["--run.global-batch", 10, "--run.micro-batch", 2, "--run.steps", 6, "--run.eval-every", 3]
+COMMON += ["--run.log-every", 1, "--run.exact", "true", "--run.trackers"]
+CASES = {
+    "img": ["--scratch.norm", "batch"],
+    "resnet": ["--model", "RESNET", "--optim.lr", 0.01],
+    "seg": ["--scratch.norm", "batch"],
+}
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory, rows):
+    """Return a function from a layout to the folder of runs of recipes whose models have batch norm."""
+    from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessorPil
+
+    root = tmp_path_factory.mktemp("recipes")
+    torch.manual_seed(0)
+    shape = ResNetConfig(num_channels=3, embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=10)
+    ResNetForImageClassification(shape).save_pretrained(root / "resnet")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(root / "resnet")
+
+    @functools.cache
+    def recipes(profile, processes):
+        commands = []
+        for name, more in CASES.items():
+            recipe = "img" if name == "resnet" else name
+            own = [root / "resnet" if word == "RESNET" else word for word in more]
+            flags = [*SMALL[recipe].flags(rows), *COMMON, *own, "--run.dir", root / f"{profile}-{processes}" / name]
+            commands.append((ROOT / "recipes" / f"{recipe}.py", flags, None))
+        launch_all(profile, processes, commands, root)
+        return root / f"{profile}-{processes}"
+
+    return recipes
+
+
+@pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2)])
+@pytest.mark.parametrize("name", CASES)
+def test_recipes_with_batch_norm_have_the_same_bits_on_every_layout(recipes, name, layout):
+    reference, other = recipes("cpu", 1) / name, recipes(*layout) / name
+    state = saved_state(reference, 6)
+    assert any("running_mean" in tensor for tensor in state) and len(scores(reference)) == 2
+    assert steps(other) == steps(reference) and scores(other) == scores(reference)
+    assert saved_state(other, 6) == state
