@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, to_dict
-from app.distributed import batch_norm, collectives
+from app.distributed import batch_norm, collectives, regional_compilation
 from app.distributed.accelerator import Accelerator
 from app.distributed.preemption import StoppedInEvaluation
 from app.errors import UserError
@@ -89,6 +89,8 @@ class Run:
         if settings.exact:
             taken.enter_context(exact_gradients.settings())
         self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
+        if settings.exact and regional_compilation.is_asked_for(self.accelerator.state.dynamo_plugin):
+            taken.enter_context(regional_compilation.one_graph_a_shape(self.accelerator.state.dynamo_plugin))
         kind = exact_gradients.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
         # Called now for its error: it does not depend on the data, which may take long to load.

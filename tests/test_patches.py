@@ -34,7 +34,7 @@ PRIVATE = {
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
-    "training/scores.py": {"_update_count"},
+    "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
     "training/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
     "checkpoints/state_dict.py": {"_buffers"},
     "checkpoints/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},  # test_reader.py
@@ -323,6 +323,29 @@ def test_a_metric_without_samples_may_be_computed(recwarn):
     assert metric._update_count == 0
     metric._update_count = 1
     assert metric.compute() == 0 and not recwarn.list
+
+
+@canary("torchmetrics", "Metric._defaults")
+def test_a_metric_says_which_of_its_states_are_sums():
+    from torchmetrics import PearsonCorrCoef
+    from torchmetrics.classification import BinaryAUROC
+    from torchmetrics.text import Perplexity
+    from torchmetrics.utilities import dim_zero_cat, dim_zero_sum
+
+    assert {*Perplexity()._reductions.values()} == {dim_zero_sum}
+    assert {*BinaryAUROC()._reductions.values()} == {dim_zero_cat}
+    assert {*PearsonCorrCoef()._reductions.values()} == {None}
+    assert Perplexity()._defaults.keys() == Perplexity()._reductions.keys() == {"total_log_probs", "count"}
+
+
+@canary("torchmetrics", "Metric._to_sync")
+def test_a_metric_can_be_computed_without_other_ranks():
+    from torchmetrics.aggregation import SumMetric
+
+    metric = SumMetric(distributed_available_fn=lambda: True, dist_sync_fn=lambda *_, **__: [torch.ones(())] * 2)
+    metric.update(torch.tensor(5.0))
+    metric._to_sync = False
+    assert metric.compute() == 5
 
 
 @canary("torch", "serialization._open_zipfile_writer")

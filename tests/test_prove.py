@@ -1,5 +1,6 @@
 """The parts of `prove` that need no training: what it refuses, how a launch ends, and what makes a verdict."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from app.commands.prove import command
 from app.commands.prove import trial as trials
 from app.commands.prove.report import Report
 from app.commands.prove.trace import Trace
-from app.commands.prove.trial import Trial, reason
+from app.commands.prove.trial import Chain, Trial, draw, reason
 from app.launching import profiles
 from app.launching.launcher import Stalled, run
 from launching import PROFILES, ROOT
@@ -34,6 +35,8 @@ time.sleep(60)
     [
         ({"recipe": Path("recipes/none.py")}, [], "recipes/none.py: there is no such file"),
         ({"profiles": (CPU,)}, [], "give at least two"),
+        ({"across": (CPU,)}, [], "--across needs two profiles"),
+        ({"across": (CPU, DDP), "steps": 1}, [], "--steps 2 or more"),
         ({"profiles": (CPU, "none.yaml")}, [], "none.yaml: No such file"),
         ({"profiles": (CPU, f"{DDP}:0")}, [], "at least 1 must train"),
         ({"profiles": (CPU, str(PROFILES / "fsdp_2nodes.yaml"))}, [], "is for 2 machines; prove starts"),
@@ -140,9 +143,24 @@ def test_why_a_launch_failed_is_found_in_what_it_printed(output, found):
 def test_a_recipe_that_makes_fewer_steps_is_not_the_same(tmp_path, monkeypatch):
     """Nor one that makes none, and ends well."""
     monkeypatch.setattr(trials, "run", lambda words, output, *rest: output.write_text("done") * 0)
-    found = trials.train(RECIPE, [], profiles.read(CPU), 3, True, tmp_path / "run", 60)
+    found = trials.train(RECIPE, [], Chain([(profiles.read(CPU), 3)]), True, tmp_path / "run", 60)
     assert found.ended == "ended after 0 of 3 steps" and not found.begun
     assert Report("recipe.py", [], 3, True).add(found).verdict == "failed"
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 40])
+@pytest.mark.parametrize("names", [(CPU, DDP), (CPU, f"{DDP}:2", f"{DDP}:3")])
+def test_stops_across_profiles_are_drawn_by_seed(names, steps):
+    found = [profiles.read(name) for name in names]
+    for seed in range(20):
+        launches = draw(found, steps, seed).launches
+        stops = [until for _, until in launches]
+        assert launches == draw(found, steps, seed).launches
+        assert stops == sorted(set(stops)) and stops[0] > 0 and stops[-1] == steps
+        assert len(stops) == min(steps, 2 * len(names))
+        turns = [profile for profile, _ in launches]
+        assert all(one is not next_ for one, next_ in itertools.pairwise(turns))
+    assert len({str(draw(found, steps, seed).launches) for seed in range(20)}) > 1
 
 
 WHERE = {"processes": 2, "data_ranks": 2, "wrapping": "DDP", "precision": "fp32", "device": "cpu", "threads": 1}
@@ -154,7 +172,7 @@ BEGUN = Trace(set(), {0: {"weights": {}}, 1: LINE})
 def trial(profile=DDP, ended="", refused=False, trace=BEGUN, **where):
     file = profiles.read(profile)
     begun = {**WHERE, "processes": file.processes, "data_ranks": file.processes, **where} if trace.steps else {}
-    return Trial(file, Path("folder"), trace, 1.0, ended, refused, begun)
+    return Trial(Chain([(file, 3)]), Path("folder"), trace, 1.0, ended, refused, begun)
 
 
 ONE = trial(CPU, wrapping="")

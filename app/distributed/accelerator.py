@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,16 @@ from accelerate.utils import (
 )
 from torch import nn
 
-from app.distributed import accelerate_patches, allocator, collectives, deepspeed, environment, fsdp, rendezvous
+from app.distributed import (
+    accelerate_patches,
+    allocator,
+    collectives,
+    deepspeed,
+    environment,
+    fsdp,
+    regional_compilation,
+    rendezvous,
+)
 from app.distributed.fsdp_autocast import LateCasts
 from app.errors import UserError
 from app.sampling.batch_plan import Turn
@@ -140,6 +150,8 @@ class Accelerator(accelerate.Accelerator):
                     fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
                     if self.native_amp:
                         model.forward = self._in_mixed_precision(model)
+            if regional_compilation.is_asked_for(self.state.dynamo_plugin):
+                stack.enter_context(self._compiled_by_region(arg for arg in args if isinstance(arg, nn.Module)))
             result = super().prepare(*args, **kwargs)
         for item in result if isinstance(result, tuple) else (result,):
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
@@ -149,6 +161,18 @@ class Accelerator(accelerate.Accelerator):
                 wrapper.broadcast_buffers = False
                 accelerate_patches.fix_buckets(wrapper)
         return result
+
+    @contextmanager
+    def _compiled_by_region(self, models: Iterable[nn.Module]) -> Iterator[None]:
+        """Compile the blocks of models, and keep accelerate from compiling more while it prepares them."""
+        plugin = self.state.dynamo_plugin
+        for model in models:
+            regional_compilation.compile_blocks(model, plugin.to_kwargs() | {"dynamic": plugin.dynamic})
+        backend, plugin.backend = plugin.backend, DynamoBackend.NO
+        try:
+            yield
+        finally:
+            plugin.backend = backend
 
     def _in_mixed_precision(self, model: nn.Module):
         """Wrap a forward pass to run under autocast and return fp32, as accelerate's prepare does outside FSDP2."""

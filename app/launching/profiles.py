@@ -80,6 +80,11 @@ class Profile:
         return backend.lower() != "no"
 
     @property
+    def compiled_whole(self) -> bool:
+        """Tell whether it compiles a model as one, and not its repeated blocks."""
+        return self.compiled and not self.section("dynamo_config").get("dynamo_use_regional_compilation")
+
+    @property
     def offloads(self) -> bool:
         """Tell whether part of a GPU's state is kept in the host's memory."""
         deepspeed = self.section("deepspeed_config")

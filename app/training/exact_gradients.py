@@ -172,17 +172,27 @@ def settings() -> Iterator[None]:
 
 def _check(accelerator: Accelerator) -> None:
     zero = accelerator.distributed_type == DistributedType.DEEPSPEED
-    compiled = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-    reason = refusal(zero, compiled)
+    plugin = accelerator.state.dynamo_plugin
+    reason = refusal(zero, plugin.backend != DynamoBackend.NO and not plugin.use_regional_compilation)
     if reason:
         raise UserError(f"--run.exact: {reason}")
 
 
-def refusal(zero: bool, compiled: bool) -> str:
-    """Say why exact mode cannot work under DeepSpeed or torch.compile; empty if it can."""
+def refusal(zero: bool, whole: bool) -> str:
+    """Say why exact mode cannot work under a profile; empty if it can.
+
+    Args:
+        zero: it uses DeepSpeed.
+        whole: it compiles a model as one.
+    """
     if zero:
         return "DeepSpeed sums gradients in its own order; use an fsdp or ddp profile"
-    return "compiled code differs between layouts; take dynamo_config out of the profile" if compiled else ""
+    if whole:
+        return (
+            "compiled as a whole, a model has other graphs on each layout: add dynamo_use_regional_compilation: true "
+            "to the profile's dynamo_config, or take dynamo_config out"
+        )
+    return ""
 
 
 def _fills_vectors(parameter: nn.Parameter) -> bool:

@@ -19,10 +19,6 @@ PARTS = 3
 def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
     """Sum float64 tensors into PARTS numbers, to which other ranks' parts can be added in any order; see `total`.
 
-    Each term is split into multiples of three units, from coarse to fine. Sums of multiples of one unit are exact in
-    float64 while they stay below 2**52 units, so their bits do not depend on the order (Demmel and Nguyen, Fast
-    reproducible floating-point summation, 2013). The remainder below the finest unit is dropped.
-
     Args:
         terms: tensors of any shape.
         bound: an upper bound of the sum of absolute values over all ranks; above it, bits depend on the order.
@@ -35,12 +31,23 @@ def order_free(terms: Iterable[Tensor], bound: float, count: int) -> Tensor:
     for term in terms:
         if sums is None:
             sums = torch.zeros(PARTS, dtype=torch.float64, device=term.device)
-        for part, unit in enumerate(_units(bound, count)):
-            shift = 1.5 * 2.0**52 * unit  # the spacing of float64 around it is the unit
-            rounded = (term + shift) - shift
+        for part, rounded in enumerate(parts_of(term, bound, count)):
             sums[part] += rounded.sum()
-            term = term - rounded
     return torch.zeros(PARTS, dtype=torch.float64) if sums is None else sums
+
+
+def parts_of(terms: Tensor, bound: float, count: int) -> Iterator[Tensor]:
+    """Split each number of a float64 tensor into PARTS multiples of units, and yield them, coarse first.
+
+    Sums of multiples of one unit are exact in float64 while they stay below 2**52 units, so their bits do not depend on
+    the order (Demmel and Nguyen, Fast reproducible floating-point summation, 2013). The remainder below the finest unit
+    is dropped.
+    """
+    for unit in _units(bound, count):
+        shift = 1.5 * 2.0**52 * unit  # the spacing of float64 around it is the unit
+        rounded = (terms + shift) - shift
+        yield rounded
+        terms = terms - rounded
 
 
 @overload

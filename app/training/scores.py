@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from app.distributed import collectives
 from app.errors import UserError
 from app.training import reproducible_sums
 from app.training.metrics import BOUND, COUNT, Metric
+from app.training.torchmetrics_adapter import adapted, is_torchmetric
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -50,15 +50,15 @@ class Scores:
         """Collect what to score.
 
         Args:
-            metrics: by name for the log: torchmetrics objects, or others with `update`, `compute` and `to`. Every rank
-                calls `compute`, which must combine the ranks.
+            metrics: by name for the log: torchmetrics, or other objects with `update`, `compute` and `to`. Every rank
+                calls their `compute`, which must combine the ranks.
         """
-        self.own = own
-        for metric in own:
+        moved = {name: metric.to(device) or metric for name, metric in metrics.items()}
+        self.own, self.metrics = own, moved
+        self.adapted = {name: adapted(metric) for name, metric in moved.items() if is_torchmetric(metric)}
+        self._summed = (*own, *self.adapted.values())
+        for metric in self._summed:
             metric.state = metric.state.to(device)
-        self.metrics = {name: metric.to(device) or metric for name, metric in metrics.items()}
-        for metric in filter(_of_torchmetrics, self.metrics.values()):
-            metric.dist_sync_fn = _gather
         # The weight of all samples, that of samples with a loss, and the weighted losses as an order-free sum.
         self.sums = torch.zeros(2 + reproducible_sums.PARTS, dtype=torch.float64, device=device)
 
@@ -72,7 +72,8 @@ class Scores:
         """
         if not weight:
             return
-        for metric in (*self.own, *self.metrics.values()):
+        others = (metric for name, metric in self.metrics.items() if name not in self.adapted)
+        for metric in (*self._summed, *others):
             metric.update(*values)
         self.sums[0] += weight
         if loss is not None:
@@ -81,34 +82,20 @@ class Scores:
 
     def compute(self, prefix: str = "eval/") -> dict[str, float]:
         """Combine all ranks and return plain numbers. Every rank takes part, even without samples of its own."""
-        combined = torch.cat([self.sums, *(metric.state for metric in self.own)])
+        combined = torch.cat([self.sums, *(metric.state for metric in self._summed)])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(combined)
         (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
-        results: dict[str, float] = {}
-        for metric, total in zip(self.own, totals, strict=True):
+        for metric, total in zip(self._summed, totals, strict=True):
             metric.total = total
-            results |= {prefix + name: score for name, score in metric.scores().items()}
+        results = {prefix + name: score for metric in self.own for name, score in metric.scores().items()}
         for name, metric in self.metrics.items():
-            if _of_torchmetrics(metric):
-                # Silence its warning on a rank without samples, whose state is rightly zero.
-                metric._update_count = max(metric._update_count, 1)
-            results[prefix + name] = float(metric.compute())
+            ours = self.adapted.get(name)
+            results[prefix + name] = ours.value() if ours else float(metric.compute())
         if weight:
             results[prefix + "loss"] = reproducible_sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)
         return results
 
     def _split(self, combined: Tensor) -> tuple[Tensor, ...]:
-        return combined.split([len(self.sums), *(len(metric.state) for metric in self.own)])
-
-
-def _of_torchmetrics(metric: Any) -> bool:
-    """Tell, without importing torchmetrics, whether a metric has the attributes with which its 1.9 combines ranks."""
-    return hasattr(metric, "_update_count") and hasattr(metric, "dist_sync_fn")
-
-
-def _gather(state: Tensor, group: Any = None) -> list[Tensor]:
-    """Gather a metric's state, of any shape, from all ranks; empty states are left out unless all are empty."""
-    states = [part.to(state.device) for part in collectives.gather(state.cpu())]
-    return [part for part in states if part.numel()] or states
+        return combined.split([len(self.sums), *(len(metric.state) for metric in self._summed)])

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from launching import ROOT, filled, launch_many, scores, steps
-from laws import drawn
+from laws import drawn, scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
@@ -97,3 +97,25 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
     for rank in range(3):
         assert json.loads((noisy("ddp_cpu", 3) / f"rank-{rank}.json").read_text()) == one
     assert len({number for line in one for number in line}) == 12
+
+
+@pytest.fixture(scope="module")
+def torchmetrics(tmp_path_factory):
+    """Return a function from a layout to the scores of torchmetrics."""
+    runs = filled(tmp_path_factory.mktemp("scored"), ROOT / "tests" / "laws" / "scored.py")
+    return lambda profile, processes: scores(runs(profile, processes)[0] / "run")[-1]
+
+
+@pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), ("ddp_cpu", 5)])
+def test_torchmetrics_have_the_same_bits_on_any_layout(torchmetrics, layout):
+    """Those whose states are sums, and those that keep what they have seen, or a running mean."""
+    one, many = torchmetrics("cpu", 1), torchmetrics(*layout)
+    assert many == one and one["eval/samples"] == scored.SIZE
+
+
+def test_torchmetrics_have_their_own_values(torchmetrics):
+    """Those of one update with all samples."""
+    found = torchmetrics("cpu", 1)
+    for name, (metric, arguments) in scored.kinds().items():
+        metric.update(*arguments(scored.LOGITS, scored.TARGETS))
+        assert found[f"eval/{name}"] == pytest.approx(metric.compute().item(), rel=1e-5), name

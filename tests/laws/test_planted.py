@@ -9,7 +9,7 @@ from app import parse
 from app.commands.prove import command
 from app.commands.prove.chart import draw
 from app.commands.prove.report import Report
-from app.commands.prove.trial import trial_of
+from app.commands.prove.trial import Chain, trial_of
 from app.launching import profiles
 from launching import PROFILES, ROOT, launch_many, run
 from laws.many import load
@@ -49,7 +49,7 @@ def planted(tmp_path_factory):
         report = Report("planted.py", [], STEPS, exact == "true")
         for profile, name in (("cpu", fault if (fault, exact) in healthy else "none"), ("ddp_cpu", fault)):
             file = profiles.read(str(PROFILES / f"{profile}.yaml"))
-            report.add(trial_of(file, root / profile / f"{name}-{exact}", "", 0.0))
+            report.add(trial_of(Chain([(file, STEPS)]), root / profile / f"{name}-{exact}", "", 0.0))
         return report
 
     planted.root = root
@@ -105,14 +105,15 @@ def test_a_picture_of_the_runs(planted, tmp_path):
 
 
 def test_prove_says_that_layouts_are_the_same(tmp_path):
-    """The recipe's own flags pass through; of the runs' files, only the small ones stay."""
+    """Also if a run goes from one to the other. The recipe's own flags pass through; only small files stay."""
     folder, chosen = tmp_path / "report", [PROFILES / "cpu.yaml", f"{PROFILES / 'fsdp_cpu.yaml'}:2"]
-    own = ["--steps", STEPS, "--report", folder, "--json", tmp_path / "copy.json"]
+    own = ["--steps", STEPS, "--report", folder, "--json", tmp_path / "copy.json", "--across", "cpu", "ddp_cpu:2"]
     result = run([sys.executable, "-m", "app", "prove", RECIPE, "--profiles", *chosen, *own, "--optim.lr", 1e-3])
-    assert result.status == 0 and f"same: 2 profiles, {STEPS} steps, to the last bit" in result.output, result.output
+    assert result.status == 0 and f"same: 3 runs, {STEPS} steps, to the last bit" in result.output, result.output
     report = json.loads((folder / "report.json").read_text())
     assert json.loads((tmp_path / "copy.json").read_text()) == report and report["status"] == 0
-    reference, same = report["profiles"]
+    reference, same, across = report["profiles"]
+    assert across["verdict"] == "same" and len(across["launches"]) == min(STEPS, 4) and across["steps"] == STEPS
     assert (reference["verdict"], same["verdict"], same["layout"]["wrapping"]) == ("reference", "same", "FSDP2")
     assert same["deviations"] == dict.fromkeys(("loss", "gradient norm", "weights"), [0.0] * STEPS)
     assert len(reference["losses"]) == STEPS and f"step {STEPS}/{STEPS}" in result.output

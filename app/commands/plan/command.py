@@ -159,7 +159,7 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
     from app.training import exact_gradients
 
     turns = plan.accumulation(profile.data_ranks)
-    reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled)
+    reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
     if run.config.exact and reason:
         raise UserError(f"--run.exact: {reason}")
     if profile.wrapping in ("FSDP2", "HSDP"):

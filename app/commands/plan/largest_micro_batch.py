@@ -61,7 +61,7 @@ class MicroBatchSearch:
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
         self._weights = memory.weigh(self._models, optimizers)
         for profile in self.profiles:
-            refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled)
+            refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
             if not (profile.troubles or profile.zero_stage or refused):
                 try:
                     self.found[key(profile)] = yield from self._about(profile, plan)

@@ -19,7 +19,7 @@ def draw(report: Report, path: Path) -> bool:
     for row in report.rows:
         values = losses_of(row.trial)
         style = "-" if row.verdict == "reference" else "--"
-        losses.plot(range(1, len(values) + 1), values, style, label=f"{row.trial.profile.name}: {row.verdict}")
+        losses.plot(range(1, len(values) + 1), values, style, label=f"{row.trial.chain.name}: {row.verdict}")
     losses.legend()
     limits = {"loss": report.tolerances.loss, "gradient norm": report.tolerances.gradient}
     limits["weights"] = report.tolerances.weights
@@ -28,7 +28,7 @@ def draw(report: Report, path: Path) -> bool:
         axis.set_yscale("symlog", linthresh=_SMALLEST)
         for row in report.rows:
             values = row.comparison.deviations.get(what, [])
-            axis.plot(range(1, len(values) + 1), values, label=row.trial.profile.name)
+            axis.plot(range(1, len(values) + 1), values, label=row.trial.chain.name)
         axis.axhline(limit, color="grey", linestyle=":")
         axis.set_ylim(bottom=0, top=max(axis.get_ylim()[1], 1e-8))
     for axis in axes[1]:

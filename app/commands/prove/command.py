@@ -2,6 +2,7 @@
 
     python -m app prove recipes/cls.py --profiles accelerate_configs/cpu.yaml accelerate_configs/ddp_cpu.yaml:3
     python -m app prove recipes/cls.py --profiles one.yaml many.yaml --exact false --steps 100 --optim.lr 1e-4
+    python -m app prove recipes/cls.py --profiles cpu --across cpu ddp_cpu:2 fsdp_cpu:2
 
 Every flag that is not named below goes to the recipe. A profile that is outside the tolerance of the ordinary mode is
 trained once more in exact mode, which tells a mistake from rounding that grows. The exit status is 0 if all profiles
@@ -19,7 +20,7 @@ from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.commands.prove.report import Report
-    from app.launching.profiles import Profile
+    from app.commands.prove.trial import Chain
 
 REPORT, CHART = "report.json", "report.png"
 # Flags of the run that are set by an option here.
@@ -34,6 +35,10 @@ class Options:
     """The recipe's file."""
     profiles: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--profile"])]
     """Profiles to train under; the first one is the reference. FILE:3 starts 3 processes, whatever the file says."""
+    across: tuple[str, ...] = ()
+    """Train once more, from one of these profiles to the next: stopped and resumed in an order drawn by --seed."""
+    seed: int = 0
+    """Seed of the order of --across, and of the steps at which it stops."""
     steps: int = 50
     """Number of steps to compare. The learning rate still follows the whole run that the recipe's flags describe."""
     exact: bool = True
@@ -55,12 +60,12 @@ def main(options: Options, flags: list[str]) -> int:
     Raises:
         UserError: an option is wrong, or the reference fails.
     """
-    profiles = _check(options, flags)
+    chains = _check(options, flags)
     folder = _make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
     from app.commands.output import write_json
     from app.commands.prove import chart
 
-    report = _train(options, flags, profiles, folder)
+    report = _train(options, flags, chains, folder)
     print(f"\n{report.text()}")
     for path in (str(folder / REPORT), options.json):
         write_json(path, report.as_dict())
@@ -69,19 +74,19 @@ def main(options: Options, flags: list[str]) -> int:
     return report.status
 
 
-def _train(options: Options, flags: list[str], profiles: list["Profile"], folder: Path) -> "Report":
-    """Train under each profile; stop after the first one if it cannot be the reference."""
+def _train(options: Options, flags: list[str], chains: list["Chain"], folder: Path) -> "Report":
+    """Train under each profile, and across profiles; stop after the first one if it cannot be the reference."""
     from app.commands.prove.report import Report
     from app.commands.prove.trial import OUTPUT, train
 
     report = Report(str(options.recipe), flags, options.steps, options.exact)
-    for number, profile in enumerate(profiles, 1):
-        print(f"[{number}/{len(profiles)}] {profile.name}", flush=True)
-        into = folder / f"{number:02}-{profile.file.stem}"
-        row = report.add(train(options.recipe, flags, profile, options.steps, options.exact, into, options.patience))
+    for number, chain in enumerate(chains, 1):
+        print(f"[{number}/{len(chains)}] {chain.name}", flush=True)
+        into = folder / f"{number:02}-{chain.profile.file.stem if len(chain.launches) == 1 else 'across'}"
+        row = report.add(train(options.recipe, flags, chain, options.exact, into, options.patience))
         if number == 1 and row.verdict in ("failed", "not run"):
             why = row.trial.ended.replace("--run.stop-at", "--steps")
-            raise UserError(f"{profile.name}: {why}\nall that it printed is in {into / OUTPUT}")
+            raise UserError(f"{chain.name}: {why}\nall that it printed is in {into / OUTPUT}")
         if number == 1 and row.verdict != "reference":
             break
     if report.suspects():
@@ -95,33 +100,38 @@ def _repeat_exactly(options: Options, flags: list[str], report: "Report") -> Non
 
     reference, suspects = None, report.suspects()
     for row in [report.rows[0], *suspects]:
-        print(f"rounding, or a mistake? {row.trial.profile.name} in exact mode", flush=True)
+        print(f"rounding, or a mistake? {row.trial.chain.name} in exact mode", flush=True)
         into = row.trial.folder.with_name(f"{row.trial.folder.name}-exact")
-        trial = train(options.recipe, flags, row.trial.profile, options.steps, True, into, options.patience)
+        trial = train(options.recipe, flags, row.trial.chain, True, into, options.patience)
         reference = reference or trial
         if row in suspects:
             report.tell_rounding(row, reference, trial)
 
 
-def _check(options: Options, flags: list[str]) -> list["Profile"]:
+def _check(options: Options, flags: list[str]) -> list["Chain"]:
+    """Return the runs to make, the reference first."""
+    from app.commands.prove.trial import Chain, draw
     from app.launching import profiles
 
     if not options.recipe.is_file():
         raise UserError(f"{options.recipe}: there is no such file; give a recipe such as recipes/cls.py")
-    if len(options.profiles) < 2:
+    if len(options.profiles) < 2 and not options.across:
         raise UserError(f"--profiles {' '.join(options.profiles)}: give at least two; the first one is the reference")
+    if len(options.across) == 1 or options.steps < 2 * bool(options.across):
+        raise UserError("--across needs two profiles to go between, and --steps 2 or more")
     if options.steps < 1:
         raise UserError(f"--steps {options.steps}: must be at least 1")
     for flag in (word.partition("=")[0].replace("_", "-") for word in flags if word.startswith("--")):
         if flag in INSTEAD:
             raise UserError(f"{flag}: prove sets it; use {INSTEAD[flag]}")
-    found = [profiles.read(text) for text in options.profiles]
-    for profile in found:
+    alone, across = ([profiles.read(text) for text in texts] for texts in (options.profiles, options.across))
+    for profile in (*alone, *across):
         if profile.machines > 1:
             raise UserError(f"{profile.file} is for {profile.machines} machines; prove starts all on this one")
         for trouble, fix in profile.troubles:
             raise UserError(f"{profile.file}: {trouble}: {fix}")
-    return found
+    chains = [Chain([(profile, options.steps)]) for profile in alone]
+    return [*chains, draw(across, options.steps, options.seed)] if across else chains
 
 
 def _make_room(folder: Path) -> Path:

@@ -90,7 +90,7 @@ class Report:
         lines = [table(head, [_cells(row) for row in self.rows], right=[2])]
         for row in self.rows:
             told = [*_details(row), *row.notes, *row.trial.warnings]
-            lines += [f"\n{row.trial.profile.name}:", *(f"  {line}" for line in told)] if told else []
+            lines += [f"\n{row.trial.chain.name}:", *(f"  {line}" for line in told)] if told else []
         return "\n".join([*lines, "", self.summary()])
 
     def summary(self) -> str:
@@ -98,8 +98,8 @@ class Report:
         others = [row for row in self.rows if row.verdict not in ("reference", "same")]
         if not others:
             how = "to the last bit" if self.exact else f"within {_in_words(self.tolerances)}"
-            return f"same: {len(self.rows)} profiles, {self.steps} steps, {how}"
-        return "; ".join(f"{row.trial.profile.name}: {row.verdict}" for row in others)
+            return f"same: {len(self.rows)} runs, {self.steps} steps, {how}"
+        return "; ".join(f"{row.trial.chain.name}: {row.verdict}" for row in others)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
@@ -123,7 +123,7 @@ def _cells(row: Row) -> tuple:
     layout = in_short(trial.where) if trial.where else ""
     losses = losses_of(trial)
     last, weights = (losses[-1], _digest(trial)) if losses else ("", "")
-    return trial.profile.name, layout, row.comparison.steps, last, weights, row.verdict, _first(row)
+    return trial.chain.name, layout, row.comparison.steps, last, weights, row.verdict, _first(row)
 
 
 def _digest(trial: Trial) -> str:
@@ -151,11 +151,11 @@ def _details(row: Row) -> list[str]:
 def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
     """List what the user should know about how a run was compared."""
     notes, trial = [], row.trial
-    if trial.where["processes"] != trial.profile.processes:
-        notes.append(
-            f"{trial.where['processes']} of the {trial.profile.processes} processes that were asked for have trained"
-        )
-    if trial is not reference and all(trial.where[name] == reference.where[name] for name in _LAYOUT):
+    asked = trial.chain.profile.processes
+    if trial.where["processes"] != asked:
+        notes.append(f"{trial.where['processes']} of the {asked} processes that were asked for have trained")
+    alone = trial is not reference and len(trial.chain.launches) == 1
+    if alone and all(trial.where[name] == reference.where[name] for name in _LAYOUT):
         notes.append("this is the layout of the reference: it shows that a run repeats, and no more")
     changes = [change for change in changes_bits(reference.where, trial.where) if exact or "threads" not in change]
     if row.verdict == "different" and changes:
@@ -178,9 +178,11 @@ def _in_words(tolerances: Tolerances) -> str:
 def _row_as_dict(row: Row) -> dict[str, Any]:
     trial, comparison = row.trial, row.comparison
     return {
-        "profile": trial.profile.name,
-        "file": str(trial.profile.file),
-        "processes": trial.profile.processes,
+        "profile": trial.chain.name,
+        "launches": [
+            {"file": str(profile.file), "processes": profile.processes, "until": until}
+            for profile, until in trial.chain.launches
+        ],
         "verdict": row.verdict,
         "steps": comparison.steps,
         "ended": trial.ended,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 import shutil
 import time
@@ -21,6 +22,43 @@ _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?!subprocess|torch.distributed.elastic
 
 
 @dataclass
+class Chain:
+    """The launches of one training: each goes on under its profile until its step, counted from 1."""
+
+    launches: list[tuple[Profile, int]]
+
+    @property
+    def name(self) -> str:
+        """Return the profile's name, or those of all launches with their steps."""
+        if len(self.launches) == 1:
+            return self.launches[0][0].name
+        return "across " + ", ".join(f"{profile.name} to {until}" for profile, until in self.launches)
+
+    @property
+    def profile(self) -> Profile:
+        """Return the profile of the last launch."""
+        return self.launches[-1][0]
+
+
+def draw(profiles: list[Profile], steps: int, seed: int) -> Chain:
+    """Draw where a run stops, and under which profiles it goes on: twice through all of them, if steps suffice.
+
+    Args:
+        steps: of the whole run; each launch makes one or more.
+    """
+    random_ = random.Random(seed)
+    count = max(1, min(2 * len(profiles), steps))
+    turns: list[Profile] = []
+    while len(turns) < count:
+        further = random_.sample(profiles, len(profiles))
+        if turns and len(profiles) > 1 and further[0] is turns[-1]:  # a launch on the same layout moves nothing
+            further.append(further.pop(0))
+        turns += further
+    stops = sorted(random_.sample(range(1, steps), count - 1))
+    return Chain(list(zip(turns, [*stops, steps], strict=False)))
+
+
+@dataclass
 class Trial:
     """One training of the recipe, and its outcome.
 
@@ -31,7 +69,7 @@ class Trial:
         warnings: that it printed, each once.
     """
 
-    profile: Profile
+    chain: "Chain"
     folder: Path
     trace: Trace
     seconds: float
@@ -51,48 +89,56 @@ class Trial:
         return max(self.trace.steps, default=0)
 
 
-def train(
-    recipe: Path, flags: list[str], profile: Profile, steps: int, exact: bool, folder: Path, patience: float
-) -> Trial:
-    """Train for `steps` steps into a new folder, whose checkpoints and model are deleted afterwards.
+def train(recipe: Path, flags: list[str], chain: Chain, exact: bool, folder: Path, patience: float) -> Trial:
+    """Train into a new folder, whose checkpoints and model are deleted afterwards.
 
     Args:
         flags: of the recipe.
         patience: seconds without a step after which the run is killed.
     """
     folder.mkdir(parents=True)
-    mode = {"dir": str(folder), "stop-at": str(steps), "exact": str(exact).lower(), "audit": "true", "resume": "auto"}
-    mode |= {"log-every": "1", "check-every": "1"}
-    # These take time and are not compared.
-    mode |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
-    own = [word for name, value in mode.items() for word in (f"--run.{name}", value)]
-    words = launcher_words(profile.file, profile.processes, recipe, *flags, *own, "--run.trackers")
-    began, watch = time.monotonic(), _Watch(folder / "metrics.jsonl", steps)
+    steps = chain.launches[-1][1]
+    began, watch, ended = time.monotonic(), _Watch(folder / "metrics.jsonl", steps), ""
     try:
-        status = run(words, folder / OUTPUT, watch, patience)
-        ended = (reason((folder / OUTPUT).read_text(errors="replace")) or f"exit status {status}") if status else ""
+        for number, (profile, until) in enumerate(chain.launches, 1):
+            words = launcher_words(profile.file, profile.processes, recipe, *flags, *_mode(folder, until, exact))
+            output = folder / (f"{number:02}-{OUTPUT}" if len(chain.launches) > 1 else OUTPUT)
+            status = run(words, output, watch, patience)
+            if status:
+                ended = reason(output.read_text(errors="replace")) or f"exit status {status}"
+                break
     except Stalled:
         ended = f"no step in {patience:g} s, and was killed"
     finally:
         watch.progress.close()
         for name in ("checkpoints", "model"):
             shutil.rmtree(folder / name, ignore_errors=True)
-    trial = trial_of(profile, folder, ended, time.monotonic() - began)
+    trial = trial_of(chain, folder, ended, time.monotonic() - began)
     if not ended and trial.made < steps:
         trial.ended = f"ended after {trial.made} of {steps} steps"
     return trial
 
 
-def trial_of(profile: Profile, folder: Path, ended: str, seconds: float) -> Trial:
+def _mode(folder: Path, until: int, exact: bool) -> list[str]:
+    """Return the flags of a launch that stops at a step."""
+    mode = {"dir": str(folder), "stop-at": str(until), "exact": str(exact).lower(), "audit": "true", "resume": "auto"}
+    mode |= {"log-every": "1", "check-every": "1"}
+    # These take time and are not compared.
+    mode |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
+    return [*(word for name, value in mode.items() for word in (f"--run.{name}", value)), "--run.trackers"]
+
+
+def trial_of(chain: Chain, folder: Path, ended: str, seconds: float) -> Trial:
     """Read the outcome of a run from its folder."""
     trace, where = read(folder), {}
     if 0 in trace.steps:
         about = json.loads((folder / "run.json").read_text())
         where = {**about["layout"], **about["versions"]}
-    printed = (folder / OUTPUT).read_text(errors="replace").splitlines() if (folder / OUTPUT).exists() else []
+    outputs = [file.read_text(errors="replace") for file in sorted(folder.glob(f"*{OUTPUT}"))]
+    printed = "\n".join(outputs).splitlines()
     warnings = list(dict.fromkeys(line for line in printed if line.startswith("warning: ")))
     refused = ended.startswith("error: ")
-    return Trial(profile, folder, trace, seconds, ended.removeprefix("error: "), refused, where, warnings)
+    return Trial(chain, folder, trace, seconds, ended.removeprefix("error: "), refused, where, warnings)
 
 
 def reason(output: str) -> str:

@@ -1,0 +1,66 @@
+"""torch.compile of a model's repeated blocks, each by itself: every layout runs the same graphs.
+
+Compiled as a whole, a model is cut into other graphs by DDP's buckets and by FSDP2's hooks. Here the forward method of
+each block is compiled, inside all hooks, and all blocks of a class share one graph.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+from accelerate.utils.other import is_repeated_blocks
+from torch import nn
+
+from app.errors import UserError
+
+# Shapes of a block's inputs that may be compiled apart. torch's own limit is 8, beyond which it stops compiling.
+MOST = 512
+
+
+def is_asked_for(plugin: TorchDynamoPlugin) -> bool:
+    """Tell whether the profile compiles by region."""
+    return plugin.backend != DynamoBackend.NO and bool(plugin.use_regional_compilation)
+
+
+def compile_blocks(model: nn.Module, options: dict[str, Any]) -> None:
+    """Compile the forward method of each repeated block; names of weights stay.
+
+    Args:
+        options: of torch.compile.
+
+    Raises:
+        UserError: the model has no repeated blocks.
+    """
+    import torch._dynamo
+
+    # DDP would cut the graph of a block at its buckets, which one process does not have.
+    torch._dynamo.config.optimize_ddp = False
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise UserError(
+            f"dynamo_use_regional_compilation in the profile: {type(model).__name__} has no list of blocks of one "
+            "class (nn.ModuleList): without it in dynamo_config, the model is compiled as a whole"
+        )
+    for block in blocks:
+        block.forward = torch.compile(block.forward, **options)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks of all lists of blocks, but for lists inside of blocks."""
+    for child in module.children():
+        if is_repeated_blocks(child):
+            yield from child.children()
+        else:
+            yield from _blocks(child)
+
+
+@contextmanager
+def one_graph_a_shape(plugin: TorchDynamoPlugin) -> Iterator[None]:
+    """Compile each shape by itself: the graph for a shape does not depend on the shapes that came before."""
+    import torch._dynamo
+
+    plugin.dynamic = False
+    limits = {"recompile_limit": MOST, "accumulated_recompile_limit": 8 * MOST, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(limits):
+        yield
