@@ -98,7 +98,8 @@ class Report:
         others = [row for row in self.rows if row.verdict not in ("reference", "same")]
         if not others:
             how = "to the last bit" if self.exact else f"within {_in_words(self.tolerances)}"
-            return f"same: {len(self.rows)} runs, {self.steps} steps, {how}"
+            kind = "runs" if any(len(row.trial.chain.launches) > 1 for row in self.rows) else "profiles"
+            return f"same: {len(self.rows)} {kind}, {self.steps} steps, {how}"
         return "; ".join(f"{row.trial.chain.name}: {row.verdict}" for row in others)
 
     def as_dict(self) -> dict[str, Any]:
