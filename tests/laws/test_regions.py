@@ -1,0 +1,87 @@
+"""With dynamo_use_regional_compilation, torch compiles blocks; in exact mode every layout has the same bits."""
+
+import functools
+import json
+import shutil
+
+import pytest
+
+from launching import ROOT, furthest, furthest_loss, launch_all, profile_of, saved_state, scores, steps
+from laws.small import SMALL
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="torch's inductor needs a C++ compiler")
+STEPS, STOP = 8, 3
+# Five micro-batches of two rows: no layout here divides them.
+COMMON = ["--run.global-batch", 10, "--run.micro-batch", 2, "--run.log-every", 1, "--run.trackers"]
+COMMON += ["--run.steps", STEPS, "--run.eval-every", 4, "--run.save-every", 100]
+EXACT, USUAL = ["--run.exact", "true"], ["--scratch.dropout", 0]  # compiled, dropout draws other numbers
+RECIPES = {"lm": [], "cls": ["--scratch.layers", 2, "--data.max-length", 8]}
+LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}
+OTHERS = ("ddp3", "fsdp2")
+
+
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory, rows):
+    """Return a function from a layout to the folder of its runs."""
+    root = tmp_path_factory.mktemp("regions")
+
+    def command(layout, recipe, name, *more):
+        flags = [
+            *SMALL[recipe].flags(rows),
+            *RECIPES[recipe],
+            *COMMON,
+            *more,
+            "--run.dir",
+            root / layout / recipe / name,
+        ]
+        return ROOT / f"recipes/{recipe}.py", flags, None
+
+    @functools.cache
+    def regions(layout):
+        profile, processes = LAYOUTS[layout]
+        compiled = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+        file = profile_of(root / "profiles", profile, dynamo_config=compiled)
+        commands = []
+        for recipe in RECIPES:
+            commands += [command(layout, recipe, "exact", *EXACT), command(layout, recipe, "usual", *USUAL)]
+            if layout != "one":  # begun on one process
+                begun = root / layout / recipe / "resumed"
+                shutil.copytree(regions("one") / recipe / "left", begun)
+                commands.append(command(layout, recipe, "resumed", *EXACT))
+            else:
+                commands.append(command(layout, recipe, "left", *EXACT, "--run.stop-at", STOP))
+        if layout == "one":
+            launch_all(profile, processes, [command("plain", r, "usual", *USUAL) for r in RECIPES], root)
+        launch_all(file, processes, commands, root, timeout=500)
+        return root / layout
+
+    return regions
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("layout", OTHERS)
+def test_exact_mode_gives_every_layout_the_same_bits(regions, layout, recipe):
+    """Losses, gradient norms, scores, weights and the optimizer; also of a run that began on one process."""
+    reference = regions("one") / recipe / "exact"
+    for name in ("exact", "resumed"):
+        other = regions(layout) / recipe / name
+        assert steps(other) == steps(reference) and len(steps(other)) == STEPS
+        assert scores(other) == scores(reference) and len(scores(other)) == 2
+        assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_losses_are_those_of_the_model_that_is_not_compiled(regions, layout, recipe):
+    run = regions(layout) / recipe / "usual"
+    plain = steps(regions("one").parent / "plain" / recipe / "usual")
+    assert json.loads((run / "run.json").read_text())["layout"]["compile"] == "inductor"
+    assert furthest_loss(plain, steps(run)) < 1e-5 and furthest(plain, steps(run), "grad_norm") < 1e-3
+    assert steps(run) != plain  # its kernels round in another way
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_compiled(regions, layout):
+    """One graph for all blocks of one shape; nothing after the first steps where all shapes are one."""
+    compiled = json.loads((regions(layout) / "lm/exact/run.json").read_text())["compiled"]
+    assert compiled["graphs"] >= 1 and (compiled["recompiles"], compiled["reasons"]) == (0, [])
