@@ -6,7 +6,7 @@ READY := .venv/ready
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test check lint torture bench bench-gpu wheels setup
+.PHONY: train test check lint torture laws bench bench-gpu wheels setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
@@ -27,6 +27,9 @@ torture: $(READY)  ## 200 kills of the text classifier, under three profiles in 
 bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
+
+laws: $(READY)  ## every recipe in exact mode, on five layouts and stopped and resumed across them: 15 minutes
+	$(BIN)/python -m benchmarks.laws
 
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.
 bench-gpu:  ## the laws, exact mode, speed, memory and saving on one NVIDIA GPU, in parts of a few minutes

@@ -1,0 +1,81 @@
+"""Prove every recipe in exact mode, on all layouts and across them: the whole promise in one table.
+
+    make laws
+    python -m benchmarks.laws --only img-batch seg-batch --steps 10 --seed 1
+
+Each recipe is trained on one process, which nobody stops, then on every other layout, and once more from layout to
+layout, where it stops at steps and resumes in an order that the seed draws. Every bit must be the reference's.
+"""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from app.commands.output import table
+from benchmarks.results import describe, machine
+
+ROOT = Path(__file__).parent.parent
+LAYOUTS = ("cpu", "ddp_cpu:2", "ddp_cpu:3", "fsdp_cpu:2", "fsdp_cpu:4")
+RESULT = Path(__file__).parent / "results" / "laws.json"
+# Five micro-batches a step, which no number of ranks here divides; models as small as they may be.
+COMMON = "--run.global-batch 24 --run.micro-batch 5"
+CASES = {
+    "cls": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 64 --optim.clip 0.3",
+    "lm": "lm --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.kv-heads 1 --scratch.tokenizer byte"
+    " --scratch.dropout 0.1 --data.block 64 --sample-length 0",
+    "img": "img --scratch.layers 1 --scratch.width 8 --augment.flip 0.5 --augment.erase 0.5",
+    "img-batch": "img --scratch.layers 1 --scratch.width 8 --scratch.norm batch --augment.flip 0.5",
+    "gan": "gan --width 8",
+    "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
+    "seg-batch": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8 --scratch.norm batch",
+}
+
+
+def prove(words: str, steps: int, seed: int, folder: Path) -> dict:
+    """Run `prove` over all layouts; return its report."""
+    recipe, *flags = words.split()
+    command = [sys.executable, "-m", "app", "prove", ROOT / f"recipes/{recipe}.py", "--profiles", *LAYOUTS]
+    command += ["--across", *LAYOUTS, "--steps", steps, "--seed", seed, "--report", folder]
+    done = subprocess.run([*map(str, command), *COMMON.split(), *flags], cwd=ROOT, capture_output=True, text=True)
+    report = folder / "report.json"
+    if not report.exists() or not report.stat().st_size:
+        raise SystemExit(f"{words}: prove ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+    return json.loads(report.read_text())
+
+
+def cells(report: dict) -> list[str]:
+    """Say how each run of a report compares with the first."""
+    rows = report["profiles"][1:]
+    return [row["verdict"] + (f" in step {row['first']['step']}" if row["first"] else "") for row in rows]
+
+
+def main() -> int:
+    """Prove, print the table, and write it down; return 1 if a run differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows, proven = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only:
+            began = time.monotonic()
+            print(f"{name}: {CASES[name]}", flush=True)
+            report = prove(CASES[name], options.steps, options.seed, Path(folder) / name)
+            proven[name] = {"status": report["status"], "flags": CASES[name], "runs": cells(report)}
+            rows.append([name, *cells(report), f"{time.monotonic() - began:.0f} s"])
+    stops = 2 * len(LAYOUTS) - 1
+    print(table(["recipe", *LAYOUTS[1:], f"across, {stops} stops", "took"], rows))
+    about = {"date": f"{datetime.date.today()}", "machine": machine(), "steps": options.steps, "seed": options.seed}
+    print(f"{about['date']}, {options.steps} steps, seed {options.seed}, {describe(about['machine'])}")
+    RESULT.write_text(json.dumps({**about, "recipes": proven}, indent=1) + "\n")
+    return int(any(found["status"] for found in proven.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
