@@ -31,6 +31,7 @@ PRIVATE = {
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
+    "distributed/regional_compilation.py": {"_dynamo"},  # and tests/laws/test_regions.py
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
@@ -306,6 +307,24 @@ def test_the_scale_of_a_loss_is_a_tensor():
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(()))
     assert torch.equal(scaler._scale, torch.tensor(8.0))
+
+
+@canary("torch", "_dynamo.config")
+def test_more_shapes_than_the_limit_are_an_error():
+    def double(x):
+        return x * 2
+
+    import torch._dynamo
+
+    limits = {"recompile_limit": 2, "accumulated_recompile_limit": 9, "fail_on_recompile_limit_hit": True}
+    assert torch._dynamo.config.optimize_ddp
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(limits):
+        for size in (2, 3):
+            compiled(torch.ones(size))
+        with pytest.raises(Exception, match="limit"):
+            compiled(torch.ones(4))
+    torch._dynamo.reset()
 
 
 @canary("torch", "_foreach_mul_")

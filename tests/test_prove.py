@@ -234,15 +234,16 @@ def test_rounding_is_told_from_a_mistake_by_exact_mode(monkeypatch, tmp_path, ex
     """What is outside the ordinary mode's tolerance is trained once more, and the reference with it."""
     asked = []
 
-    def train(recipe, flags, profile, steps, exact, folder, patience):
-        asked.append((profile.processes, exact))
+    def train(recipe, flags, chain, exact, folder, patience):
+        asked.append((chain.profile.processes, exact))
         if exact:
-            return exactly if profile.processes > 1 else trial(CPU, wrapping="", trace=grown(0))
-        return trial(DDP if profile.processes > 1 else CPU, trace=grown(profile.processes > 1))
+            return exactly if chain.profile.processes > 1 else trial(CPU, wrapping="", trace=grown(0))
+        several = chain.profile.processes > 1
+        return trial(DDP if several else CPU, trace=grown(several))
 
     monkeypatch.setattr(trials, "train", train)
     options = command.Options(RECIPE, (CPU, DDP), steps=4, exact=False)
-    report = command._train(options, [], [profiles.read(CPU), profiles.read(DDP)], tmp_path)
+    report = command._train(options, [], [Chain([(profiles.read(name), 4)]) for name in (CPU, DDP)], tmp_path)
     assert asked == [(1, False), (2, False), (1, True), (2, True)]
     assert report.rows[1].verdict == verdict and report.status == status
     assert words in report.text()

@@ -38,7 +38,7 @@ def flags(folder, exact, fault):
 def planted(tmp_path_factory):
     """Return a function from a fault to the report on two ranks with it, against one process without."""
     root = tmp_path_factory.mktemp("planted")
-    healthy = [("none", "true"), ("none", "false"), ("norm", "false")]
+    healthy = [("none", "true"), ("none", "false"), ("buffer", "false")]
     recipe = load(RECIPE)
     for fault, exact in healthy:
         recipe.main(parse(recipe.Config, [str(word) for word in flags(root / "cpu", exact, fault)]))

@@ -35,10 +35,6 @@ class Options:
     """The recipe's file."""
     profiles: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--profile"])]
     """Profiles to train under; the first one is the reference. FILE:3 starts 3 processes, whatever the file says."""
-    across: tuple[str, ...] = ()
-    """Train once more, from one of these profiles to the next: stopped and resumed in an order drawn by --seed."""
-    seed: int = 0
-    """Seed of the order of --across, and of the steps at which it stops."""
     steps: int = 50
     """Number of steps to compare. The learning rate still follows the whole run that the recipe's flags describe."""
     exact: bool = True
@@ -49,6 +45,10 @@ class Options:
     """Also write the report to this file."""
     patience: float = 600.0
     """Seconds without a step after which a run is killed; starting counts too."""
+    across: tuple[str, ...] = ()
+    """Train once more, from one of these profiles to the next: stopped and resumed in an order drawn by --seed."""
+    seed: int = 0
+    """Seed of the order of --across, and of the steps at which it stops."""
 
 
 def main(options: Options, flags: list[str]) -> int:
