@@ -47,6 +47,8 @@ class Model(nn.Module):
             nn.Flatten(), nn.Linear(8 * 16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
         )
 
+        self.frozen.eval()
+
     def train(self, mode: bool = True):
         super().train(mode)
         self.frozen.eval()
