@@ -45,6 +45,11 @@ class RunningStatistics:
         self.modules: list[Any] = []
         self._waiting: list[Tensor] = []  # [micro-batches, numbers] of each loop over a step's micro-batches
         self._passes: list[int] = []  # forward passes of each module in this turn
+        # Whether each module holds what this turn adds, in place of its statistics; and where it does not, what it
+        # has added so far.
+        self._adding: list[bool] = []
+        self._aside: dict[int, list[Tensor]] = {}
+        self._in_turn = False
         self._hooks: list[Any] = []
 
     def begin(self) -> None:
@@ -54,19 +59,36 @@ class RunningStatistics:
         plain = naming.plain(self.accelerator.models)
         self.modules = [m for model in plain for m in model.modules() if keeps_running_statistics(m)]
         self._waiting, self._passes = [], [0] * len(self.modules)
-        self._hooks = [
-            module.register_forward_hook(self._counted(index))
-            for index, module in enumerate(self.modules)
-            if not is_batch_norm(module)  # which counts by itself
-        ]
+        self._hooks, self._adding, self._aside = [], [False] * len(self.modules), {}
         if self.modules and self._folds:
+            self._hooks = [m.register_forward_pre_hook(self._before(index)) for index, m in enumerate(self.modules)]
             self._read()
 
-    def _counted(self, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            self._passes[index] += module.training
+    def _before(self, index: int) -> Callable[..., None]:
+        """Return what happens before a module's forward pass."""
+        counts = not is_batch_norm(self.modules[index])  # which counts by itself
+
+        def hook(module: nn.Module, inputs: Any) -> None:
+            if self._in_turn and module.training != self._adding[index]:
+                self._switch(index, module.training)
+            if counts and module.training:
+                self._passes[index] += 1
 
         return hook
+
+    def _switch(self, index: int, adding: bool) -> None:
+        """Give a module what it has added in this turn, to add more; or its statistics, which it reads in eval mode."""
+        module = self.modules[index]
+        tensors = [module.running_mean, module.running_var, module.num_batches_tracked]
+        if adding:
+            wanted = self._aside.pop(index, None) or [torch.zeros_like(tensor) for tensor in tensors]
+        else:
+            self._aside[index] = [tensor.clone() for tensor in tensors]
+            wanted = [*self._views()[2 * index : 2 * index + 2], self._tracked[index]]
+        with torch.no_grad():
+            for tensor, value in zip(tensors, wanted, strict=True):
+                tensor.copy_(value)
+        self._adding[index] = adding
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for m in self.modules for tensor in (m.running_mean, m.running_var)]
@@ -110,18 +132,28 @@ class RunningStatistics:
     def _kept(self, index: int, idle: bool) -> Iterator[None]:
         tensors, counts = self._tensors(), self._counts()
         before = [tensor.clone() for tensor in (*tensors, *counts)] if not self._folds else None
-        self._passes = [0] * len(self.modules)
         if before is None:
-            with torch.no_grad():
-                torch._foreach_zero_(tensors)
-                torch._foreach_zero_(counts)
+            self._begin_turn()
         try:
             yield
             if not idle:
+                for place in [place for place, adding in enumerate(self._adding) if not adding]:
+                    self._switch(place, True)
                 self._keep(self._waiting[-1][index], tensors, counts)
         finally:
+            self._in_turn, self._aside = False, {}
             with torch.no_grad():
                 torch._foreach_copy_([*tensors, *counts], before or [*self._views(), *self._tracked])
+
+    def _begin_turn(self) -> None:
+        """Have the modules that are in training mode add to zeros."""
+        self._in_turn, self._passes = True, [0] * len(self.modules)
+        self._adding = [module.training for module in self.modules]
+        added = [module for module in self.modules if module.training]
+        if added:
+            with torch.no_grad():
+                torch._foreach_zero_([tensor for m in added for tensor in (m.running_mean, m.running_var)])
+                torch._foreach_zero_([module.num_batches_tracked for module in added])
 
     def _keep(self, row: Tensor, tensors: list[Tensor], counts: list[Tensor]) -> None:
         passes = torch.stack(counts).to(row.dtype)

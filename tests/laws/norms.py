@@ -41,7 +41,7 @@ class Model(nn.Module):
         self.first, self.norm = nn.Conv2d(2, 8, 3, bias=False), nn.BatchNorm2d(8)
         self.instance = nn.InstanceNorm2d(8, track_running_stats=True, momentum=0.3)
         self.mean = nn.BatchNorm2d(8, momentum=None)
-        self.frozen = nn.BatchNorm2d(8).requires_grad_(False)
+        self.frozen = nn.BatchNorm2d(8)
         self.again = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8, momentum=0.05), nn.ReLU())
         self.out = nn.Sequential(
             nn.Flatten(), nn.Linear(8 * 16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
