@@ -89,8 +89,9 @@ class Run:
         if settings.exact:
             taken.enter_context(exact_gradients.settings())
         self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
-        if settings.exact and regional_compilation.is_asked_for(self.accelerator.state.dynamo_plugin):
-            taken.enter_context(regional_compilation.one_graph_a_shape(self.accelerator.state.dynamo_plugin))
+        compiling = self.accelerator.state.dynamo_plugin
+        if regional_compilation.is_asked_for(compiling):
+            taken.enter_context(regional_compilation.settings(compiling, settings.exact))
         kind = exact_gradients.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
         # Called now for its error: it does not depend on the data, which may take long to load.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 from accelerate.utils.other import is_repeated_blocks
 from torch import nn
@@ -32,10 +33,6 @@ def compile_blocks(model: nn.Module, options: dict[str, Any]) -> None:
     Raises:
         UserError: the model has no repeated blocks.
     """
-    import torch._dynamo
-
-    # DDP would cut the graph of a block at its buckets, which one process does not have.
-    torch._dynamo.config.optimize_ddp = False
     blocks = list(_blocks(model))
     if not blocks:
         raise UserError(
@@ -56,11 +53,25 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def one_graph_a_shape(plugin: TorchDynamoPlugin) -> Iterator[None]:
-    """Compile each shape by itself: the graph for a shape does not depend on the shapes that came before."""
+def settings(plugin: TorchDynamoPlugin, exact: bool) -> Iterator[None]:
+    """Set for a run what torch.compile depends on, and restore it after the block.
+
+    Args:
+        plugin: of the profile.
+        exact: compile each shape by itself, so that its graph does not depend on the shapes that came before; and
+            refuse to go on without compiling.
+    """
     import torch._dynamo
 
-    plugin.dynamic = False
-    limits = {"recompile_limit": MOST, "accumulated_recompile_limit": 8 * MOST, "fail_on_recompile_limit_hit": True}
-    with torch._dynamo.config.patch(limits):
-        yield
+    # Its cache belongs to the code of a layer, not to a model: an earlier run in this process may have filled it.
+    torch._dynamo.reset()
+    before = plugin.dynamic
+    # accelerate's launcher asks for fixed shapes where the profile says nothing.
+    plugin.dynamic = False if exact else plugin.dynamic or None
+    # DDP would cut the graph of a block at its buckets, which one process does not have.
+    chosen = {"optimize_ddp": False, "recompile_limit": MOST, "accumulated_recompile_limit": 8 * MOST}
+    try:
+        with torch._dynamo.config.patch(chosen | {"fail_on_recompile_limit_hit": exact}):
+            yield
+    finally:
+        plugin.dynamic = before
