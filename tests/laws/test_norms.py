@@ -12,7 +12,7 @@ from laws.norms import EARLY, STEPS, STOP
 from laws.small import SMALL
 
 SCRIPT = ROOT / "tests" / "laws" / "norms.py"
-OTHERS = [("ddp_cpu", 2), ("ddp_cpu", 3), ("fsdp_cpu", 2), ("fsdp_cpu", 4)]
+OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]  # `make laws` has others
 LAYOUTS = [("cpu", 1), *OTHERS]
 
 
@@ -60,7 +60,7 @@ def test_without_exact_mode_layouts_differ_by_rounding(norms, layout):
         assert one[name] == two[name]
 
 
-@pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 4), ("cpu", 1))])
+@pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 2), ("cpu", 1))])
 def test_resumed_on_another_layout(norms, tmp_path, first, second):
     shutil.copytree(norms(*first)[0] / "exact-left", tmp_path / "run")
     code = f"""
@@ -107,7 +107,7 @@ def test_two_passes_in_one_turn(norms, layout):
 
 def test_a_silent_step_has_no_further_collective(norms):
     """And a logged one has two all-reduces: of its numbers, and of what the norms have seen since the last one."""
-    counts = json.loads((norms("ddp_cpu", 2)[0] / "counts.json").read_text())
+    counts = json.loads((norms("ddp_cpu", 3)[0] / "counts.json").read_text())
     assert {n: c for n, c in counts["silent"].items() if n != "reads"} == {"c10d::allreduce_": 1}
     assert {n: c for n, c in counts["logged"].items() if n != "reads"} == {"c10d::allreduce_": 3}
     assert counts["silent"]["reads"].keys() <= {

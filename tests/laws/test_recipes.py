@@ -54,7 +54,6 @@ def runs(tmp_path_factory, rows):
                 command(layout, recipe, "whole", *WHOLE),
                 command(layout, recipe, "stopped", *WHOLE, "--run.stop-at", STOP),
                 command(layout, recipe, "stopped", *WHOLE),
-                command(layout, recipe, "left", *WHOLE, "--run.stop-at", STOP),
                 command(layout, recipe, "exact", *WHOLE, "--run.exact", "true"),
                 counted(layout, recipe),
             ]
@@ -72,15 +71,15 @@ def runs(tmp_path_factory, rows):
 
     @functools.cache
     def resumed(layout):
-        """Resume, on one layout, copies of the runs that the others left."""
+        """Resume, on one layout, copies of what the others had made after STOP steps."""
         commands = []
         for recipe in SMALL:
             for source in (name for name in LAYOUTS if name != layout):
-                shutil.copytree(runs(source) / recipe / "left", root / layout / recipe / f"from-{source}")
+                leave(runs(source) / recipe / "whole", root / layout / recipe / f"from-{source}")
                 commands.append(command(layout, recipe, f"from-{source}", *WHOLE))
         if layout == "one":
             folder = root / layout / "cls" / "from-earlier"
-            shutil.copytree(runs(layout) / "cls" / "left", folder)
+            leave(runs(layout) / "cls" / "whole", folder)
             pretend_later(folder)
             commands.append(command(layout, "cls", "from-earlier", *WHOLE))
         launch_all(*LAYOUTS[layout], commands, root, timeout=300)
@@ -88,6 +87,14 @@ def runs(tmp_path_factory, rows):
 
     runs.resumed = resumed
     return runs
+
+
+def leave(run, folder):
+    """Copy a run as it was after STOP steps, but for the lines and the status of what came after."""
+    shutil.copytree(run, folder)
+    for step in range(STOP + 1, STEPS + 1):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+    shutil.rmtree(folder / "model")
 
 
 def pretend_later(folder):
