@@ -30,6 +30,7 @@ def caches(tmp_path_factory):
     """Keep the user's caches out of the tests, and the tests out of the user's caches."""
     folder = tmp_path_factory.mktemp("caches")
     os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets")}
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     return folder
 
 

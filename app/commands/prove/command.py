@@ -81,7 +81,7 @@ def _train(options: Options, flags: list[str], chains: list["Chain"], folder: Pa
 
     report = Report(str(options.recipe), flags, options.steps, options.exact)
     for number, chain in enumerate(chains, 1):
-        print(f"[{number}/{len(chains)}] {chain.name}", flush=True)
+        print(f"[{number}/{len(chains)}] {': '.join(filter(None, (chain.name, chain.path)))}", flush=True)
         into = folder / f"{number:02}-{chain.profile.file.stem if len(chain.launches) == 1 else 'across'}"
         row = report.add(train(options.recipe, flags, chain, options.exact, into, options.patience))
         if number == 1 and row.verdict in ("failed", "not run"):

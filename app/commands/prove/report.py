@@ -151,7 +151,8 @@ def _details(row: Row) -> list[str]:
 
 def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
     """List what the user should know about how a run was compared."""
-    notes, trial = [], row.trial
+    trial = row.trial
+    notes = [f"it went from {trial.chain.path}"] if trial.chain.path else []
     asked = trial.chain.profile.processes
     if trial.where["processes"] != asked:
         notes.append(f"{trial.where['processes']} of the {asked} processes that were asked for have trained")

@@ -29,10 +29,14 @@ class Chain:
 
     @property
     def name(self) -> str:
-        """Return the profile's name, or those of all launches with their steps."""
-        if len(self.launches) == 1:
-            return self.launches[0][0].name
-        return "across " + ", ".join(f"{profile.name} to {until}" for profile, until in self.launches)
+        """Return the profile's name, or how many launches there are."""
+        return self.profile.name if len(self.launches) == 1 else f"across, {len(self.launches)} launches"
+
+    @property
+    def path(self) -> str:
+        """Return the profiles of several launches, each with the step at which it stops; empty for one."""
+        launches = self.launches if len(self.launches) > 1 else []
+        return ", ".join(f"{profile.name} to {until}" for profile, until in launches)
 
     @property
     def profile(self) -> Profile:
