@@ -58,11 +58,20 @@ def settings(plugin: TorchDynamoPlugin, exact: bool) -> Iterator[None]:
 
     Args:
         plugin: of the profile.
-        exact: compile each shape by itself, so that its graph does not depend on the shapes that came before; and
-            refuse to go on without compiling.
+        exact: compile each shape by itself, so that its graph does not depend on the shapes that came before; choose
+            kernels without measuring their speed; and refuse to go on without compiling.
+
+    Raises:
+        UserError: the profile has kernels chosen by their speed, and `exact`.
     """
     import torch._dynamo
+    import torch._inductor.config
 
+    if exact and "autotune" in plugin.mode:
+        raise UserError(
+            f"--run.exact: dynamo_mode {plugin.mode} in the profile chooses kernels by their speed, on each rank "
+            "another one: take it out of dynamo_config"
+        )
     # Its cache belongs to the code of a layer, not to a model: an earlier run in this process may have filled it.
     torch._dynamo.reset()
     before = plugin.dynamic
@@ -71,7 +80,8 @@ def settings(plugin: TorchDynamoPlugin, exact: bool) -> Iterator[None]:
     # DDP would cut the graph of a block at its buckets, which one process does not have.
     chosen = {"optimize_ddp": False, "recompile_limit": MOST, "accumulated_recompile_limit": 8 * MOST}
     try:
-        with torch._dynamo.config.patch(chosen | {"fail_on_recompile_limit_hit": exact}):
+        kernels = torch._inductor.config.patch(deterministic=exact or torch._inductor.config.deterministic)
+        with kernels, torch._dynamo.config.patch(chosen | {"fail_on_recompile_limit_hit": exact}):
             yield
     finally:
         plugin.dynamic = before

@@ -72,8 +72,12 @@ def train(folder: Path, twice: bool = False, **settings) -> dict[str, str]:
         for batch in run.batches(ROWS, torch.stack):
             for micro in batch.micros(model):
                 loss = (model(micro.inputs) - 1).square().mean()
-                if twice:
-                    loss = loss + 0.1 * model(micro.inputs.flip(-1)).square().mean()
+                if twice:  # and once more in evaluation mode, which reads the statistics
+                    model.eval()
+                    with torch.no_grad():
+                        guess = model(micro.inputs)
+                    model.train()
+                    loss = loss + 0.1 * (model(micro.inputs.flip(-1)) - guess).square().mean()
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
