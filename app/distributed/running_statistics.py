@@ -20,6 +20,7 @@ from app.distributed.batch_norm import is_batch_norm
 
 # Bytes that may wait to be folded; beyond, they are folded after a step that nobody reads.
 MOST = 64 << 20
+_NAMES = ("running_mean", "running_var", "num_batches_tracked")
 # torch 2.11 to 2.13 have no public name for what InstanceNorm's classes have in common.
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
@@ -45,10 +46,12 @@ class RunningStatistics:
         self.modules: list[Any] = []
         self._waiting: list[Tensor] = []  # [micro-batches, numbers] of each loop over a step's micro-batches
         self._passes: list[int] = []  # forward passes of each module in this turn
-        # Whether each module holds what this turn adds, in place of its statistics; and where it does not, what it
-        # has added so far.
+        # Whether each module holds what this turn adds, in place of its statistics; and for the modules that change
+        # their mode in it, what they add, what they read, and the tensors that they had.
         self._adding: list[bool] = []
-        self._aside: dict[int, list[Tensor]] = {}
+        self._added: dict[int, list[Tensor]] = {}
+        self._read_in_turn: dict[int, list[Tensor]] = {}
+        self._originals: dict[int, list[Tensor]] = {}
         self._in_turn = False
         self._hooks: list[Any] = []
 
@@ -59,7 +62,7 @@ class RunningStatistics:
         plain = naming.plain(self.accelerator.models)
         self.modules = [m for model in plain for m in model.modules() if keeps_running_statistics(m)]
         self._waiting, self._passes = [], [0] * len(self.modules)
-        self._hooks, self._adding, self._aside = [], [False] * len(self.modules), {}
+        self._hooks, self._adding = [], [False] * len(self.modules)
         if self.modules and self._folds:
             self._hooks = [m.register_forward_pre_hook(self._before(index)) for index, m in enumerate(self.modules)]
             self._read()
@@ -77,17 +80,18 @@ class RunningStatistics:
         return hook
 
     def _switch(self, index: int, adding: bool) -> None:
-        """Give a module what it has added in this turn, to add more; or its statistics, which it reads in eval mode."""
-        module = self.modules[index]
-        tensors = [module.running_mean, module.running_var, module.num_batches_tracked]
-        if adding:
-            wanted = self._aside.pop(index, None) or [torch.zeros_like(tensor) for tensor in tensors]
-        else:
-            self._aside[index] = [tensor.clone() for tensor in tensors]
-            wanted = [*self._views()[2 * index : 2 * index + 2], self._tracked[index]]
-        with torch.no_grad():
-            for tensor, value in zip(tensors, wanted, strict=True):
-                tensor.copy_(value)
+        """Give a module what it has added in this turn, to add more; or its statistics, which it reads in eval mode.
+
+        It gets other tensors: a backward pass may still need those of an earlier forward pass as they are.
+        """
+        module, places = self.modules[index], (self._added if adding else self._read_in_turn)
+        if index not in places:
+            now = [getattr(module, name) for name in _NAMES]
+            self._originals.setdefault(index, now)
+            values = [*self._views()[2 * index : 2 * index + 2], self._tracked[index]]
+            places[index] = [torch.zeros_like(tensor) if adding else tensor.clone() for tensor in values]
+        for name, tensor in zip(_NAMES, places[index], strict=True):
+            setattr(module, name, tensor)
         self._adding[index] = adding
 
     def _tensors(self) -> list[Tensor]:
@@ -137,11 +141,9 @@ class RunningStatistics:
         try:
             yield
             if not idle:
-                for place in [place for place, adding in enumerate(self._adding) if not adding]:
-                    self._switch(place, True)
-                self._keep(self._waiting[-1][index], tensors, counts)
+                self._keep(self._waiting[-1][index])
         finally:
-            self._in_turn, self._aside = False, {}
+            self._end_turn()
             with torch.no_grad():
                 torch._foreach_copy_([*tensors, *counts], before or [*self._views(), *self._tracked])
 
@@ -149,17 +151,32 @@ class RunningStatistics:
         """Have the modules that are in training mode add to zeros."""
         self._in_turn, self._passes = True, [0] * len(self.modules)
         self._adding = [module.training for module in self.modules]
-        added = [module for module in self.modules if module.training]
+        for index, module in enumerate(self.modules):
+            where = self._added if module.training else self._read_in_turn
+            where[index] = [getattr(module, name) for name in _NAMES]
+        added = list(self._added.values())
         if added:
             with torch.no_grad():
-                torch._foreach_zero_([tensor for m in added for tensor in (m.running_mean, m.running_var)])
-                torch._foreach_zero_([module.num_batches_tracked for module in added])
+                torch._foreach_zero_([tensor for tensors in added for tensor in tensors[:2]])
+                torch._foreach_zero_([tensors[2] for tensors in added])
 
-    def _keep(self, row: Tensor, tensors: list[Tensor], counts: list[Tensor]) -> None:
-        passes = torch.stack(counts).to(row.dtype)
+    def _end_turn(self) -> None:
+        """Give modules that have changed their mode their own tensors again."""
+        for index, tensors in self._originals.items():
+            for name, tensor in zip(_NAMES, tensors, strict=True):
+                setattr(self.modules[index], name, tensor)
+        self._in_turn, self._added, self._read_in_turn, self._originals = False, {}, {}, {}
+
+    def _keep(self, row: Tensor) -> None:
+        """Write what this turn has added into a row of `_waiting`: zeros for a module that was in eval mode."""
+        for index in range(len(self.modules)):
+            if index not in self._added:
+                self._added[index] = [torch.zeros_like(tensor) for tensor in self._read_in_turn[index]]
+        added = [self._added[index] for index in range(len(self.modules))]
+        passes = torch.stack([tensors[2] for tensors in added]).to(row.dtype)
         if any(self._passes):
             passes = passes + torch.tensor(self._passes, dtype=row.dtype).to(row.device, non_blocking=True)
-        torch.cat([*(tensor.detach().flatten() for tensor in tensors), passes], out=row)
+        torch.cat([*(tensor.detach().flatten() for tensors in added for tensor in tensors[:2]), passes], out=row)
 
     def _views(self) -> list[Tensor]:
         pieces = self._values.split(self._sizes)
