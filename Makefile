@@ -28,7 +28,7 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 
-laws: $(READY)  ## every recipe in exact mode, on five layouts and stopped and resumed across them: 15 minutes
+laws: $(READY)  ## every recipe in exact mode, on five layouts and stopped and resumed across them: minutes each
 	$(BIN)/python -m benchmarks.laws
 
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.
