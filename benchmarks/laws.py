@@ -26,17 +26,17 @@ LAYOUTS = ("cpu", "ddp_cpu:2", "ddp_cpu:3", "fsdp_cpu:2", "fsdp_cpu:4")
 RESULT = Path(__file__).parent / "results" / "laws.json"
 # Five micro-batches a step, which no number of ranks here divides; models as small as they may be.
 COMMON = "--run.global-batch 24 --run.micro-batch 5"
+LM = "lm --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.kv-heads 1 --scratch.tokenizer byte"
+LM += " --scratch.dropout 0.1 --data.block 64 --sample-length 0"
 CASES = {
     "cls": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 64 --optim.clip 0.3",
-    "lm": "lm --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.kv-heads 1 --scratch.tokenizer byte"
-    " --scratch.dropout 0.1 --data.block 64 --sample-length 0",
+    "lm": LM,
     "img": "img --scratch.layers 1 --scratch.width 8 --augment.flip 0.5 --augment.erase 0.5",
     "img-batch": "img --scratch.layers 1 --scratch.width 8 --scratch.norm batch --augment.flip 0.5",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",
-    "lm-compiled": "lm --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.kv-heads 1"
-    " --scratch.tokenizer byte --scratch.dropout 0.1 --data.block 64 --sample-length 0",
+    "lm-compiled": LM,
     "seg-batch": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8 --scratch.norm batch",
 }
 

@@ -113,8 +113,9 @@ class RunningStatistics:
         self._cumulative = torch.tensor([m.momentum is None for m in self.modules], device=device)[self._owner]
         self._any_cumulative = any(m.momentum is None for m in self.modules)
         self._sizes = [tensor.numel() for tensor in tensors]
-        self._seen = torch.zeros(len(self.modules), dtype=torch.float64, device=device)
-        self._seen += self._tracked
+        self._seen = self._tracked.double()
+        # InstanceNorm's forward passes leave its counter as it is.
+        self._counted = torch.tensor([is_batch_norm(m) for m in self.modules], device=device)
 
     def loop(self, micro_batches: int) -> None:
         """Begin a loop over a step's micro-batches. Every rank takes part in every loop."""
@@ -179,8 +180,8 @@ class RunningStatistics:
         torch.cat([*(tensor.detach().flatten() for tensors in added for tensor in tensors[:2]), passes], out=row)
 
     def _views(self) -> list[Tensor]:
-        pieces = self._values.split(self._sizes)
-        return [piece.view_as(tensor) for piece, tensor in zip(pieces, self._tensors(), strict=True)]
+        """Return the values as a mean and a variance for each module, each [channels]."""
+        return list(self._values.split(self._sizes))
 
     def forget(self) -> None:
         """Drop what waits: the step's forward passes are undone."""
@@ -202,7 +203,7 @@ class RunningStatistics:
         added, passes = rows.split([len(self._values), len(self.modules)], 1)
         for row, count in zip(added, passes, strict=True):
             self._fold_one(row, count)
-        self._tracked += self._of_batch_norm(passes.sum(0))
+        self._tracked += (passes.sum(0) * self._counted).to(self._tracked.dtype)
         with torch.no_grad():
             torch._foreach_copy_([*self._tensors(), *self._counts()], [*self._views(), *self._tracked])
 
@@ -217,8 +218,3 @@ class RunningStatistics:
             share = (each.double() / self._seen[self._owner].clamp(min=1)).to(added.dtype)
             folded = torch.where(self._cumulative, self._values + share * (added - self._values), folded)
         self._values = torch.where(each == 0, self._values, folded)
-
-    def _of_batch_norm(self, passes: Tensor) -> Tensor:
-        """Return the passes that a module counts itself: InstanceNorm's counter stays as it is."""
-        counts = torch.tensor([is_batch_norm(m) for m in self.modules], device=passes.device)
-        return (passes * counts).to(self._tracked.dtype)

@@ -83,7 +83,7 @@ class StepMetrics:
         added = [
             self._terms(names),
             torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64, device=device),
-            self.faults.there().double().reshape(1),
+            self.faults.there().reshape(1),
             means.slots(names),
         ]
         of_ranks = [] if drift is None else [drift.slots().to(device)]
