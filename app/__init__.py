@@ -1,5 +1,6 @@
 """Samestep: the same training step, whatever the hardware."""
 
+import gc
 import os
 import warnings
 
@@ -20,11 +21,29 @@ __all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 def __getattr__(name: str):
     # torch is imported together with Run, only when it is needed: --help and mistakes answer at once.
     if name == "Run":
+        globals()[name] = _import_run()
+    elif name == "launch":
+        from app.launching.notebook import launch
+
+        globals()[name] = launch
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
+
+
+def _import_run() -> type:
+    """Import Run and torch without Python's garbage collector, and have it leave alone for good what they bring.
+
+    Otherwise it looks through a million objects again and again, none of them garbage: a fifth of a short launch.
+    """
+    gc.collect()  # what is garbage already would stay for good
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         from app.run import Run
 
         return Run
-    if name == "launch":
-        from app.launching.notebook import launch
-
-        return launch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()

@@ -1,5 +1,6 @@
 """What all tests share: caches of their own, data that is written once, and the runs that many tests look at."""
 
+import gc
 import json
 import os
 import random
@@ -11,6 +12,9 @@ pytest_plugins = ["launch_marker"]
 os.environ["WANDB_MODE"] = "offline"
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which would try again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` sets it: the launcher then says nothing of it
+# Threads that wait must not spin: three workers share two cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+gc.disable()  # until all tests are imported
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
 
@@ -23,6 +27,13 @@ def take_a_share_of_the_cores() -> None:
 
 
 take_a_share_of_the_cores()
+
+
+def pytest_collection_finish():
+    """Have Python's garbage collector look at what tests leave, and not again and again at what they import."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
