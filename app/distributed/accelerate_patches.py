@@ -6,6 +6,7 @@ a list of the private names that other modules of app use, such as those of torc
 
 import datetime
 import functools
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -93,6 +94,21 @@ def fix_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     total.backward()
     model.reducer._rebuild_buckets()
     model.zero_grad(set_to_none=True)
+
+
+def unreduced(model: nn.parallel.DistributedDataParallel) -> list[str] | None:
+    """Name the parameters that a synchronising backward pass of DDP (torch 2.11 to 2.13) has not reached.
+
+    Returns:
+        None if it has reduced all gradients; empty if torch does not say which it has not.
+    """
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError as error:
+        names = [name for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+        told = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        return [names[int(index)] for index in told[1].split()] if told else []
+    return None
 
 
 def start_fsdp(model: nn.Module) -> None:

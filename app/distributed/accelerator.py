@@ -138,6 +138,11 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare(self, *args, **kwargs):
         """Prepare as accelerate does. Also find the layers for FSDP2, autocast under FSDP2, and fix DDP's buckets."""
+        if self.ddp_handler is not None and self.ddp_handler.static_graph:
+            raise UserError(
+                "ddp_handler.static_graph: DDP would not sum the first step's gradients over ranks if they accumulate; "
+                "leave it False, and for weights that some micro-batches do not use set find_unused_parameters"
+            )
         with ExitStack() as stack:
             if self.is_fsdp2:
                 for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):

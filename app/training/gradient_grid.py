@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from app.distributed import accelerate_patches, collectives
 from app.distributed.accelerator import Accelerator
+from app.distributed.fsdp_calls import is_sharded, own_parameters
 from app.errors import UserError
 from app.training import grid_rounding
 
@@ -186,9 +187,9 @@ class ShardedRounding:
         self.numbers = {parameter: first + index for index, parameter in enumerate(self.names)}
         self.rounded: set[nn.Parameter] = set()
         self.unchecked = set(self.names)
-        for module in filter(_is_sharded, model.modules()):
+        for module in filter(is_sharded, model.modules()):
             cast("FSDPModule", module).set_gradient_divide_factor(1.0)
-            places = [(inner, name, inner._parameters[name]) for inner, name in _own_parameters(module)]
+            places = [(inner, name, inner._parameters[name]) for inner, name in own_parameters(module)]
             # This hook runs after FSDP2's own, which gathers the whole parameters of this module and of modules in it.
             # FSDP2 keeps the tensors of the first gather, so a hook on them lasts, even if the forward method of the
             # inner modules is never called.
@@ -219,15 +220,3 @@ class ShardedRounding:
                 "forward pass of the model: call the model itself, and have its forward call the rest"
             )
         self.unchecked -= had
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return hasattr(module, "set_gradient_divide_factor")
-
-
-def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the parameters that FSDP2 gathers with a module: its own, and those of modules in it without FSDP2."""
-    yield from ((module, name) for name, parameter in module._parameters.items() if parameter is not None)
-    for inner in module.children():
-        if not _is_sharded(inner):
-            yield from _own_parameters(inner)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from app.distributed import accelerate_patches, deepspeed
 from app.distributed.accelerator import Accelerator
+from app.distributed.fsdp_calls import Calls
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 
@@ -20,7 +21,7 @@ class Gradients:
 
     def __init__(self, accelerator: Accelerator, seed: int):
         self.accelerator, self.seed = accelerator, seed
-        self._unchecked: set[nn.Module] = set()
+        self.calls = Calls()
         self._sharded: list[Any] = []  # modules whose parameters FSDP2 gathers
         self._passed = False  # whether the backward pass of this turn has run
         self._step: Step | None = None
@@ -30,7 +31,7 @@ class Gradients:
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
-        self._unchecked.add(model)
+        self.calls.watch(model)
         self._sharded += [module for module in model.modules() if hasattr(module, "reshard")]
         if wrapper := _wrapper(model):
             # If True, a forward pass without a backward pass would make DDP reduce in the next backward pass.
@@ -50,10 +51,10 @@ class Gradients:
                         stack.enter_context(self.accelerator.no_sync(model))
                 for wrapper in wrappers:
                     wrapper.require_backward_grad_sync = True
-                yield
-                if last and self._unchecked.intersection(models):
-                    self._unchecked.difference_update(models)
-                    _check_used(models)
+                with self.calls.turn(models, last):
+                    yield
+                for wrapper in wrappers:
+                    self._check_reduced(wrapper)
         finally:
             self.accelerator.sync_gradients = True
             for wrapper in wrappers:
@@ -73,6 +74,23 @@ class Gradients:
             finally:
                 for parameter in held:
                     parameter.requires_grad_(True)
+
+    def _check_reduced(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        """Refuse gradients that DDP has not summed over ranks: torch would a step later, when they have been used.
+
+        Raises:
+            UserError: the last micro-batch of this rank did not use some parameters; it names them.
+        """
+        missed = accelerate_patches.unreduced(wrapper)
+        if missed is None:
+            return
+        names = f"{', '.join(missed[:3])}{' and more' if len(missed) > 3 else ''}" if missed else "some weights"
+        step = self._step.index + 1 if self._step else 1
+        raise UserError(
+            f"{names} had no gradient in this rank's last micro-batch of step {step}, so DDP does not sum gradients "
+            "over ranks: freeze weights that are never used (requires_grad_(False)); for those that some micro-batches "
+            "use, set run.accelerator.ddp_handler.find_unused_parameters = True before run.prepare"
+        )
 
     def begin(self, step: Step, closely: bool) -> None:
         """Begin a step.
@@ -153,18 +171,3 @@ def _wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     """Return the DDP wrapper of a model, if it has one; torch.compile's wrapper is outside it."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, nn.parallel.DistributedDataParallel) else None
-
-
-def _check_used(models: Sequence[nn.Module]) -> None:
-    """Refuse parameters without a gradient: DDP would a step later, with advice that does not apply here."""
-    for model in models:
-        wrapper = _wrapper(model)
-        if wrapper and not wrapper.find_unused_parameters:
-            unused = [n for n, p in wrapper.module.named_parameters() if p.requires_grad and p.grad is None]
-            if unused:
-                names = f"{', '.join(unused[:3])}{' and more' if len(unused) > 3 else ''}"
-                raise UserError(
-                    f"{names} had no gradient in the first step, which DDP does not allow: freeze them "
-                    "(requires_grad_(False)), or set run.accelerator.ddp_handler.find_unused_parameters = True before "
-                    "run.prepare"
-                )

@@ -221,7 +221,7 @@ class StepLoop:
         if self._reads_losses(step):
             rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
             drift = self._drift if self._triggers.checks(step.number) else None
-            losses, about = step.metrics.collect(services.buffers, self._means, drift)
+            losses, about = step.metrics.collect(services.buffers, self._means, self.gradients.calls, drift)
             services.logger.step(step.number, losses, {**about, **rates})
             for trouble in self.gradients.troubles():
                 services.logger.progress.warn(trouble)

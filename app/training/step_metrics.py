@@ -12,6 +12,7 @@ from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
+from app.distributed.fsdp_calls import Calls
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.training.loss_means import LossMeans
@@ -62,14 +63,15 @@ class StepMetrics:
             self.faults.note(self.step.index, self.losses, [*self.norms.values()])
 
     def collect(
-        self, buffers: Buffers, means: LossMeans, drift: DesyncCheck | None = None
+        self, buffers: Buffers, means: LossMeans, calls: Calls, drift: DesyncCheck | None = None
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
         Args:
             buffers: learns in the same collective whether training has changed further buffers.
             means: over several steps, with this one; its sums travel in the same collective.
-            drift: compares the ranks' weights and buffers in the same collective.
+            calls: compares the order in which ranks have used layers, in the same collective.
+            drift: the same for the ranks' weights and buffers.
 
         Returns:
             The losses of the global batch by name; and the mean losses, the gradient norms and the hash of the sample
@@ -86,9 +88,12 @@ class StepMetrics:
             self.faults.there().reshape(1),
             means.slots(names),
         ]
-        of_ranks = [] if drift is None else [drift.slots().to(device)]
+        used = calls.slots()
+        of_ranks = [slots.to(device) for slots in (*used, *([] if drift is None else [drift.slots()]))]
         norms, terms, ledger, earlier, sums, *prints = self._over_ranks(added, of_ranks)
         *parts, fresh = ledger
+        if used:
+            calls.compare(prints.pop(0), self.step.index + 1)
         if any(earlier):
             raise UserError(self._earlier().advice())
         if fresh:

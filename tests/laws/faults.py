@@ -37,6 +37,26 @@ class Partly(nn.Module):
         return self.used(x)
 
 
+class Seldom(Partly):
+    """A model with a part that only the first micro-batch on each rank uses."""
+
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.used(x) + (self.idle(x) if self.calls == 1 else 0)
+
+
+class Swapped(nn.Module):
+    """A model that takes two layers of one shape in the other order for some micro-batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        first, second = self.layers if x[0, 0] > 0 else reversed(self.layers)
+        return second(first(x).tanh())
+
+
 class Tied(nn.Module):
     """A plain module with one weight under two names."""
 
@@ -106,6 +126,12 @@ def not_shared(home):
     return train("here", nn.Linear(4, 3))
 
 
+def static(run, model):
+    """Ask DDP for a static graph, and prepare another model."""
+    run.accelerator.ddp_handler.static_graph = True
+    run.prepare(nn.Linear(2, 2), OptimConfig())
+
+
 class Broken(list):
     """Rows, one of which cannot be read."""
 
@@ -131,6 +157,9 @@ def main(folder, rank, chosen):
     report_user_errors()
     cases = {
         "unused": lambda: train(folder / "unused", Partly()),
+        "seldom": lambda: train(folder / "seldom", Seldom()),
+        "static": lambda: train(folder / "static", nn.Linear(4, 3), body=static),
+        "swapped": lambda: train(folder / "swapped", Swapped()),
         "auroc": lambda: train(folder / "auroc", nn.Linear(4, 3), body=auroc),
         "tied": lambda: train(folder / "tied", Tied()),
         "batchnorm": lambda: train(folder / "batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),

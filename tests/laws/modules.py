@@ -13,14 +13,16 @@ from torch.nn.functional import linear
 from app import OptimConfig, Run, RunConfig, parse
 
 DATA = list(torch.randn(61, 5, 6, generator=torch.Generator().manual_seed(0)))
-WIDTH = 16
+WIDTH, LARGE = 16, 20.0
 
 
 @dataclass
 class Config:
     """Eight micro-batches of two or three rows a step, so that three ranks have one idle turn."""
 
-    case: Literal["attention", "loops", "norm", "unused", "frozen"] = "attention"
+    case: Literal["attention", "loops", "norm", "unused", "branches", "frozen", "skipped", "scaled"] = "attention"
+    unused: Literal["", "find_unused_parameters", "static_graph"] = ""
+    """The setting of DDP that is on."""
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.1))
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
@@ -67,7 +69,62 @@ class Unused(nn.Module):
         return self.used(x) + self.seldom(x) if x[0, 0] > 0 else self.used(x)
 
 
-MODELS = {"attention": Attention, "loops": Attention, "norm": Norm, "unused": Unused, "frozen": Attention}
+class Branches(nn.Module):
+    """Two parts of one shape, of which a micro-batch uses one, and one that all use."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts, self.out = nn.ModuleList(nn.Linear(6, WIDTH) for _ in range(2)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.out(self.parts[int(x[0, 0, 0] > 0)](x.mean(1)).tanh())
+
+
+class OverflowInOneRow(torch.autograd.Function):
+    """Pass a weight on; where a sample is large, the gradient of one of its rows is infinite."""
+
+    @staticmethod
+    def forward(ctx, weight, x):
+        ctx.overflows = bool((x >= LARGE).any())
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if ctx.overflows:
+            gradient[WIDTH - 3] = torch.inf
+        return gradient, None
+
+
+class Overflowing(nn.Module):
+    """As under fp16, some gradients overflow, and the loss does not: those of one rank's shard under FSDP2."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        weight = OverflowInOneRow.apply(self.embed.weight, x)
+        return self.out(linear(x.mean(1), weight, self.embed.bias).tanh())
+
+
+MODELS = {"norm": Norm, "unused": Unused, "branches": Branches, "scaled": Overflowing}
+SPOILT = {"skipped": torch.inf, "scaled": LARGE}
+
+
+def rows(case):
+    """Return the samples of a case, of which one may be too large."""
+    return [
+        torch.full_like(row, SPOILT[case]) if index == 7 and case in SPOILT else row for index, row in enumerate(DATA)
+    ]
+
+
+def scale_losses(run):
+    """Give the run the loss scaler that mixed_precision: fp16 would on a GPU; it grows every second step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    run.accelerator.scaler = run.gradients.grid.scaler = scaler
+    # accelerate's own does nothing without mixed_precision: fp16.
+    run.accelerator.unscale_gradients = lambda optimizer: scaler.unscale_(optimizer.optimizer)
 
 
 def loss_of(model, inputs):
@@ -98,11 +155,13 @@ def judged(run, model, judge, batch):
 
 def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
-        if config.case == "unused" and run.accelerator.ddp_handler:
-            run.accelerator.ddp_handler.find_unused_parameters = True
-        model, optimizer = run.prepare(MODELS[config.case](), config.optim)
+        if config.unused and run.accelerator.ddp_handler:
+            setattr(run.accelerator.ddp_handler, config.unused, True)
+        if config.case == "scaled":
+            scale_losses(run)
+        model, optimizer = run.prepare(MODELS.get(config.case, Attention)(), config.optim)
         others = [run.prepare(nn.Linear(3, 1), config.optim)] if config.case == "frozen" else []
-        for batch in run.batches(DATA, torch.stack):
+        for batch in run.batches(rows(config.case), torch.stack):
             judged(run, model, others[0][0], batch) if others else train(run, model, batch, config.case)
             for each in (optimizer, *(other for _, other in others)):
                 run.step(each)

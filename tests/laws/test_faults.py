@@ -19,10 +19,33 @@ def told(tmp_path_factory):
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder, result.output
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Return both ranks' errors by case under FSDP2."""
+    folder = tmp_path_factory.mktemp("faults-fsdp")
+    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder, "stopping", "swapped")
+    assert result.status == 0, result.output[-3000:]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_layers_in_another_order_are_found_under_fsdp(told, sharded):
+    """FSDP2 would mix up their weights without a word; DDP does not mind."""
+    assert [rank["swapped"] for rank in told[0]] == [None, None]
+    for rank in sharded:
+        assert "rank 1 has used other layers than rank 0 by step" in rank["swapped"] and "0 times" in rank["swapped"]
+
+
 def test_a_parameter_without_gradient_is_named(told):
     """DDP would fail one step later, with advice that users cannot follow here."""
     for rank in told[0]:
         assert "idle.weight, idle.bias had no gradient" in rank["unused"] and "requires_grad_" in rank["unused"]
+
+
+def test_what_ddp_does_not_sum_is_named(told):
+    """A parameter without a gradient in a later step, whose gradients would differ between ranks; a static graph."""
+    for rank in told[0]:
+        assert "idle.weight, idle.bias had no gradient in this rank's last micro-batch of step 2" in rank["seldom"]
+        assert "find_unused_parameters" in rank["seldom"] and "static_graph" in rank["static"]
 
 
 def test_metrics_that_keep_all_values_do_without_samples_on_a_rank(told):
@@ -54,15 +77,13 @@ def test_ranks_with_other_data_are_found(told):
         assert "rank 1 would go through other samples than rank 0" in rank["other data"]
 
 
-def test_a_step_that_is_not_finite_and_not_measured_is_named(told, tmp_path):
+def test_a_step_that_is_not_finite_and_not_measured_is_named(told, sharded):
     """Before its update under DDP, whose ranks have whole gradients; under FSDP when numbers are read next."""
     place = "micro-batch {} on rank {}: samples [7]"
     (words, made), (other, _) = (rank["stopping"] for rank in told[0])
     assert f"the gradient of step {made + 1} is nan" in words and 0 < made < 39 and words == other
     assert any(place.format(micro, micro // 2) in words for micro in range(3))
-    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", tmp_path, "stopping")
-    assert result.status == 0, result.output[-3000:]
-    later = [json.loads((tmp_path / f"rank-{rank}.json").read_text())["stopping"][0] for rank in range(2)]
+    later = [rank["stopping"][0] for rank in sharded]
     assert f"the loss of step {made + 1} was not finite (micro-batch" in later[0] and later[0] == later[1]
     assert any(place.format(micro, micro // 2) in later[0] for micro in range(3)) and "found in step 40" in later[0]
 

@@ -1,9 +1,11 @@
 """Laws 3 to 5 for torch's own modules and for what recipes do with them; one launch for each layout runs all cases."""
 
 import functools
+import json
 
 import pytest
 
+from app.checkpoints.store import STATE
 from launching import ROOT, furthest_loss, launch_many, scores, steps, weights
 
 RECIPE = ROOT / "tests" / "laws" / "modules.py"
@@ -23,7 +25,12 @@ CASES = {
     "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
     # Four micro-batches: three ranks have six turns, two of them idle.
     "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
-    "unused": (["--case", "unused", *SHORT], ["ddp2", "ddp3"]),
+    "unused": (["--case", "unused", "--unused", "find_unused_parameters", *SHORT], ["ddp2", "ddp3"]),
+    "unused-exact": (["--case", "unused", *EXACT, *SHORT], ["ddp2", "ddp3"]),
+    "branches": (["--case", "branches", "--unused", "find_unused_parameters", *SHORT], ["ddp3"]),
+    "branches-exact": (["--case", "branches", *EXACT, *SHORT], ["ddp3"]),
+    "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *SHORT], ["ddp3", "fsdp3"]),
+    "scaled": (["--case", "scaled", "--optim.name", "SGD", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
 }
 
 
@@ -52,9 +59,15 @@ def modules(tmp_path_factory):
     return modules
 
 
-@pytest.mark.parametrize(("layout", "case"), pairs("attention", "loops", "frozen"))
+@pytest.mark.parametrize(
+    ("layout", "case"), pairs("attention", "loops", "frozen", "unused-exact", "branches-exact", "skipped", "scaled")
+)
 def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
-    """Losses, gradient norms, scores and weights; also with two loops over one batch."""
+    """Losses, gradient norms, scores and weights.
+
+    Also with two loops over one batch, with parts that some or no micro-batches use, and with steps that are skipped:
+    as --run.nonfinite says, and by a loss scaler, of a gradient that overflows on one rank alone.
+    """
     reference, other = modules("one") / case, modules(layout) / case
     assert len(steps(reference)) == (40 if case == "attention" else 12) and len(scores(reference)) > 1
     assert steps(other) == steps(reference)
@@ -62,7 +75,19 @@ def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
     assert weights(other) == weights(reference)
 
 
-@pytest.mark.parametrize(("layout", "case"), pairs("loops-ordinary", "norm", "unused"))
+def test_some_steps_are_skipped(modules):
+    """A control of the cases above: one sample spoils a step of each epoch. The loss scale is the same, and lower."""
+    assert {line.get("skipped_steps") for line in scores(modules("one") / "skipped")} >= {1, 2, 3, 4}
+    scalers = [scaler(modules(layout) / "scaled") for layout in ("one", *CASES["scaled"][1])]
+    assert all(one == scalers[0] for one in scalers) and scalers[0]["scale"] < 2.0**10
+
+
+def scaler(folder):
+    """Read the state of the loss scaler from a run's last checkpoint."""
+    return json.loads((folder / "checkpoints" / "step-00000012" / STATE / "objects.json").read_text())["scaler"]
+
+
+@pytest.mark.parametrize(("layout", "case"), pairs("loops-ordinary", "norm", "unused", "branches"))
 def test_same_loss_on_every_layout(modules, layout, case):
     """With two loops over one batch; with idle turns under BatchNorm and a loss over the batch; with unused weights."""
     reference, other = modules("one") / case, modules(layout) / case
