@@ -1,6 +1,9 @@
 """Compare a recipe's loop with a bare loop in one process, where memory and caches are the same for both.
 
-    python -m benchmarks.inside lm [--turns 60] [--steps 4]
+    python -m benchmarks.inside lm [--turns 60] [--steps 4] [--fold] [--flags "--scratch.norm batch"]
+
+--flags are the recipe's, for both loops. With --fold, ours treats running statistics of BatchNorm as on several ranks;
+on one process it leaves them to torch.
 
 Two processes of one program differ by several percent for as long as they live; in one process, the cost of the loop
 itself shows. Both train the same model on the same rows, a few steps each in turn.
@@ -17,6 +20,7 @@ import traceback
 from collections.abc import Iterator
 
 from app import Run, parse
+from app.distributed.running_statistics import RunningStatistics
 from benchmarks.jobs import job_of
 from benchmarks.peers import bare
 from benchmarks.works import works
@@ -68,13 +72,18 @@ def main() -> None:
     parser.add_argument("recipe", choices=ROWS)
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--fold", action="store_true")
+    parser.add_argument("--flags", default="")
     options = parser.parse_args()
+    if options.fold:
+        make = RunningStatistics.__init__
+        RunningStatistics.__init__ = lambda self, accelerator, exact: make(self, accelerator, True)
     (work,) = [work for work in works({}) if work.name == ROWS[options.recipe]]
     turn = Turn(options.steps)
     with tempfile.TemporaryDirectory() as folder:
         total = (options.turns + WARM_UP) * options.steps
         # One step more, so that neither ends during the other's turn.
-        flags = [*work.flags.split(), "--run.steps", str(total + 1), "--run.quiet", "true"]
+        flags = [*work.flags.split(), *options.flags.split(), "--run.steps", str(total + 1), "--run.quiet", "true"]
         job = job_of(options.recipe, flags, False)
         threading.Thread(target=_train, args=(job, turn), daemon=True).start()
         recipe = importlib.import_module(f"recipes.{options.recipe}")

@@ -114,9 +114,9 @@ def main(config: Config) -> dict[str, float]:
             train_rows, eval_rows, labels, tokenizer, about = load_data(config)
         run.say(about)
         run.keep_best("-eval/mse" if labels.problem == "regression" else "eval/accuracy")
-        collate = PadCollate.of(tokenizer)
+        collate = PadCollate.of(tokenizer, config.data.pad_to_multiple_of)
         plain = build_model(config, labels, tokenizer)
-        never_look(plain, run.accelerator.device)
+        never_look(plain, run.accelerator)
         model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_rows, collate, train_rows.lengths):
             for micro in batch.micros(model):

@@ -8,9 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate.utils import DistributedType, TorchDynamoPlugin
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
+from app.training.exact_gradients import ExactGradients
 from app.training.gradient_grid import GRID, Grid, ShardedRounding
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
@@ -31,6 +33,19 @@ def train(folder, model, loss=lambda output: output.square().mean(), optim=None,
                 run.backward(loss(model(micro.inputs)), micro)
             run.step(optimizer)
         return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiler", "words"),
+    [
+        (DistributedType.DEEPSPEED, {}, "DeepSpeed sums gradients in its own order"),
+        (DistributedType.NO, {"backend": "INDUCTOR"}, "add dynamo_use_regional_compilation: true"),
+    ],
+)
+def test_profiles_that_cannot_be_exact_are_refused(kind, compiler, words):
+    state = SimpleNamespace(dynamo_plugin=TorchDynamoPlugin(**compiler))
+    with pytest.raises(UserError, match=words):
+        ExactGradients(SimpleNamespace(distributed_type=kind, state=state), 0)
 
 
 def test_synchronised_batchnorm_is_refused(tmp_path):

@@ -44,6 +44,9 @@ class TextData(TableData):
     """Kind of problem, by its name in transformers. auto: decided by the type of the labels."""
     max_length: int = 128
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
+    pad_to_multiple_of: int = 1
+    """Texts of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
+    shapes."""
 
 
 @dataclass

@@ -101,6 +101,11 @@ class Accelerator(accelerate.Accelerator):
         return accelerate_patches.prepared(self).models
 
     @property
+    def compiles(self) -> bool:
+        """Tell whether the profile compiles models."""
+        return self.state.dynamo_plugin.backend != DynamoBackend.NO
+
+    @property
     def optimizers(self) -> list[accelerate.optimizer.AcceleratedOptimizer]:
         """Return the prepared optimizers."""
         return accelerate_patches.prepared(self).optimizers
@@ -185,8 +190,7 @@ class Accelerator(accelerate.Accelerator):
 
         forward = model.forward
         # A compiler makes its own casts, and cannot see these.
-        compiled = self.state.dynamo_plugin.backend != DynamoBackend.NO
-        casts = None if compiled else LateCasts(model, self.device.type)
+        casts = None if self.compiles else LateCasts(model, self.device.type)
 
         @functools.wraps(forward)
         def mixed(*args, **kwargs):

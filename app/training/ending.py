@@ -2,7 +2,6 @@
 
 import shlex
 
-from accelerate.utils import DynamoBackend
 from torch import nn
 
 from app.checkpoints.export import save_model
@@ -64,8 +63,7 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
 def _record(loop: StepLoop, error: BaseException | None) -> None:
     """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on."""
     services, logger = loop.services, loop.services.logger
-    compiles = services.accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
-    if compiled := loop.recompiles.facts(compiles):
+    if compiled := loop.recompiles.facts(services.accelerator.compiles):
         logger.note(**compiled)
     if error is None and loop.finished and not loop.stopped_in_evaluation:
         logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)

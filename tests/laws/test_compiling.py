@@ -11,6 +11,7 @@ COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.log-every", 5,
 COMMON += ["--run.steps", 12, "--run.eval-every", 6, "--run.save-every", 12]
 RUNS = {"lm": ("lm", []), "lm concat": ("lm", ["--data.packing", "concat"]), "cls": ("cls", []), "img": ("img", [])}
 
+EPOCH = 13  # steps: 101 rows, 8 a step
 LAYOUTS = {"cpu": 1, "ddp_cpu": 2}
 # One recipe under DDP: cls under DDP x2 has made three graphs in step 3, for an unknown reason.
 CASES = [*(("cpu", run) for run in RUNS), ("ddp_cpu", "lm")]
@@ -35,6 +36,25 @@ def runs(tmp_path_factory, profile, rows):
                 words.append((ROOT / f"recipes/{recipe}.py", flags, None))
         launch_all(profile(layout), LAYOUTS[layout], words, root, timeout=600)
     return root
+
+
+@pytest.fixture(scope="module")
+def widths(tmp_path_factory, rows):
+    """Train cls in exact mode, compiled by region, with few widths and one row; return what run.json says."""
+    root = tmp_path_factory.mktemp("widths")
+    regions = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
+    flags = [*SMALL["cls"].flags(rows), *COMMON, "--run.exact", "true", "--data.pad-to-multiple-of", 16]
+    flags += ["--run.micro-batch", 1, "--run.steps", 3 * EPOCH, "--run.dir", root / "run"]
+    file = profile_of(root, "cpu", dynamo_config=regions)
+    launch_all(file, 1, [(ROOT / "recipes/cls.py", flags, None)], root, timeout=300)
+    return json.loads((root / "run" / "run.json").read_text())["compiled"]
+
+
+def test_few_widths_are_compiled_in_the_first_epoch_alone(widths):
+    """In exact mode each width by itself: 16, 32, 48 and 64 tokens."""
+    steps = [int(reason.split(":")[0].removeprefix("step ")) for reason in widths["reasons"]]
+    assert 1 < widths["graphs"] <= 4 and len(steps) == widths["recompiles"] < 4
+    assert all(step <= EPOCH for step in steps)
 
 
 @pytest.mark.parametrize(("layout", "run"), CASES)

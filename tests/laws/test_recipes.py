@@ -22,7 +22,7 @@ OTHERS = ("ddp2", "fsdp2")
 STEPS, STOP = 6, 3
 # Three micro-batches of 3 or 4 rows: two ranks have two turns each; the last turn of the second rank is idle.
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
-COMMON += ["--run.eval-every", STOP, "--run.save-every", 1, "--run.keep", 99]
+COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.keep", 99]
 WHOLE = ["--run.steps", STEPS]
 
 
@@ -51,7 +51,7 @@ def runs(tmp_path_factory, rows):
         for recipe in SMALL:
             (root / layout).mkdir(exist_ok=True)
             commands += [
-                command(layout, recipe, "whole", *WHOLE),
+                command(layout, recipe, "whole", *WHOLE, *(["--run.save-every", 1] if recipe == "cls" else [])),
                 command(layout, recipe, "stopped", *WHOLE, "--run.stop-at", STOP),
                 command(layout, recipe, "stopped", *WHOLE),
                 command(layout, recipe, "exact", *WHOLE, "--run.exact", "true"),
@@ -92,8 +92,9 @@ def runs(tmp_path_factory, rows):
 def leave(run, folder):
     """Copy a run as it was after STOP steps, but for the lines and the status of what came after."""
     shutil.copytree(run, folder)
-    for step in range(STOP + 1, STEPS + 1):
-        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > STOP:
+            shutil.rmtree(checkpoint)
     shutil.rmtree(folder / "model")
 
 

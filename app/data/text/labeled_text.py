@@ -46,6 +46,12 @@ ROWS_AT_ONCE = 1000
 
 def load_labelled(config: TextData) -> tuple[Tables, Labels]:
     """Load the texts to train and to evaluate on, and their labels."""
+    width, longest = config.pad_to_multiple_of, config.max_length
+    if width < 1 or longest % width:
+        raise UserError(
+            f"--data.pad-to-multiple-of {width}: must divide --data.max-length {longest}, or else the longest texts "
+            "would be padded beyond it"
+        )
     columns = (*config.text, *config.label)
     tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
     return tables, read_labels(tables.train, tables.evaluation, config)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from app.data.corpus import blocks
+from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.tasks.language import attention_functions
 
@@ -197,12 +198,14 @@ def block_mask(numbers: Tensor) -> "BlockMask":
     return create_block_mask(sees, count, None, size, size, device=str(numbers.device))
 
 
-def never_look(model: "PreTrainedModel", device: torch.device) -> None:
-    """Have a model of transformers use its padding mask without reading it on a GPU, which waits for the device.
+def never_look(model: "PreTrainedModel", accelerator: Accelerator) -> None:
+    """Have a model of transformers use its padding mask without reading it first, on a GPU or if it is compiled.
 
-    The price is a mask also where nothing is padded.
+    The host would wait for the GPU, and a graph would be compiled with a mask and one without. The price is a mask also
+    where nothing is padded.
     """
-    if device.type != "cpu" and getattr(model.config, "_attn_implementation", "") == "sdpa":
+    looks = accelerator.device.type == "cpu" and not accelerator.compiles
+    if not looks and getattr(model.config, "_attn_implementation", "") == "sdpa":
         attention_functions.register()
         model.set_attn_implementation("samestep_padded")
 
