@@ -94,17 +94,16 @@ class RunningStatistics:
             setattr(module, name, tensor)
         self._adding[index] = adding
 
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for m in self.modules for tensor in (m.running_mean, m.running_var)]
-
-    def _counts(self) -> list[Tensor]:
-        return [m.num_batches_tracked for m in self.modules]
+    def _own(self) -> list[list[Tensor]]:
+        """Return each module's mean, variance and counter."""
+        return [[getattr(module, name) for name in _NAMES] for module in self.modules]
 
     def _read(self) -> None:
         """Read the values that are folded next, and what folds them, into one tensor each."""
-        tensors = self._tensors()
+        own = self._own()
+        tensors = [tensor for each in own for tensor in each[:2]]
         self._values = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        self._tracked = torch.stack(self._counts()).clone()
+        self._tracked = torch.stack([each[2] for each in own])
         device, kind = self._values.device, self._values.dtype
         sizes = torch.tensor([2 * len(m.running_mean) for m in self.modules], device=device)
         self._owner = torch.repeat_interleave(torch.arange(len(self.modules), device=device), sizes)
@@ -135,10 +134,10 @@ class RunningStatistics:
 
     @contextmanager
     def _kept(self, index: int, idle: bool) -> Iterator[None]:
-        tensors, counts = self._tensors(), self._counts()
-        before = [tensor.clone() for tensor in (*tensors, *counts)] if not self._folds else None
-        if before is None:
-            self._begin_turn()
+        own = self._own()
+        kept = None if self._folds else [tensor.clone() for tensors in own for tensor in tensors]
+        if self._folds:
+            self._begin_turn(own)
         try:
             yield
             if not idle:
@@ -146,20 +145,27 @@ class RunningStatistics:
         finally:
             self._end_turn()
             with torch.no_grad():
-                torch._foreach_copy_([*tensors, *counts], before or [*self._views(), *self._tracked])
+                if kept is None:
+                    self._hand_out(own)
+                else:
+                    torch._foreach_copy_([tensor for tensors in own for tensor in tensors], kept)
 
-    def _begin_turn(self) -> None:
+    def _begin_turn(self, own: list[list[Tensor]]) -> None:
         """Have the modules that are in training mode add to zeros."""
         self._in_turn, self._passes = True, [0] * len(self.modules)
         self._adding = [module.training for module in self.modules]
-        for index, module in enumerate(self.modules):
-            where = self._added if module.training else self._read_in_turn
-            where[index] = [getattr(module, name) for name in _NAMES]
+        for index, tensors in enumerate(own):
+            (self._added if self._adding[index] else self._read_in_turn)[index] = tensors
         added = list(self._added.values())
         if added:
             with torch.no_grad():
                 torch._foreach_zero_([tensor for tensors in added for tensor in tensors[:2]])
                 torch._foreach_zero_([tensors[2] for tensors in added])
+
+    def _hand_out(self, own: list[list[Tensor]]) -> None:
+        """Write the values that are folded next into the modules; floats and counters apart, as kernels take them."""
+        torch._foreach_copy_([tensor for tensors in own for tensor in tensors[:2]], self._views())
+        torch._foreach_copy_([tensors[2] for tensors in own], list(self._tracked.unbind()))
 
     def _end_turn(self) -> None:
         """Give modules that have changed their mode their own tensors again."""
@@ -177,7 +183,8 @@ class RunningStatistics:
         passes = torch.stack([tensors[2] for tensors in added]).to(row.dtype)
         if any(self._passes):
             passes = passes + torch.tensor(self._passes, dtype=row.dtype).to(row.device, non_blocking=True)
-        torch.cat([*(tensor.detach().flatten() for tensors in added for tensor in tensors[:2]), passes], out=row)
+        with torch.no_grad():
+            torch.cat([*(tensor for tensors in added for tensor in tensors[:2]), passes], out=row)
 
     def _views(self) -> list[Tensor]:
         """Return the values as a mean and a variance for each module, each [channels]."""
@@ -205,7 +212,7 @@ class RunningStatistics:
             self._fold_one(row, count)
         self._tracked += (passes.sum(0) * self._counted).to(self._tracked.dtype)
         with torch.no_grad():
-            torch._foreach_copy_([*self._tensors(), *self._counts()], [*self._views(), *self._tracked])
+            self._hand_out(self._own())
 
     def _fold_one(self, added: Tensor, passes: Tensor) -> None:
         """Fold what one micro-batch has added, in as many passes of each module."""
