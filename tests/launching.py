@@ -23,7 +23,7 @@ from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
 from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
-from standing import SERVER, stand, warm
+from standing import stand, warm
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -81,8 +81,11 @@ def launch(profile: str | Path, processes: int, *words, **options) -> Result:
 
 
 def launch_warm(profile: str | Path, processes: int, *words, **options) -> Result:
-    """Run a script as `launch` does, but for its ranks' imports, which have been made (standing.py). On CPU."""
-    return launch(profile, processes, SERVER, "rank", warm(environment()).socket, *words, **options)
+    """Run a script as `launch` does, but for the launcher's and ranks' imports, made before (standing.py). On CPU."""
+    source = warm(environment())
+    script, *flags = source.words(*words)[1:]
+    launcher = launcher_words(file_of(profile), processes if processes > 1 else 0, script, *flags)
+    return run(source.words(*launcher[1:]), **options)
 
 
 def python(*words, timeout: float = 150, **env: str) -> Result:

@@ -35,6 +35,10 @@ class Warm:
             [sys.executable, SERVER, "source", self.socket], stdin=subprocess.PIPE, env=env, start_new_session=True
         )
 
+    def words(self, *words) -> list:
+        """Return the command that has a fork run a script or -m, and ends as it ends."""
+        return [sys.executable, SERVER, "rank", self.socket, *words]
+
     def run(self, folder: Path, *words: str, timeout: float) -> tuple[int | None, str]:
         """Run a script, -m or -c; return its status, None for one that was still running, and what it printed."""
         with tempfile.TemporaryFile() as output, open(os.devnull) as nothing:
@@ -70,7 +74,7 @@ class Standing:
         self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(ranks)]
         with self.printed.open("wb") as output:
             self.process = subprocess.Popen(
-                [*head, SERVER, "rank", warm.socket, SERVER, "serve", self.folder],
+                warm.words(*head[1:], *warm.words(SERVER, "serve", self.folder)[1:]),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -1,7 +1,8 @@
 """Run scripts in forks of a Python that has made the imports, and keep the ranks of a launch; see tests/standing.py.
 
     serving.py source SOCKET                      listen, and fork a process for each script; ends with its input
-    serving.py rank SOCKET SCRIPT ARGUMENTS...    as a rank: have a fork run the script, and end as it ends
+    serving.py rank SOCKET SCRIPT ARGUMENTS...    as a rank or a launcher: have a fork run the script, and end as it
+                                                  ends
     serving.py serve FOLDER                       as a rank: run one script after another
 
 A rank that serves reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the
@@ -43,6 +44,7 @@ IMPORTED = [
     "sklearn.datasets",
     "torch._dynamo",
     "torch.distributed.fsdp",
+    "torch.distributed.run",
     "torch.distributed.checkpoint.state_dict",
     "transformers.generation",
     "transformers.loss.loss_utils",
