@@ -32,7 +32,7 @@ def __getattr__(name: str):
 
 
 def _import_run() -> type:
-    """Import Run and torch without Python's garbage collector, and have it leave alone for good what they bring.
+    """Import Run and torch without Python's garbage collector, and have it leave alone for good what is alive then.
 
     Otherwise it looks through a million objects again and again, none of them garbage: a fifth of a short launch.
     """
@@ -40,10 +40,12 @@ def _import_run() -> type:
     collects = gc.isenabled()
     gc.disable()
     try:
+        from app.distributed.environment import in_notebook
         from app.run import Run
 
+        if not in_notebook():  # whose own objects are alive too, and may become garbage later
+            gc.freeze()
         return Run
     finally:
-        gc.freeze()
         if collects:
             gc.enable()

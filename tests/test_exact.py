@@ -44,8 +44,9 @@ def train(folder, model, loss=lambda output: output.square().mean(), optim=None,
 )
 def test_profiles_that_cannot_be_exact_are_refused(kind, compiler, words):
     state = SimpleNamespace(dynamo_plugin=TorchDynamoPlugin(**compiler))
+    accelerator = SimpleNamespace(distributed_type=kind, state=state, compiles=bool(compiler))
     with pytest.raises(UserError, match=words):
-        ExactGradients(SimpleNamespace(distributed_type=kind, state=state), 0)
+        ExactGradients(accelerator, 0)
 
 
 def test_synchronised_batchnorm_is_refused(tmp_path):

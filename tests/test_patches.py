@@ -32,7 +32,7 @@ PRIVATE = {
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
-    "distributed/fsdp_calls.py": {"_parameters"},
+    "distributed/fsdp_calls.py": {"_parameters", "_pytree"},
     "distributed/regional_compilation.py": {"_dynamo", "_inductor"},  # and tests/laws/test_regions.py
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},

@@ -184,7 +184,7 @@ ONE = trial(CPU, wrapping="")
         (trial(), "same", 0),
         (trial(trace=Trace(set(), {0: {"weights": {}}, 1: {**LINE, "ids": "b"}})), "different", 1),
         (trial(ended="rank 1 has drifted from rank 0: after step 2", refused=True), "different", 1),
-        (trial(ended="--run.exact: norm is a BatchNorm1d", refused=True, trace=Trace(set(), {})), "refused", 1),
+        (trial(ended="--run.exact: norm is a SyncBatchNorm", refused=True, trace=Trace(set(), {})), "refused", 1),
         (trial(ended="ValueError: shape"), "failed", 1),
         (trial(ended="ValueError: shape", trace=Trace(set(), {})), "failed", 1),
         (trial(ended="the loss of step 2 is nan", refused=True), "failed", 1),
@@ -227,7 +227,7 @@ def grown(factor):
     [
         (trial(trace=grown(0)), "rounding that grows", 0, "the bits of the reference in all 4 steps"),
         (trial(trace=grown(1)), "different", 1, "in exact mode too it is different (step 1: loss weights"),
-        (trial(ended="--run.exact: norm is a BatchNorm1d", refused=True), "different", 1, "exact mode cannot tell"),
+        (trial(ended="--run.exact: norm is a SyncBatchNorm", refused=True), "different", 1, "exact mode cannot tell"),
     ],
 )
 def test_rounding_is_told_from_a_mistake_by_exact_mode(monkeypatch, tmp_path, exactly, verdict, status, words):

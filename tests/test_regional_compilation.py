@@ -1,5 +1,8 @@
 """Compile by region: which modules are compiled, and what is set for a run and restored after it."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from accelerate.utils import TorchDynamoPlugin
@@ -37,6 +40,20 @@ def test_blocks_are_compiled_and_names_stay():
     assert list(model.state_dict()) == names and torch.equal(model(inputs), expected)
 
 
+def test_a_copy_of_compiled_blocks_has_its_own_weights():
+    """Such as an average of weights; a copy is not compiled."""
+    model, inputs = Model(), torch.randn(2, 3)
+    expected = model(inputs)
+    regional_compilation.compile_blocks(model, {"backend": "eager"})
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), copy.deepcopy(model.layers[0])):
+        assert not any(isinstance(m.forward, regional_compilation.CompiledForward) for m in copied.modules())
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(copied(inputs), expected) and not model(inputs).any()
+
+
 def test_a_model_without_blocks_is_refused():
     with pytest.raises(UserError, match="Sequential has no list of blocks of one class"):
         regional_compilation.compile_blocks(nn.Sequential(nn.Linear(2, 2)), {})
@@ -55,7 +72,7 @@ def test_settings_are_restored(exact):
     plugin = TorchDynamoPlugin(backend="INDUCTOR", use_regional_compilation=True, dynamic=False)
     before = now()
     with regional_compilation.settings(plugin, exact):
-        assert now() == (regional_compilation.MOST, exact, False, exact, False if exact else None)
+        assert now() == (regional_compilation.MOST_SHAPES, exact, False, exact, False if exact else None)
     assert now() == before
 
 

@@ -4,7 +4,7 @@ FSDP2 pairs what ranks send each other by its order alone. Where a rank leaves o
 order, the ranks mix up their weights or gradients; and if those have the same sizes, nothing fails.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,10 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from app.distributed import collectives
 from app.errors import UserError
 
+ALL_LAYERS = (
+    "Have every micro-batch use all weights in one order (add 0 times the output of a layer that it does not need); "
+    "or take a profile without FSDP"
+)
 _BITS = 52  # of a fingerprint: float64 holds it
 
 
@@ -32,26 +37,35 @@ def own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             yield from own_parameters(inner)
 
 
-class Calls:
+class CallOrder:
     """A fingerprint of what FSDP2 has gathered and reduced in this rank's training steps, in order."""
 
     def __init__(self):
-        self._modules, self._print, self._counting = 0, 0, False
+        self._modules, self._so_far, self._counting = 0, 0, False
 
     def watch(self, model: nn.Module) -> None:
-        """Count the forward passes of a prepared model for which FSDP2 gathers weights."""
+        """Count the forward and backward passes of a prepared model for which FSDP2 gathers weights."""
         for module in filter(is_sharded, model.modules()):
             if place := next(own_parameters(module), None):
                 self._modules += 1
-                # Before FSDP2's own hook, which replaces the shards by whole parameters.
-                module.register_forward_pre_hook(partial(self._call, self._modules, *place), prepend=True)
+                gathers = partial(self._gathers, self._modules, *place)
+                # All before FSDP2's own hooks, which replace the shards by whole parameters.
+                module.register_forward_pre_hook(gathers, prepend=True)
+                module.register_forward_hook(partial(self._watch_backward, gathers), prepend=True)
 
-    def _call(self, number: int, inner: nn.Module, name: str, *_: Any) -> None:
+    def _gathers(self, number: int, inner: nn.Module, name: str, *_: Any) -> None:
         if self._counting and isinstance(inner._parameters[name], DTensor):
             self._add(number)
 
+    def _watch_backward(self, gathers: Callable[..., None], module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Have the backward pass through a module count too: a loss may not use all outputs."""
+        if self._counting and torch.is_grad_enabled():
+            for tensor in tree_leaves(outputs):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(gathers)
+
     def _add(self, number: int) -> None:
-        self._print = (self._print * 1_000_003 + number) % 2**_BITS
+        self._so_far = (self._so_far * 1_000_003 + number) % 2**_BITS
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -65,13 +79,12 @@ class Calls:
             for model in models:
                 self._add(hash(tuple(parameter.grad is None for parameter in model.parameters())) % 2**_BITS)
 
-    def slots(self) -> list[Tensor]:
-        """Return a number for each rank, all 0 but this rank's, to be summed over ranks; nothing without FSDP2."""
-        if not self._modules:
-            return []
-        slots = torch.zeros(torch.distributed.get_world_size(), dtype=torch.float64)
-        slots[collectives.rank()] = self._print
-        return [slots]
+    def slots(self) -> Tensor:
+        """Return a number for each rank, all 0 but this rank's, to be summed over ranks; empty without FSDP2."""
+        slots = torch.zeros(torch.distributed.get_world_size() if self._modules else 0, dtype=torch.float64)
+        if self._modules:
+            slots[collectives.rank()] = self._so_far
+        return slots
 
     def compare(self, slots: list[float], step: int) -> None:
         """Compare the numbers of all ranks. Every rank takes part, with the same numbers.
@@ -83,7 +96,5 @@ class Calls:
         if apart:
             raise UserError(
                 f"rank {apart[0]} has used other layers than rank 0 by step {step}, or the same in another order, so "
-                "FSDP2 has mixed up their weights or gradients; nothing of it was saved. Have every micro-batch use "
-                "all layers in one order (add 0 times the output of a layer that it does not need); or take a profile "
-                "without FSDP"
+                f"FSDP2 has mixed up their weights or gradients; nothing of it was saved. {ALL_LAYERS}"
             )

@@ -4,7 +4,9 @@ Compiled as a whole, a model is cut into other graphs by DDP's buckets and by FS
 each block is compiled, inside all hooks, and all blocks of a class share one graph.
 """
 
-from collections.abc import Iterator
+import functools
+import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import nn
 from app.errors import UserError
 
 # Shapes of a block's inputs that may be compiled apart. torch's own limit is 8, beyond which it stops compiling.
-MOST = 512
+MOST_SHAPES = 512
 
 
 def is_asked_for(plugin: TorchDynamoPlugin) -> bool:
@@ -37,10 +39,32 @@ def compile_blocks(model: nn.Module, options: dict[str, Any]) -> None:
     if not blocks:
         raise UserError(
             f"dynamo_use_regional_compilation in the profile: {type(model).__name__} has no list of blocks of one "
-            "class (nn.ModuleList): without it in dynamo_config, the model is compiled as a whole"
+            "class (nn.ModuleList): without it in dynamo_config the model is compiled as a whole, which --run.exact "
+            "refuses"
         )
     for block in blocks:
-        block.forward = torch.compile(block.forward, **options)
+        block.forward = CompiledForward(block, torch.compile(block.forward, **options))
+
+
+class CompiledForward:
+    """A block's compiled forward method. A copy of the block, such as an average of its weights, gets the plain one."""
+
+    def __init__(self, block: nn.Module, compiled: Callable[..., Any]):
+        self.block, self.compiled = block, compiled
+        functools.update_wrapper(self, compiled)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Any:
+        return _plain_forward(copies[id(self.block)])  # where blocks are copied, before what they hold
+
+    def __reduce__(self) -> tuple:
+        return _plain_forward, (self.block,)
+
+
+def _plain_forward(block: nn.Module) -> Any:
+    return types.MethodType(type(block).forward, block)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -78,7 +102,7 @@ def settings(plugin: TorchDynamoPlugin, exact: bool) -> Iterator[None]:
     # accelerate's launcher asks for fixed shapes where the profile says nothing.
     plugin.dynamic = False if exact else plugin.dynamic or None
     # DDP would cut the graph of a block at its buckets, which one process does not have.
-    chosen = {"optimize_ddp": False, "recompile_limit": MOST, "accumulated_recompile_limit": 8 * MOST}
+    chosen = {"optimize_ddp": False, "recompile_limit": MOST_SHAPES, "accumulated_recompile_limit": 8 * MOST_SHAPES}
     try:
         kernels = torch._inductor.config.patch(deterministic=exact or torch._inductor.config.deterministic)
         with kernels, torch._dynamo.config.patch(chosen | {"fail_on_recompile_limit_hit": exact}):

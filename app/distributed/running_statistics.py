@@ -3,7 +3,9 @@
 A forward pass folds the statistics s of its micro-batch into the running ones: r = (1 - p) r + p s, with momentum p.
 A process sees some of a step's micro-batches only. So it keeps what each of them adds, and before anybody reads the
 statistics, one sum over ranks collects all that was added, and every rank folds it in the order of one process. It does
-not matter when that happens: the same numbers are folded in the same order.
+not matter when that happens: the same numbers are folded in the same order. Only where a training step itself reads
+statistics that it also adds to, in evaluation mode, they are folded after every step, so that it reads those of the
+steps before it.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.batch_norm import is_batch_norm
 
 # Bytes that may wait to be folded; beyond, they are folded after a step that nobody reads.
-MOST = 64 << 20
+MOST_BYTES = 64 << 20
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 # torch 2.11 to 2.13 have no public name for what InstanceNorm's classes have in common.
 _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -53,15 +55,20 @@ class RunningStatistics:
         self._read_in_turn: dict[int, list[Tensor]] = {}
         self._originals: dict[int, list[Tensor]] = {}
         self._in_turn = False
+        # The modules that training steps have added to and read since `begin`; and whether some rank's do both.
+        self._trained: set[int] = set()
+        self._evaluated: set[int] = set()
+        self._does_both: bool | None = None  # None: not known yet
         self._hooks: list[Any] = []
 
     def begin(self) -> None:
-        """Take the statistics that the models have now as those from which training goes on."""
+        """Take the statistics that the models have now as those from which training goes on, and drop what waits."""
         for hook in self._hooks:
             hook.remove()
         plain = naming.plain(self.accelerator.models)
         self.modules = [m for model in plain for m in model.modules() if keeps_running_statistics(m)]
         self._waiting, self._passes = [], [0] * len(self.modules)
+        self._trained, self._evaluated, self._does_both = set(), set(), None
         self._hooks, self._adding = [], [False] * len(self.modules)
         if self.modules and self._folds:
             self._hooks = [m.register_forward_pre_hook(self._before(index)) for index, m in enumerate(self.modules)]
@@ -72,8 +79,10 @@ class RunningStatistics:
         counts = not is_batch_norm(self.modules[index])  # which counts by itself
 
         def hook(module: nn.Module, inputs: Any) -> None:
-            if self._in_turn and module.training != self._adding[index]:
-                self._switch(index, module.training)
+            if self._in_turn:
+                (self._trained if module.training else self._evaluated).add(index)
+                if module.training != self._adding[index]:
+                    self._switch(index, module.training)
             if counts and module.training:
                 self._passes[index] += 1
 
@@ -107,19 +116,23 @@ class RunningStatistics:
         device, kind = self._values.device, self._values.dtype
         sizes = torch.tensor([2 * len(m.running_mean) for m in self.modules], device=device)
         self._owner = torch.repeat_interleave(torch.arange(len(self.modules), device=device), sizes)
-        left = [0.0 if m.momentum is None else 1.0 - m.momentum for m in self.modules]
+        self._momenta = [module.momentum for module in self.modules]
+        left = [0.0 if momentum is None else 1.0 - momentum for momentum in self._momenta]
         self._left = torch.tensor(left, dtype=kind, device=device)[self._owner]
-        self._cumulative = torch.tensor([m.momentum is None for m in self.modules], device=device)[self._owner]
-        self._any_cumulative = any(m.momentum is None for m in self.modules)
+        self._cumulative = torch.tensor([momentum is None for momentum in self._momenta], device=device)[self._owner]
+        self._any_cumulative = None in self._momenta
         self._sizes = [tensor.numel() for tensor in tensors]
         self._seen = self._tracked.double()
         # InstanceNorm's forward passes leave its counter as it is.
         self._counted = torch.tensor([is_batch_norm(m) for m in self.modules], device=device)
 
     def loop(self, micro_batches: int) -> None:
-        """Begin a loop over a step's micro-batches. Every rank takes part in every loop."""
+        """Begin a loop over a step's micro-batches. Every rank takes part in every loop, with the same momenta."""
         if self.modules and self._folds:
-            width = len(self._values) + len(self.modules)
+            if self._momenta != [module.momentum for module in self.modules]:
+                self.fold()
+                self._read()
+            width = len(self._values) + len(self.modules) + 1
             self._waiting.append(self._values.new_zeros(micro_batches, width))
 
     def turn(self, index: int, idle: bool) -> Any:
@@ -184,35 +197,38 @@ class RunningStatistics:
         if any(self._passes):
             passes = passes + torch.tensor(self._passes, dtype=row.dtype).to(row.device, non_blocking=True)
         with torch.no_grad():
-            torch.cat([*(tensor for tensors in added for tensor in tensors[:2]), passes], out=row)
+            torch.cat([*(tensor for tensors in added for tensor in tensors[:2]), passes], out=row[:-1])
 
     def _views(self) -> list[Tensor]:
         """Return the values as a mean and a variance for each module, each [channels]."""
         return list(self._values.split(self._sizes))
 
-    def forget(self) -> None:
-        """Drop what waits: the step's forward passes are undone."""
-        self._waiting = []
-
     def fold(self, only_if_many: bool = False) -> None:
         """Fold what waits into the models' statistics. Every rank takes part; a collective if something waits.
 
         Args:
-            only_if_many: leave it, unless it takes much memory.
+            only_if_many: leave it, unless it takes much memory, or training steps read what they add to.
         """
-        if not self._waiting or (only_if_many and sum(rows.nbytes for rows in self._waiting) <= MOST):
+        if not self._waiting or (only_if_many and self._does_both is False and self._bytes() <= MOST_BYTES):
             return
         rows = torch.cat(self._waiting)
         self._waiting = []
+        if self._does_both is None:  # in the first step of a launch
+            rows[0, -1] = float(bool(self._trained & self._evaluated))
         if not collectives.alone():
             dist.all_reduce(rows)
             rows /= self.accelerator.num_processes // self.accelerator.data_ranks
-        added, passes = rows.split([len(self._values), len(self.modules)], 1)
+        if self._does_both is None:
+            self._does_both = bool(rows[0, -1] > 0)
+        added, passes, _ = rows.split([len(self._values), len(self.modules), 1], 1)
         for row, count in zip(added, passes, strict=True):
             self._fold_one(row, count)
         self._tracked += (passes.sum(0) * self._counted).to(self._tracked.dtype)
         with torch.no_grad():
             self._hand_out(self._own())
+
+    def _bytes(self) -> int:
+        return sum(rows.nbytes for rows in self._waiting)
 
     def _fold_one(self, added: Tensor, passes: Tensor) -> None:
         """Fold what one micro-batch has added, in as many passes of each module."""

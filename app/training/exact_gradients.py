@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, DynamoBackend
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from app.distributed import regional_compilation
 from app.distributed.accelerator import Accelerator
+from app.distributed.fsdp_calls import ALL_LAYERS
 from app.distributed.naming import local_shard
 from app.errors import UserError
 from app.sampling.batch_plan import Step
@@ -102,7 +104,12 @@ class ExactGradients(Gradients):
         return {**deterministic_settings.in_force(), "rounding": grid_rounding.how(self.accelerator.device)}
 
     def explained(self, error: BaseException | None) -> UserError | None:
-        """Return advice for an operation that torch has refused; None for other errors."""
+        """Return advice for what torch has refused; None for other errors."""
+        if self.sharded and isinstance(error, AssertionError) and "uniform gradient dtype" in str(error):
+            return UserError(
+                "--run.exact: a weight had its first gradient of a step in this rank's last micro-batch, which FSDP2 "
+                f"cannot add to the others (torch {torch.__version__}). {ALL_LAYERS}"
+            )
         return nondeterministic_ops.explained(error)
 
     def begin(self, step: Step, closely: bool) -> None:
@@ -172,8 +179,8 @@ def settings() -> Iterator[None]:
 
 def _check(accelerator: Accelerator) -> None:
     zero = accelerator.distributed_type == DistributedType.DEEPSPEED
-    plugin = accelerator.state.dynamo_plugin
-    reason = refusal(zero, plugin.backend != DynamoBackend.NO and not plugin.use_regional_compilation)
+    by_region = regional_compilation.is_asked_for(accelerator.state.dynamo_plugin)
+    reason = refusal(zero, accelerator.compiles and not by_region)
     if reason:
         raise UserError(f"--run.exact: {reason}")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from app.distributed import accelerate_patches, deepspeed
 from app.distributed.accelerator import Accelerator
-from app.distributed.fsdp_calls import Calls
+from app.distributed.fsdp_calls import CallOrder, is_sharded
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 
@@ -21,7 +21,7 @@ class Gradients:
 
     def __init__(self, accelerator: Accelerator, seed: int):
         self.accelerator, self.seed = accelerator, seed
-        self.calls = Calls()
+        self.calls = CallOrder()
         self._sharded: list[Any] = []  # modules whose parameters FSDP2 gathers
         self._passed = False  # whether the backward pass of this turn has run
         self._step: Step | None = None
@@ -32,7 +32,7 @@ class Gradients:
             deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
         self.calls.watch(model)
-        self._sharded += [module for module in model.modules() if hasattr(module, "reshard")]
+        self._sharded += [module for module in model.modules() if is_sharded(module)]
         if wrapper := _wrapper(model):
             # If True, a forward pass without a backward pass would make DDP reduce in the next backward pass.
             wrapper.require_backward_grad_sync = False

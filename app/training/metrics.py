@@ -1,7 +1,8 @@
 """Scores from sums over all samples: the same bits on any number of ranks, combined in one collective.
 
-Counts are exact, and sums of floats do not depend on the order of their terms. torchmetrics sums floats in the order
-of arrival, and its import takes four seconds in each process, because it also imports audio, text and plots.
+Counts are exact, and sums of floats do not depend on the order of their terms. By itself, torchmetrics sums
+floats in the order of arrival, and its import takes four seconds in each process, because it also imports audio, text
+and plots.
 """
 
 import math

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from app.distributed.fsdp_calls import is_sharded
 from app.errors import UserError
 from app.training import reproducible_sums
 from app.training.metrics import BOUND, COUNT, Metric
@@ -39,7 +40,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         torch.set_grad_enabled(grad)
         for module, training in modes.items():
             module.training = training  # one by one: the recipe may keep some modules in evaluation mode
-            if hasattr(module, "reshard"):  # FSDP2 would keep whole parameters until a backward pass
+            if is_sharded(module):  # FSDP2 would keep whole parameters until a backward pass
                 cast("FSDPModule", module).reshard()
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from app.distributed.running_statistics import RunningStatistics
+from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.sampling.seeding import seed_all
 from app.training.gradients import Gradients
@@ -22,6 +23,7 @@ class Batch:
             statistics: of the models' norms; None in a dry run.
         """
         self._gradients, self._step, self._loops, self._statistics = gradients, step, 0, statistics
+        self._open = False  # whether a loop over the turns has begun and not ended
         self.begun = False
         """Whether a forward pass has begun, which may change buffers."""
 
@@ -34,6 +36,8 @@ class Batch:
             models: the models that get gradients.
             frozen: models that gradients only flow through, such as the discriminator while the generator learns.
         """
+        self.check_complete()
+        self._open = True
         if self._statistics:
             self._statistics.loop(self._step.micro_count)
         for position, turn in enumerate(self._step.turns):
@@ -44,6 +48,19 @@ class Batch:
                 yield turn
         seed_all(self._gradients.seed, self._step.index, -1, self._loops)
         self._loops += 1
+        self._open = False
+
+    def check_complete(self) -> None:
+        """Refuse to go on after a loop over `micros` that was left early, or inside of one.
+
+        Raises:
+            UserError: there is one.
+        """
+        if self._open:
+            raise UserError(
+                "a loop over batch.micros has not come to its last micro-batch, in which gradients synchronise: go "
+                "through all of them, one loop after the other; `continue` leaves out the rest of a micro-batch"
+            )
 
 
 class CurrentStep:

@@ -143,6 +143,7 @@ class StepLoop:
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
         (index, clip), step = self.optimizers.find(optimizer), self._inside("run.step")
+        step.batch.check_complete()
         step.updated = True
         if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
@@ -211,8 +212,8 @@ class StepLoop:
 
     def _undo(self, step: CurrentStep) -> None:
         """Undo what the forward passes of a step that runs again have done to buffers."""
-        self.services.buffers.statistics.forget()
         step.undo()
+        self.services.buffers.statistics.begin()
 
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services

@@ -12,7 +12,7 @@ from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.desync import DesyncCheck
-from app.distributed.fsdp_calls import Calls
+from app.distributed.fsdp_calls import CallOrder
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.training.loss_means import LossMeans
@@ -63,7 +63,7 @@ class StepMetrics:
             self.faults.note(self.step.index, self.losses, [*self.norms.values()])
 
     def collect(
-        self, buffers: Buffers, means: LossMeans, calls: Calls, drift: DesyncCheck | None = None
+        self, buffers: Buffers, means: LossMeans, calls: CallOrder, drift: DesyncCheck | None = None
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
@@ -88,12 +88,10 @@ class StepMetrics:
             self.faults.there().reshape(1),
             means.slots(names),
         ]
-        used = calls.slots()
-        of_ranks = [slots.to(device) for slots in (*used, *([] if drift is None else [drift.slots()]))]
-        norms, terms, ledger, earlier, sums, *prints = self._over_ranks(added, of_ranks)
+        of_ranks = [calls.slots().to(device), *([] if drift is None else [drift.slots().to(device)])]
+        norms, terms, ledger, earlier, sums, order, *prints = self._over_ranks(added, of_ranks)
         *parts, fresh = ledger
-        if used:
-            calls.compare(prints.pop(0), self.step.index + 1)
+        calls.compare(order, self.step.index + 1)
         if any(earlier):
             raise UserError(self._earlier().advice())
         if fresh:

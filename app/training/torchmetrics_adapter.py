@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 
 from app.distributed import collectives
@@ -18,7 +19,7 @@ from app.training.metrics import BOUND, COUNT, Metric
 
 
 def is_torchmetric(metric: Any) -> bool:
-    """Tell, without importing torchmetrics, whether a metric is one of its 1.9."""
+    """Tell, without importing torchmetrics, whether a metric is one of torchmetrics' (1.9)."""
     package = sys.modules.get("torchmetrics")
     return package is not None and isinstance(metric, package.Metric)
 
@@ -35,8 +36,10 @@ def _adds_up(metric: Any) -> bool:
 
     inside = any(is_torchmetric(module) for module in metric.modules() if module is not metric)
     kinds = metric._reductions.values()
+    if inside or hasattr(metric, "multioutput"):  # the states of the latter take the shape of the data
+        return False
     sums = all(kind is dim_zero_sum for kind in kinds) and len(kinds) > 0
-    return sums and not inside and all(isinstance(d, Tensor) and not d.any() for d in metric._defaults.values())
+    return sums and all(isinstance(d, Tensor) and not d.any() for d in metric._defaults.values())
 
 
 def _value(metric: Any) -> float:
@@ -71,7 +74,10 @@ class Summed(Metric):
 
 
 class Repeated(Metric):
-    """A metric that is updated anew with what all ranks have, in the order of the samples."""
+    """A metric that is updated anew with what all ranks have, in the order of the samples.
+
+    Every rank keeps the arguments of all updates of an evaluation in the memory of its host.
+    """
 
     def __init__(self, metric: Any):
         super().__init__(0)
@@ -91,5 +97,6 @@ class Repeated(Metric):
         return _value(self.metric)
 
 
-def _moved(values: tuple, device: torch.device) -> tuple:
-    return tuple(value.detach().to(device) if isinstance(value, Tensor) else value for value in values)
+def _moved(values: tuple, device: torch.device) -> Any:
+    """Copy the tensors of arguments, also those in lists and dicts, to a device."""
+    return recursively_apply(lambda tensor: tensor.detach().to(device), values)

@@ -57,6 +57,19 @@ class Swapped(nn.Module):
         return second(first(x).tanh())
 
 
+class Heads(nn.Module):
+    """A model that runs two heads of one shape, of which the loss uses one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        hidden = self.body(x).tanh()
+        return [head(hidden) for head in self.heads][int(x[0, 0] > 0)]
+
+
 class Tied(nn.Module):
     """A plain module with one weight under two names."""
 
@@ -126,6 +139,15 @@ def not_shared(home):
     return train("here", nn.Linear(4, 3))
 
 
+def left_early(run, model):
+    """Leave a loop over micro-batches before its last one, and begin another."""
+    batch = run._loop.current.batch
+    for _ in batch.micros(model):
+        break
+    for _ in batch.micros(model):
+        pass
+
+
 def static(run, model):
     """Ask DDP for a static graph, and prepare another model."""
     run.accelerator.ddp_handler.static_graph = True
@@ -160,6 +182,8 @@ def main(folder, rank, chosen):
         "seldom": lambda: train(folder / "seldom", Seldom()),
         "static": lambda: train(folder / "static", nn.Linear(4, 3), body=static),
         "swapped": lambda: train(folder / "swapped", Swapped()),
+        "heads": lambda: train(folder / "heads", Heads(), micro_batch=1),
+        "left early": lambda: train(folder / "left", nn.Linear(4, 3), body=left_early),
         "auroc": lambda: train(folder / "auroc", nn.Linear(4, 3), body=auroc),
         "tied": lambda: train(folder / "tied", Tied()),
         "batchnorm": lambda: train(folder / "batchnorm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))),

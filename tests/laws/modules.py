@@ -21,8 +21,7 @@ class Config:
     """Eight micro-batches of two or three rows a step, so that three ranks have one idle turn."""
 
     case: Literal["attention", "loops", "norm", "unused", "branches", "frozen", "skipped", "scaled"] = "attention"
-    unused: Literal["", "find_unused_parameters", "static_graph"] = ""
-    """The setting of DDP that is on."""
+    find_unused: bool = False
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.1))
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
@@ -155,8 +154,8 @@ def judged(run, model, judge, batch):
 
 def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
-        if config.unused and run.accelerator.ddp_handler:
-            setattr(run.accelerator.ddp_handler, config.unused, True)
+        if config.find_unused and run.accelerator.ddp_handler:
+            run.accelerator.ddp_handler.find_unused_parameters = True
         if config.case == "scaled":
             scale_losses(run)
         model, optimizer = run.prepare(MODELS.get(config.case, Attention)(), config.optim)

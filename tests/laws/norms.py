@@ -68,8 +68,10 @@ def train(folder: Path, twice: bool = False, **settings) -> dict[str, str]:
     for name, value in settings.items():
         setattr(config.run, name, value)
     with Run(config) as run:
-        model, optimizer = run.prepare(Model(), OptimConfig(name="SGD", lr=0.05))
+        plain = Model()
+        model, optimizer = run.prepare(plain, OptimConfig(name="SGD", lr=0.05))
         for batch in run.batches(ROWS, torch.stack):
+            plain.norm.momentum = 0.5 if run.steps_done < 7 else 0.05
             for micro in batch.micros(model):
                 loss = (model(micro.inputs) - 1).square().mean()
                 if twice:  # and once more in evaluation mode, which reads the statistics
@@ -101,6 +103,8 @@ def main(folder: Path) -> None:
         train(folder / f"{name}-left", exact=exact, stop_at=STOP)
         train(folder / f"{name}-early", exact=exact, steps=EARLY, eval_every=1)
     told["twice"] = train(folder / "twice", exact=True, twice=True, steps=9)
+    train(folder / "twice-stopped", exact=True, twice=True, steps=9, stop_at=4)
+    told["twice-stopped"] = train(folder / "twice-stopped", exact=True, twice=True, steps=9, log_every=1)
     with counting(folder / "counts.json"):
         train(folder / "counted", steps=8, log_every=6, eval_every=8, check_every=8)
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))

@@ -23,7 +23,7 @@ def told(tmp_path_factory):
 def sharded(tmp_path_factory):
     """Return both ranks' errors by case under FSDP2."""
     folder = tmp_path_factory.mktemp("faults-fsdp")
-    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder, "stopping", "swapped")
+    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder, "stopping", "swapped", "heads")
     assert result.status == 0, result.output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
@@ -33,6 +33,15 @@ def test_layers_in_another_order_are_found_under_fsdp(told, sharded):
     assert [rank["swapped"] for rank in told[0]] == [None, None]
     for rank in sharded:
         assert "rank 1 has used other layers than rank 0 by step" in rank["swapped"] and "0 times" in rank["swapped"]
+
+
+def test_heads_that_a_loss_does_not_use_are_found_under_fsdp(sharded):
+    """Their backward passes are paired by their order too; gradients accumulate, so all weights have some."""
+    assert all("has used other layers than rank 0 by step" in rank["heads"] for rank in sharded)
+
+
+def test_a_loop_over_micro_batches_goes_to_its_end(told):
+    assert all("has not come to its last micro-batch" in rank["left early"] for rank in told[0])
 
 
 def test_a_parameter_without_gradient_is_named(told):

@@ -25,9 +25,9 @@ CASES = {
     "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
     # Four micro-batches: three ranks have six turns, two of them idle.
     "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
-    "unused": (["--case", "unused", "--unused", "find_unused_parameters", *SHORT], ["ddp2", "ddp3"]),
+    "unused": (["--case", "unused", "--find-unused", "true", *SHORT], ["ddp2", "ddp3"]),
     "unused-exact": (["--case", "unused", *EXACT, *SHORT], ["ddp2", "ddp3"]),
-    "branches": (["--case", "branches", "--unused", "find_unused_parameters", *SHORT], ["ddp3"]),
+    "branches": (["--case", "branches", "--find-unused", "true", *SHORT], ["ddp3"]),
     "branches-exact": (["--case", "branches", *EXACT, *SHORT], ["ddp3"]),
     "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *SHORT], ["ddp3", "fsdp3"]),
     "scaled": (["--case", "scaled", "--optim.name", "SGD", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),

@@ -51,11 +51,11 @@ def draw(profiles: list[Profile], steps: int, seed: int) -> Chain:
         steps: of the whole run; each launch makes one or more.
     """
     random_ = random.Random(seed)
-    count = max(1, min(2 * len(profiles), steps))
+    count = min(2 * len(profiles), steps)
     turns: list[Profile] = []
     while len(turns) < count:
         further = random_.sample(profiles, len(profiles))
-        if turns and len(profiles) > 1 and further[0] is turns[-1]:  # a launch on the same layout moves nothing
+        if turns and further[0] == turns[-1]:  # a launch on the same layout moves nothing
             further.append(further.pop(0))
         turns += further
     stops = sorted(random_.sample(range(1, steps), count - 1))
@@ -73,7 +73,7 @@ class Trial:
         warnings: that it printed, each once.
     """
 
-    chain: "Chain"
+    chain: Chain
     folder: Path
     trace: Trace
     seconds: float
