@@ -21,14 +21,13 @@ __all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 def __getattr__(name: str):
     # torch is imported together with Run, only when it is needed: --help and mistakes answer at once.
     if name == "Run":
-        globals()[name] = _import_run()
-    elif name == "launch":
+        globals()[name] = run = _import_run()  # once: it freezes what is alive
+        return run
+    if name == "launch":
         from app.launching.notebook import launch
 
-        globals()[name] = launch
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals()[name]
+        return launch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _import_run() -> type:

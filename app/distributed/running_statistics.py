@@ -34,6 +34,10 @@ def keeps_running_statistics(module: nn.Module) -> bool:
     return is_batch_norm(module) and not isinstance(module, nn.SyncBatchNorm) and module.running_mean is not None
 
 
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    return [getattr(module, name) for name in _NAMES]
+
+
 class RunningStatistics:
     """The running statistics of a run's models."""
 
@@ -95,8 +99,7 @@ class RunningStatistics:
         """
         module, places = self.modules[index], (self._added if adding else self._read_in_turn)
         if index not in places:
-            now = [getattr(module, name) for name in _NAMES]
-            self._originals.setdefault(index, now)
+            self._originals.setdefault(index, _tensors_of(module))
             values = [*self._views()[2 * index : 2 * index + 2], self._tracked[index]]
             places[index] = [torch.zeros_like(tensor) if adding else tensor.clone() for tensor in values]
         for name, tensor in zip(_NAMES, places[index], strict=True):
@@ -105,7 +108,7 @@ class RunningStatistics:
 
     def _own(self) -> list[list[Tensor]]:
         """Return each module's mean, variance and counter."""
-        return [[getattr(module, name) for name in _NAMES] for module in self.modules]
+        return [_tensors_of(module) for module in self.modules]
 
     def _read(self) -> None:
         """Read the values that are folded next, and what folds them, into one tensor each."""

@@ -85,11 +85,10 @@ class Gradients:
         if missed is None:
             return
         names = f"{', '.join(missed[:3])}{' and more' if len(missed) > 3 else ''}" if missed else "some weights"
-        step = self._step.index + 1 if self._step else 1
         raise UserError(
-            f"{names} had no gradient in this rank's last micro-batch of step {step}, so DDP does not sum gradients "
-            "over ranks: freeze weights that are never used (requires_grad_(False)); for those that some micro-batches "
-            "use, set run.accelerator.ddp_handler.find_unused_parameters = True before run.prepare"
+            f"{names} had no gradient in this rank's last micro-batch of step {self._step.index + 1}, so DDP does not "
+            "sum gradients over ranks: freeze weights that are never used (requires_grad_(False)); for those that some "
+            "micro-batches use, set run.accelerator.ddp_handler.find_unused_parameters = True before run.prepare"
         )
 
     def begin(self, step: Step, closely: bool) -> None:
