@@ -23,7 +23,7 @@ def test_tensor_parallel_neighbours_are_one_data_rank(per_data_rank, expected):
     mesh = SimpleNamespace(non_data_parallel_size=per_data_rank)
     places = [SimpleNamespace(process_index=i, num_processes=8, parallelism_config=mesh) for i in range(8)]
     for place in places:
-        place._per_data_rank = Accelerator._per_data_rank.fget(place)
+        place.ranks_per_data_rank = Accelerator.ranks_per_data_rank.fget(place)
     assert [Accelerator.data_rank.fget(place) for place in places] == expected
     assert {Accelerator.data_ranks.fget(place) for place in places} == {8 // per_data_rank}
 

@@ -40,6 +40,24 @@ def test_blocks_are_compiled_and_names_stay():
     assert list(model.state_dict()) == names and torch.equal(model(inputs), expected)
 
 
+def test_blocks_of_a_class_share_one_graph():
+    """Five of them, in two lists; their inputs have one shape."""
+    made = []
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    model = Model()
+    model.layers.extend([Layer(3, 3), Layer(3, 3)])
+    plugin = TorchDynamoPlugin(backend="EAGER", use_regional_compilation=True)
+    with regional_compilation.settings(plugin, exact=True):
+        regional_compilation.compile_blocks(model, {"backend": backend, "dynamic": False})
+        for _ in range(3):
+            model(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    assert len(made) == 1
+
+
 def test_a_copy_of_compiled_blocks_has_its_own_weights():
     """Such as an average of weights; a copy is not compiled."""
     model, inputs = Model(), torch.randn(2, 3)

@@ -119,21 +119,22 @@ class Accelerator(accelerate.Accelerator):
     @property
     def data_ranks(self) -> int:
         """Count the data ranks: groups of processes that see their own samples."""
-        return self.num_processes // self._per_data_rank
+        return self.num_processes // self.ranks_per_data_rank
 
     @property
     def data_rank(self) -> int:
         """Return the data rank of this process. Tensor-parallel processes share one."""
-        return self.process_index // self._per_data_rank
+        return self.process_index // self.ranks_per_data_rank
 
     @property
-    def _per_data_rank(self) -> int:
+    def ranks_per_data_rank(self) -> int:
+        """Count the processes that see the same samples: the tensor-parallel ones."""
         # The data dimensions come first in accelerate's mesh, so neighbours share a data rank.
         return self.parallelism_config.non_data_parallel_size if self.parallelism_config else 1
 
     def counted_once(self, turn: Turn) -> Turn:
         """Set the weight of an evaluation's turn to 0 on all but one of the processes that share it."""
-        return turn if self.process_index % self._per_data_rank == 0 else turn._replace(weight=0.0)
+        return turn if self.process_index % self.ranks_per_data_rank == 0 else turn._replace(weight=0.0)
 
     @contextmanager
     def local_main_process_first(self):

@@ -8,6 +8,7 @@ from contextlib import suppress
 import torch
 from accelerate.utils import DistributedType
 
+from app.distributed import regional_compilation
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -24,7 +25,7 @@ def layout(accelerator: Accelerator) -> dict:
         "threads": torch.get_num_threads(),
         "kernels": torch.backends.cpu.get_cpu_capability(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),
+        "compile": compiler(accelerator),
     }
 
 
@@ -64,6 +65,12 @@ def device(accelerator: Accelerator) -> str:
     )
 
 
+def compiler(accelerator: Accelerator) -> str:
+    """Name the backend of torch.compile, and whether it compiles block by block; no: nothing is compiled."""
+    plugin = accelerator.state.dynamo_plugin
+    return plugin.backend.value.lower() + ", by block" * regional_compilation.is_asked_for(plugin)
+
+
 def changes_bits(saved: dict, here: dict) -> list[str]:
     """List the differences between two layouts, or their versions, that can change the bits of one micro-batch."""
     ours = {**here, **versions()}
@@ -98,8 +105,12 @@ def in_short(where: dict) -> str:
     return ", ".join([f"{ranks} data rank{'s' * (ranks > 1)}", *kind, where["precision"], where["device"]])
 
 
-def header(plan: BatchPlan, accelerator: Accelerator) -> str:
-    """Describe how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`."""
+def header(plan: BatchPlan, accelerator: Accelerator) -> list[str]:
+    """Describe how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`.
+
+    Returns:
+        One line, and a second one if the model is compiled.
+    """
     ranks = accelerator.data_ranks
     turns = plan.accumulation(ranks)
     split = f"{ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {plan.rows}"
@@ -107,4 +118,7 @@ def header(plan: BatchPlan, accelerator: Accelerator) -> str:
     kind = [wrapping(accelerator)] if wrapping(accelerator) else []
     line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
     idle = plan.idle(ranks)
-    return f"{line} ({idle:.0%} of the turns idle: {plan.micro_batches_per_step} micro-batches)" if idle else line
+    if idle:
+        line += f" ({idle:.0%} of the turns idle: {plan.micro_batches_per_step} micro-batches)"
+    slow = f"compiling ({compiler(accelerator)}): the first step with inputs of a new shape takes longer"
+    return [line, slow] if accelerator.compiles else [line]

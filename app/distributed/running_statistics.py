@@ -220,7 +220,7 @@ class RunningStatistics:
             rows[0, -1] = float(bool(self._trained & self._evaluated))
         if not collectives.alone():
             dist.all_reduce(rows)
-            rows /= self.accelerator.num_processes // self.accelerator.data_ranks
+            rows /= self.accelerator.ranks_per_data_rank
         if self._does_both is None:
             self._does_both = bool(rows[0, -1] > 0)
         added, passes, _ = rows.split([len(self._values), len(self.modules), 1], 1)

@@ -39,7 +39,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
     order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
-    for line in (layout.header(plan, ours), *asked.choices):
+    for line in (*layout.header(plan, ours), *asked.choices):
         logger.progress.say(line)
     here = layout.layout(ours)
     if layout.is_bound(here):

@@ -108,7 +108,7 @@ class LossMeans:
             slots, ours = self.slots(names), self._accelerator
             if not collectives.alone():
                 torch.distributed.all_reduce(slots)
-                slots /= ours.num_processes // ours.data_ranks
+                slots /= ours.ranks_per_data_rank
             self._read = _by_name(names, slots.tolist())
         return {"since": self._since, "steps": dict(self._steps), "sums": finite(self._read)}
 

@@ -133,7 +133,7 @@ class StepMetrics:
         if not collectives.alone():
             torch.distributed.all_reduce(slots)
             own = sum(map(len, added))
-            slots[:own] /= self.accelerator.num_processes // self.accelerator.data_ranks
+            slots[:own] /= self.accelerator.ranks_per_data_rank
         norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
         numbers = iter(torch.cat([norms, slots]).tolist())
         return [[*itertools.islice(numbers, len(part))] for part in (norms, *added, *of_ranks)]

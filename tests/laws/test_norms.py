@@ -118,6 +118,14 @@ def test_a_silent_step_has_no_further_collective(norms):
     }
 
 
+def test_what_waits_takes_little_memory(norms):
+    """Beyond a limit, here 0 bytes, it is folded after a silent step too: a second collective, and the same numbers."""
+    folder, told = norms("ddp_cpu", 3)
+    counts = json.loads((folder / "often.json").read_text())
+    assert counts["silent"]["c10d::allreduce_"] == 2
+    assert all(rank["often"] == rank["counted"] == told[0]["counted"] for rank in told)
+
+
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 2, "--run.steps", 6, "--run.eval-every", 3]
 COMMON += ["--run.log-every", 1, "--run.exact", "true", "--run.trackers"]
 CASES = {

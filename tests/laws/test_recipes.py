@@ -11,6 +11,7 @@ import shutil
 import pytest
 
 from app.checkpoints.record import RECORD
+from benchmarks.laws import CASES
 from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
@@ -111,6 +112,8 @@ def pretend_later(folder):
 def test_every_recipe_is_here():
     missing = RECIPES.keys() - SMALL.keys()
     assert not missing, f"add {', '.join(sorted(missing))} to tests/laws/small.py: flags that make the recipe small"
+    proven = {flags.split()[0] for flags in CASES.values()}
+    assert RECIPES.keys() == proven, "benchmarks/laws.py: give CASES the flags of every recipe"
 
 
 @pytest.mark.parametrize("layout", OTHERS)

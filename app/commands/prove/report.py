@@ -121,7 +121,7 @@ def _verdict(trial: Trial, comparison: Comparison, is_reference: bool) -> str:
 
 def _cells(row: Row) -> tuple:
     trial = row.trial
-    layout = in_short(trial.where) if trial.where else ""
+    layout = in_short(trial.where) if trial.where and len(trial.chain.launches) == 1 else ""
     losses = losses_of(trial)
     last, weights = (losses[-1], _digest(trial)) if losses else ("", "")
     return trial.chain.name, layout, row.comparison.steps, last, weights, row.verdict, _first(row)
