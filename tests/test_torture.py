@@ -21,9 +21,9 @@ def torture(folder, *words, recipe=TOY, pause="0.03"):
 def test_a_run_that_is_killed_again_and_again_is_the_one_that_nobody_touched(tmp_path):
     """On one process and two in turn, in exact mode: every line of metrics.jsonl, and every bit of the weights."""
     profiles = ["--profiles", PROFILES / "cpu.yaml", PROFILES / "ddp_cpu.yaml"]
-    result, found = torture(tmp_path / "runs", *profiles, "--kills", 3, "--seed", 3, "--run.best=-eval/loss")
+    result, found = torture(tmp_path / "runs", *profiles, "--kills", 2, "--seed", 3, "--run.best=-eval/loss")
     assert result.status == 0, result.output
-    assert len(found["kills"]) == 3 and found["finished"] >= 1 and not found["lost"] and not found["differences"]
+    assert len(found["kills"]) == 2 and found["finished"] >= 1 and not found["lost"] and not found["differences"]
     assert "0 lost, 0 differ" in result.output
 
 

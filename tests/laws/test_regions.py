@@ -16,8 +16,8 @@ COMMON = ["--run.global-batch", 10, "--run.micro-batch", 2, "--run.log-every", 1
 COMMON += ["--run.steps", STEPS, "--run.eval-every", 4, "--run.save-every", 100]
 EXACT = ["--run.exact", "true"]
 RECIPES = {"lm": ["--sample-length", 0]}  # `make laws` has cls too, whose batches have many widths
-LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}
-OTHERS = ("ddp3", "fsdp2")
+LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
+OTHERS = ("ddp2", "fsdp2")
 
 
 @pytest.fixture(scope="module")
