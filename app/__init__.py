@@ -8,14 +8,14 @@ import warnings
 # times longer. libgomp reads this when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from app.config import OptimConfig, RunConfig
+from app.config import EMAConfig, OptimConfig, RunConfig
 from app.errors import UserError
 from app.launching.flags import parse
 
 # A warning of tqdm's progress bars for notebooks, which other libraries use; a run itself prints lines there.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = ["OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
+__all__ = ["EMAConfig", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 
 def __getattr__(name: str):

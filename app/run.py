@@ -30,7 +30,7 @@ from app.training.gradients import Gradients
 from app.training.metrics import Metric
 from app.training.optimizer import Optimizers, build_optimizer
 from app.training.optimizer import check as check_optim
-from app.training.scores import Scores, as_numbers
+from app.training.scores import Scores, as_numbers, renamed
 from app.training.services import Services
 from app.training.step import Batch, CurrentStep
 from app.training.step_loop import StepLoop
@@ -98,7 +98,8 @@ class Run:
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
         taken.callback(lambda: self.folder.release(discard=not (self._opened and self._opened.begun)))
-        self.services = Services(settings, self.folder, self.gradients)
+        averaging = getattr(self._asked.config, "ema", None)
+        self.services = Services(settings, averaging, self.folder, self.gradients)
         self.logger = self.services.logger
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
@@ -164,12 +165,15 @@ class Run:
         # One rank may have drawn random numbers in the block: seeded again, all ranks get the same initial weights.
         seed_all(self.config.seed)
 
-    def prepare(self, model: nn.Module, optim: OptimConfig | torch.optim.Optimizer) -> tuple[nn.Module, Any]:
+    def prepare(
+        self, model: nn.Module, optim: OptimConfig | torch.optim.Optimizer, averaged: bool = True
+    ) -> tuple[nn.Module, Any]:
         """Place a model and make its optimizer. Call once for each model.
 
         Args:
             optim: settings, which determine the learning rate of every step; or an optimizer of your own, whose
                 learning rate the run does not change.
+            averaged: whether --ema averages its weights.
         """
         optimizers = self.optimizers  # first, for its error where the run is not open
         if isinstance(optim, OptimConfig) and optim.lr is None:
@@ -188,6 +192,8 @@ class Run:
             self.warn(note) if note.startswith("warning") else self.say(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
+        if averaged:
+            self.services.averages.add(optimizer)
         return model, optimizer
 
     def batches(
@@ -260,6 +266,20 @@ class Run:
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, next to its loss. Every rank must call it, with the same numbers."""
         self._loop.log(as_numbers(values))
+
+    def evaluate(self, function: Callable[..., dict[str, float]], model: nn.Module, data: Any, *more: Any) -> None:
+        """Score a model and log the scores: those of the average of its weights instead or as well, as --ema asks.
+
+        Args:
+            function: returns scores by name; it is called with this Run and the other arguments.
+            data: the evaluation set; or a dictionary of several, of which the first one has the plain names of scores,
+                and another one, called `hard`, names such as eval-hard/accuracy.
+        """
+        sets = data if isinstance(data, dict) else {"": data}
+        for kind, weights in self.services.averages.passes():
+            with weights:
+                for index, (name, each) in enumerate(sets.items()):
+                    self.log(renamed(function(self, model, each, *more), kind, name if index else ""))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.

@@ -8,7 +8,7 @@ r"""Train a text classifier: from scratch on data that needs no download, or fro
 
 from dataclasses import dataclass, field
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 from app.tasks.from_scratch import Scratch, check_shape
 from app.tasks.pretrained import load_model, load_tokenizer
@@ -28,6 +28,7 @@ class Config:
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
+    ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4))
 
     def default_lr(self) -> tuple[float, str]:
@@ -124,7 +125,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, eval_rows, collate, labels))
+                run.evaluate(evaluate, model, eval_rows, collate, labels)
         return run.finish(model, tokenizer, use=USE_IT)
 
 

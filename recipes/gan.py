@@ -7,7 +7,7 @@ accelerate launch recipes/gan.py --data.path faces/ --data.size 64 --color true 
 
 from dataclasses import dataclass, field
 
-from app import OptimConfig, Run, RunConfig, UserError, parse
+from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
 from app.data.config import ImageData
 
 USE_IT = (
@@ -40,6 +40,7 @@ class Config:
     """Optimizer of the generator."""
     optim_d: OptimConfig = field(default_factory=adam)
     """Optimizer of the discriminator."""
+    ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(epochs=40, micro_batch=32, eval_every=250, best="-eval/frechet")
     )
@@ -139,7 +140,7 @@ def main(config: Config) -> dict[str, float]:
         known, about = describe(real, held_out)
         run.say(about)
         generator, optimizer = run.prepare(generator, config.optim)
-        discriminator, optimizer_d = run.prepare(discriminator, config.optim_d)
+        discriminator, optimizer_d = run.prepare(discriminator, config.optim_d, averaged=False)
         collate = ImageCollate([0.5] * channels, [0.5] * channels, 1 / 255)
         for batch in run.batches(real, collate):
             for micro in batch.micros(discriminator):
@@ -155,7 +156,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(softplus(-discriminator(made)).mean(), micro, "loss/generator")
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, generator, latents, known))
+                run.evaluate(evaluate, generator, latents, known)
         return run.finish(generator, use=USE_IT)
 
 

@@ -8,7 +8,7 @@ r"""Train an image classifier: from scratch on data that needs no download, or f
 
 from dataclasses import dataclass, field
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
 from app.tasks.from_scratch import VisionScratch, check_vision
 from app.tasks.pretrained import check_images, load_model, load_processor
@@ -32,6 +32,7 @@ class Config:
     data: ClassData = field(default_factory=ClassData)
     augment: Augment = field(default_factory=Augment)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1, weight_decay=0.05))
+    ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(default_factory=lambda: RunConfig(epochs=12, micro_batch=32, best="eval/accuracy"))
 
     def default_lr(self) -> tuple[float, str]:
@@ -136,7 +137,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, eval_rows, collate, labels))
+                run.evaluate(evaluate, model, eval_rows, collate, labels)
         return run.finish(model, processor, use=USE_IT)
 
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app import OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import CorpusData
 from app.rundir.throughput import Cost
 from app.tasks.from_scratch import DecoderScratch, check_shape, decoder
@@ -48,6 +48,7 @@ class Config:
             lr=None, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.05, min_lr=0.1
         )
     )
+    ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(default_factory=lambda: RunConfig(global_batch=32, micro_batch=16))
 
     def default_lr(self) -> tuple[float, str]:
@@ -143,7 +144,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, eval_blocks, collate, tokenizer, config))
+                run.evaluate(evaluate, model, eval_blocks, collate, tokenizer, config)
         return run.finish(model, tokenizer, use=USE_A_CHAT if config.data.messages else USE_IT)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from app import OptimConfig, Run, RunConfig, UserError, parse
+from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
 from app.checkpoints.export import Card
 from app.data.config import VolumeData
 from app.tasks.from_scratch import UNetScratch, check_unet
@@ -38,6 +38,7 @@ class Config:
     scratch: UNetScratch = field(default_factory=UNetScratch)
     data: VolumeData = field(default_factory=VolumeData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, schedule="cosine", warmup=0.05))
+    ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(epochs=30, global_batch=16, micro_batch=4, eval_every=100, best="eval/dice")
     )
@@ -137,7 +138,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.log(evaluate(run, model, cases, loss_of))
+                run.evaluate(evaluate, model, cases, loss_of)
         return run.finish(model, *parts, use="" if config.model else USE_IT)
 
 

@@ -35,6 +35,7 @@ PRIVATE = {
     "distributed/fsdp_calls.py": {"_parameters", "_pytree"},
     "distributed/regional_compilation.py": {"_dynamo", "_inductor"},  # and tests/laws/test_regions.py
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
+    "training/averages.py": {"_foreach_copy_", "_foreach_sub", "_foreach_mul_", "_foreach_add_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
     "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},

@@ -30,6 +30,8 @@ class Measured(NamedTuple):
     """The scores that were measured at this very step; they decide which checkpoint is best."""
     losses: Callable[[], dict[str, Any]]
     """Returns sums of losses, with which a resumed run goes on; called on every rank."""
+    patience: dict[str, Any]
+    """How long ago the best score was measured."""
     unevaluated: bool = False
     """Whether the run stops inside this step's evaluation."""
 
@@ -147,6 +149,7 @@ class CheckpointManager:
                 "metrics": dict(measured.step_scores),
                 "scores": dict(measured.scores),
                 "unevaluated": measured.unevaluated,
+                "patience": measured.patience,
                 "losses": measured.losses(),
                 **self._about_run(step, plan),
             }

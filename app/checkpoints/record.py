@@ -9,7 +9,7 @@ from app.rundir import atomic
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
-_LATER = ("metrics", "scores", "unevaluated")  # those fields
+_LATER = ("metrics", "scores", "unevaluated", "patience")  # those fields
 
 
 def write(folder: Path, record: dict[str, Any]) -> Path:

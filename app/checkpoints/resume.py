@@ -26,11 +26,13 @@ class Start(NamedTuple):
     """Settings that are others from here on: by name, as they were and as they are."""
     losses: dict[str, Any] = {}
     """Sums of the losses of the last steps, from which the means that are logged next are formed."""
+    patience: dict[str, Any] = {}
+    """How long ago the best score was measured."""
 
 
 def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
-    # Checkpoints of earlier versions have no entry "buffers" or "losses".
+    # Checkpoints of earlier versions have no entry "buffers", "losses" or "patience".
     return Start(
         saved["step"],
         saved["scores"],
@@ -38,6 +40,7 @@ def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
         saved.get("buffers", ()),
         changed,
         saved.get("losses", {}),
+        saved.get("patience", {}),
     )
 
 

@@ -83,7 +83,14 @@ def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     }
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler.state_dict()
+    tensors |= _averages(accelerator)
     return tensors, objects
+
+
+def _averages(accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """Return the averages of weights, by name."""
+    names = naming.tensor_names(accelerator.models) if accelerator.averages else {}
+    return {f"averages.{names[tensor]}": average for tensor, average in accelerator.averages.items()}
 
 
 def load(accelerator: Accelerator, folder: str) -> None:
@@ -108,24 +115,68 @@ def load(accelerator: Accelerator, folder: str) -> None:
         found: dict[str, Any] = {}
         for index, optimizer in enumerate(accelerator.optimizers):
             found |= state_dict.optimizer_targets(index, optimizer.optimizer, names, saved)
+        if accelerator.averages:
+            found |= _average_targets(accelerator, saved)
         return found | _empty(saved, "objects.")
 
     tensors = _load_models(accelerator, folder, objects, wanted)
     for optimizer, content in zip(accelerator.optimizers, objects["optimizers"], strict=True):
         state_dict.restore_optimizer(optimizer.optimizer, names, tensors, content)
+    _restore_averages(accelerator, tensors)
     for item, content in zip(accelerator.others, objects["objects"], strict=True):
         item.load_state_dict(state_dict.join_tensors(content, tensors))
     if accelerator.scaler is not None and "scaler" in objects:
         accelerator.scaler.load_state_dict(objects["scaler"])
 
 
-def load_weights(accelerator: Accelerator, folder: str) -> None:
+def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) -> None:
     """Read the models' weights from what `save` wrote on any layout but DeepSpeed's, and nothing else of it.
 
+    Args:
+        averaged: read their averages instead.
+
     Raises:
-        UserError: the checkpoint is of another model, or holds more than tensors and JSON.
+        UserError: the checkpoint is of another model, or holds more than tensors and JSON; or it has no averages.
     """
-    _load_models(accelerator, folder, json.loads(Path(folder, OBJECTS).read_text()), lambda saved: {})
+
+    def wanted(saved: dict) -> dict:
+        targets = _average_targets(accelerator, saved) if averaged else {}
+        if averaged and not targets:
+            raise UserError(f"{folder} has no average of the weights: its run was made without --ema.decay")
+        return targets
+
+    objects = json.loads(Path(folder, OBJECTS).read_text())
+    tensors = _load_models(accelerator, folder, objects, wanted)
+    with torch.no_grad():
+        for weight, average in _loaded_averages(accelerator, tensors).items():
+            weight.copy_(average)
+
+
+def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.Tensor]:
+    """Make empty tensors for the averages in a checkpoint, sharded as the weights are."""
+    known = {f"averages.{name}": tensor for tensor, name in naming.tensor_names(accelerator.models).items()}
+    return {
+        name: torch.zeros_like(tensor, dtype=saved[name][1], requires_grad=False)
+        for name, tensor in known.items()
+        if name in saved
+    }
+
+
+def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
+    """Take the averages that were read; one that the checkpoint lacks begins with its weight."""
+    if not accelerator.averages:
+        return
+    found = _loaded_averages(accelerator, tensors)
+    with torch.no_grad():
+        for tensor in accelerator.averages.keys() - found.keys():
+            accelerator.averages[tensor].copy_(tensor)
+    accelerator.averages |= found
+
+
+def _loaded_averages(accelerator: Accelerator, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
+    """Find the averages among what was read: by the weight that each belongs to."""
+    names = naming.tensor_names(accelerator.models)
+    return {tensor: tensors[f"averages.{name}"] for tensor, name in names.items() if f"averages.{name}" in tensors}
 
 
 def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:

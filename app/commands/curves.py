@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import UserError, not_installed
-from app.rundir.history import History
+from app.rundir.history import History, is_score
 from app.rundir.throughput import SPEEDS
 
 FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
@@ -51,10 +51,11 @@ def panels(runs: Sequence[History]) -> list[Panel]:
         return [Panel(title, found)] if found else []
 
     known = {"loss", "loss_mean", "eval", "lr", "grad_norm", *SPEEDS}
-    others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known]
+    scores = [name for name in names if is_score(name)]
+    others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known and name not in scores]
     return [
         *take("loss", "loss", "loss_mean"),
-        *_scores([name for name in names if name.startswith("eval/")]),
+        *_scores(scores),
         *take("learning rate", "lr"),
         *take("gradient norm", "grad_norm"),
         *(panel for speed in SPEEDS for panel in take(speed.replace("_", " "), speed)),
@@ -63,13 +64,20 @@ def panels(runs: Sequence[History]) -> list[Panel]:
 
 
 def _scores(names: list[str]) -> list[Panel]:
-    """Give each score a panel, and those of classes, such as eval/dice_bone next to eval/dice, one together."""
+    """Give each score a panel, and those of classes, such as eval/dice_bone next to eval/dice, one together.
+
+    Scores of further evaluation sets, and of the average of the weights, share the panel of their main one.
+    """
+    further = {name: f"eval/{name.partition('/')[2]}" for name in names if not name.startswith("eval/")}
+    further = {name: main for name, main in further.items() if main in names}
+    names = [name for name in names if name not in further]
     of_classes = {name: [other for other in names if other.startswith((f"{name}_", f"{name}/"))] for name in names}
     of_classes = {name: found for name, found in of_classes.items() if len(found) > 1}
     taken = {name for found in of_classes.values() for name in found}
     shown = []
     for name in names:
-        shown += [] if name in taken else [Panel(name, (name,))]
+        same = [other for other, main in further.items() if main == name]
+        shown += [] if name in taken else [Panel(name, (name, *same))]
         if found := of_classes.get(name):
             shown.append(Panel(f"{name} by class", tuple(found), by_class=len(found) > FEW))
     return shown

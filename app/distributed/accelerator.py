@@ -75,6 +75,8 @@ class Accelerator(accelerate.Accelerator):
             os.environ[_MESHED] = "true"
             accelerate_patches.take_mesh(self)
         collectives.set_limit(limit)
+        self.averages: dict[torch.Tensor, torch.Tensor] = {}
+        """The average of each parameter and buffer that has one, sharded as it is; checkpoints hold them."""
         if self.device.type == "cpu":
             torch.set_num_threads(threads or environment.cores_per_process())
             if plugin is None:  # a run that shards needs the memory more than the time

@@ -16,6 +16,15 @@ def parameter_names(models: list[nn.Module]) -> dict[nn.Parameter, str]:
     return names
 
 
+def tensor_names(models: list[nn.Module]) -> dict[Tensor, str]:
+    """Map each parameter and each buffer to its name; a shared one to its first name."""
+    names: dict[Tensor, str] = {parameter: name for parameter, name in parameter_names(models).items()}  # noqa: C416
+    for index, model in enumerate(plain(models)):
+        for name, buffer in model.named_buffers():
+            names.setdefault(buffer, in_plain_model(index, name))
+    return names
+
+
 def buffer_names(models: list[nn.Module]) -> set[str]:
     """Return the names of all buffers of the models."""
     named = [(i, name) for i, m in enumerate(plain(models)) for name, _ in m.named_buffers(remove_duplicate=False)]

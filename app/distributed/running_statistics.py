@@ -106,6 +106,10 @@ class RunningStatistics:
             setattr(module, name, tensor)
         self._adding[index] = adding
 
+    def values(self) -> list[Tensor]:
+        """Return the modules' own means and variances, as they are after the last fold."""
+        return [tensor for each in self._own() for tensor in each[:2]]
+
     def _own(self) -> list[list[Tensor]]:
         """Return each module's mean, variance and counter."""
         return [_tensors_of(module) for module in self.modules]

@@ -14,9 +14,14 @@ from app.config import BestMetric
 from app.errors import UserError
 from app.rundir import lock, metrics_file
 
-NOT_SHOWN = ("step", "ids", "samples", "epoch", "eval/samples")
+NOT_SHOWN = ("step", "ids", "samples", "epoch")
 # Parts of the names of scores that are better if they are lower, for runs whose --run.best does not say it.
 _LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
+
+
+def is_score(name: str) -> bool:
+    """Tell whether an evaluation has measured a number: eval/loss, eval-hard/loss, ema/loss."""
+    return name.partition("/")[0].partition("-")[0] in ("eval", "ema") and "/" in name
 
 
 class Best(NamedTuple):
@@ -70,7 +75,7 @@ class History:
     def columns(self) -> list[str]:
         """List the names of the numbers in the lines, in the order in which they first occur."""
         numbers = (name for line in self.lines for name in line if not isinstance(line[name], str))
-        return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN))
+        return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN and not name.endswith("/samples")))
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a number was written, and the numbers; one that was not finite is NaN."""
@@ -86,7 +91,7 @@ class History:
     def score(self) -> tuple[str, float] | None:
         """Return the name and last value of --run.best's score, else of the first evaluated score, else of the loss."""
         best = BestMetric.parse(self.asked_best).name
-        evaluated = [name for name in self.columns if name.startswith("eval/")]
+        evaluated = [name for name in self.columns if is_score(name)]
         for name in [best, *evaluated, "loss", *self.columns]:
             values = self.column(name)[1]
             if values:

@@ -59,7 +59,15 @@ class RunLogger:
         segments = [segment for segment in before.get("segments", []) if segment["step"] < done]
         segments += [{"step": done, "changed": changed}] if changed else []
         try:
-            self.folder.begin(status="running", error=None, step=done, launches=launches, segments=segments, **fields)
+            self.folder.begin(
+                status="running",
+                error=None,
+                stopped_early=None,
+                step=done,
+                launches=launches,
+                segments=segments,
+                **fields,
+            )
             self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
             self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
             self.trackers.start(
@@ -145,19 +153,24 @@ class RunLogger:
         if self.speaks:
             self.trackers.log_model(model)
 
-    def summary(self, done: int, scores: dict[str, Any], model: Path, use: str, longer: str, best: str = "") -> None:
-        """Say how the run went, where the model is, how to use it, and how to go on: with more of flag `longer`.
+    def summary(
+        self, done: int, scores: dict[str, Any], model: Path, weights: str, use: str, go_on: str, best: str = ""
+    ) -> None:
+        """Say how the run went, where the model is, how to use it, and how to go on.
 
         Args:
+            weights: which weights the model has; empty for those of the last step.
+            go_on: how the same command goes on.
             best: which step was the best one, and how to get its model.
         """
         self.progress.close()
         taken = duration(time.perf_counter() - self.began)
         now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
         lines = {name: _short(value) for name, value in scores.items()}
-        lines |= {"model": str(model), **({"use it": use.format(model=model)} if use else {})}
+        lines |= {"model": f"{model}: {weights}" if weights else str(model)}
+        lines |= {"use it": use.format(model=model)} if use else {}
         lines |= {"best": best} if best else {}
-        lines["go on"] = f"the same command with a larger {longer}; another --run.dir starts another run"
+        lines["go on"] = f"the same command {go_on}; another --run.dir starts another run"
         self.progress.say(f"finished: {done} steps, {now}")
         width = max(map(len, lines))
         for name, value in lines.items():

@@ -38,3 +38,8 @@ class Triggers:
     def may_be_best(self, step: int) -> bool:
         """Tell whether an evaluation is due that may make this step's checkpoint the best one."""
         return bool(self.settings.best) and self.at(step, self.settings.eval_every)
+
+
+def as_steps(value: float, total_steps: int) -> int:
+    """Turn a point of a run into steps: a fraction of the run if below 1, else a number of steps."""
+    return round(value * total_steps if value < 1 else value)

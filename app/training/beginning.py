@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from app.checkpoints.resume import contents_everywhere
+from app.config import RunConfig
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
+from app.errors import UserError
 from app.rundir import recipe_source
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan
@@ -37,6 +39,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
         cost: what a sample costs; None if it is not known.
     """
     services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
+    _check_best(loop.settings)
     order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *asked.choices):
@@ -49,6 +52,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     check_change(asked.config, start.changed)
     loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
+    services.averages.begin(plan.steps)
     about = {"steps": plan.steps, "samples": plan.samples, "recipe": asked.name, "layout": here}
     about |= {"versions": layout.versions(), **asked.facts}
     if chosen := services.gradients.arithmetic():
@@ -56,7 +60,8 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
 
     def write() -> None:
         origin = recipe_source.origin_of(asked.config)
-        logger.open(start.step, loop.settings, asked.fields, start.unevaluated, start.changed, **about, **origin)
+        evaluates = start.unevaluated or (loop.settings.eval_first and not start.step)
+        logger.open(start.step, loop.settings, asked.fields, evaluates, start.changed, **about, **origin)
 
     collectives.from_main(write, long=True)  # trackers may take long to start
     peak = peak_flops(here["device"], here["precision"])
@@ -67,3 +72,18 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     services.preemption.start()
     services.watchdog.start()
     return plan, steps
+
+
+def _check_best(settings: RunConfig) -> None:
+    """Refuse what needs a score that decides, without one.
+
+    Raises:
+        UserError: there is none.
+    """
+    asked = [f"--run.patience {settings.patience}"] * bool(settings.patience)
+    asked += ["--run.model best"] * (settings.model == "best")
+    if asked and not settings.best:
+        raise UserError(
+            f"{asked[0]} has no score to go by: name one, for example --run.best eval/accuracy, or, where lower is "
+            "better, --run.best=-eval/loss"
+        )

@@ -1,12 +1,15 @@
 """The end of a run: the finished model, what the folder and the user are told, and everything closed."""
 
 import shlex
+from contextlib import nullcontext
+from pathlib import Path
 
 from torch import nn
 
+from app.checkpoints import sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
-from app.errors import mendable
+from app.errors import UserError, mendable
 from app.training.step_loop import StepLoop
 
 
@@ -20,23 +23,87 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
     folder = services.model_folder
     collectives.from_main(services.folder.check)
     with services.watchdog.long_work():
-        save_model(services.accelerator, model, folder, *parts)
+        used = _choose_weights(loop)
+        in_place = _averaged(loop) and used == loop.steps_done  # another step's average has been loaded
+        with services.averages.in_place() if in_place else nullcontext():
+            save_model(services.accelerator, model, folder, *parts)
     if settings.log_model:
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
-    longer = "--run.steps" if settings.steps else "--run.epochs"
+    _tell(loop, use, used)
+
+
+def _tell(loop: StepLoop, use: str, used: int) -> None:
+    """Print the summary.
+
+    Args:
+        used: the step whose weights the finished model has.
+    """
+    services, settings = loop.services, loop.settings
+    go_on = f"with a larger {'--run.steps' if settings.steps else '--run.epochs'}"
+    if loop.patience.over:
+        services.logger.note(stopped_early=str(loop.patience))
+        services.logger.progress.say(f"stopped early: {loop.patience}")
+        go_on = "with --run.patience 0"
+    weights = ["the average of the weights (--ema)"] if _averaged(loop) else []
+    weights += [f"after step {used}"] if used != loop.steps_done else []
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
-    services.logger.summary(loop.steps_done, loop.scores, folder, use, longer, _best_in_words(loop, best))
+    told = _best_in_words(loop, best, used)
+    services.logger.summary(loop.steps_done, loop.scores, services.model_folder, ", ".join(weights), use, go_on, told)
 
 
-def _best_in_words(loop: StepLoop, best: tuple[int, float] | None) -> str:
-    """Say which step was the best, and how to get its model; empty if no checkpoint is kept as the best."""
+def _choose_weights(loop: StepLoop) -> int:
+    """Load the weights of the best checkpoint, if the finished model is to have those. Every rank takes part.
+
+    Returns:
+        The step whose weights the model has.
+    """
+    services, last = loop.services, loop.steps_done
+    if loop.settings.model == "last":
+        return last
+    services.checkpoint_manager.wait()
+    step, state, problem = collectives.from_main(lambda: _best_state(loop))
+    if problem:
+        services.logger.progress.warn(f"warning: --run.model best: {problem}; the model is that of the last step")
+    if step != last:
+        sharded.load_weights(services.accelerator, str(state), _averaged(loop))
+    return step
+
+
+def _averaged(loop: StepLoop) -> bool:
+    """Tell whether the finished model has the average of the weights."""
+    by_average = loop.patience.metric.name.partition("/")[0].partition("-")[0] == "ema"
+    return loop.services.averages.replaces or (loop.settings.model == "best" and by_average)
+
+
+def _best_state(loop: StepLoop) -> tuple[int, Path | None, str]:
+    """Find the best checkpoint.
+
+    Returns:
+        Its step and the folder of its state; or the last step, and what is wrong.
+    """
+    store, last = loop.services.checkpoint_store, loop.steps_done
+    best = store.best({})
+    if best is None:
+        return last, None, f"no checkpoint has {loop.patience.metric.name}"
+    try:
+        return best[0], store.at(best[0])[0], ""
+    except (UserError, OSError) as error:
+        return last, None, str(error)
+
+
+def _best_in_words(loop: StepLoop, best: tuple[int, float] | None, used: int) -> str:
+    """Say which step was the best, and how to get its model; empty if no checkpoint is kept as the best.
+
+    Args:
+        used: the step whose weights the model has; 0 for the last.
+    """
     if best is None:
         return ""
     (step, value), run, services = best, loop.services.folder.path, loop.services
     told = f"{services.checkpoint_store.retention.metric.name} {value:.4f} after step {step}"
-    if step == loop.steps_done:
-        return f"{told}, the last: it is the model above"
+    if step == used:
+        return f"{told}{', the last' * (step == loop.steps_done)}: it is the model above"
     return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 
 

@@ -10,6 +10,7 @@ import torch
 
 from app.config import OptimConfig
 from app.errors import UserError
+from app.sampling.triggers import as_steps
 
 UNSUITABLE = {
     "LBFGS": "it evaluates the loss several times a step",
@@ -129,17 +130,17 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch
     towards min_lr * peak at step `total_steps`, one after the last. wsd stays at the peak and falls in its last part.
     """
     peak = config.lr * _batch_factor(config, global_batch)
-    warmup_steps = _as_steps(config.warmup, total_steps)
+    warmup_steps = as_steps(config.warmup, total_steps)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     if config.schedule == "constant":
         return peak
     if config.schedule == "multistep":
-        return peak * config.gamma ** sum(step >= _as_steps(m, total_steps) for m in config.milestones)
+        return peak * config.gamma ** sum(step >= as_steps(m, total_steps) for m in config.milestones)
 
     start = max(0, warmup_steps - 1)
     if config.schedule == "wsd":
-        start = max(start, total_steps - _as_steps(config.decay, total_steps))
+        start = max(start, total_steps - as_steps(config.decay, total_steps))
     progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
     left = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
     return peak * (config.min_lr + (1 - config.min_lr) * left)
@@ -192,10 +193,6 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
 def _batch_factor(config: OptimConfig, global_batch: int) -> float:
     ratio = global_batch / config.base_batch if config.base_batch else 1.0
     return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.batch_scaling]
-
-
-def _as_steps(value: float, total_steps: int) -> int:
-    return round(value * total_steps if value < 1 else value)
 
 
 def _require(good: bool, config: OptimConfig, field: str, what: str) -> None:

@@ -28,6 +28,17 @@ def as_numbers(values: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def renamed(scores: dict[str, float], kind: str, set_name: str) -> dict[str, float]:
+    """Name the scores of a further evaluation: eval/loss becomes eval-hard/loss, ema/loss or ema-hard/loss.
+
+    Args:
+        kind: eval, or ema for an average of the weights.
+        set_name: of the evaluation set; empty for the first.
+    """
+    head = f"{kind}-{set_name}" if set_name else kind
+    return scores if head == "eval" else {f"{head}/{name.removeprefix('eval/')}": v for name, v in scores.items()}
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode and turn gradients off; restore both after the block."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.store import CheckpointStore
-from app.config import RunConfig
+from app.config import EMAConfig, RunConfig
 from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
 from app.distributed.running_statistics import RunningStatistics
@@ -14,6 +14,7 @@ from app.rundir.atomic import draft_of
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.training.averages import Averages
 from app.training.gradients import Gradients
 from app.training.loader import Augment, load
 
@@ -21,8 +22,12 @@ from app.training.loader import Augment, load
 class Services:
     """The services of one run; each is described in its own module."""
 
-    def __init__(self, settings: RunConfig, folder: RunFolder, gradients: Gradients):
-        """Make them; nothing is locked, written or listened to yet."""
+    def __init__(self, settings: RunConfig, averaging: EMAConfig | None, folder: RunFolder, gradients: Gradients):
+        """Make them; nothing is locked, written or listened to yet.
+
+        Args:
+            averaging: None where the recipe has no such settings.
+        """
         accelerator = gradients.accelerator
         self.accelerator, self.gradients, self.folder = accelerator, gradients, folder
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
@@ -39,6 +44,7 @@ class Services:
         )
         statistics = RunningStatistics(accelerator, settings.exact)
         self.buffers = Buffers(accelerator, statistics, self.logger.progress.warn)
+        self.averages = Averages(averaging, accelerator, self.buffers)
         self.checkpoint_manager = CheckpointManager(
             accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
         )

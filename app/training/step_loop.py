@@ -21,6 +21,7 @@ from app.training.gradients import Gradients
 from app.training.loss_means import LossMeans
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import Optimizers
+from app.training.patience import Patience
 from app.training.recompiles import Recompiles
 from app.training.services import Services
 from app.training.step import Batch, CurrentStep
@@ -46,6 +47,7 @@ class StepLoop:
         """Whether the run was stopped in the middle of an evaluation."""
         self.dry_run = False
         """Whether the recipe goes on after its loop without having made a step."""
+        self.patience = Patience(settings, {})
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
@@ -64,8 +66,8 @@ class StepLoop:
 
     @property
     def finished(self) -> bool:
-        """Tell whether all steps of the run are made."""
-        return self.plan is not None and self.steps_done == self.plan.steps
+        """Tell whether all steps of the run are made, or it has stopped early."""
+        return self.plan is not None and (self.steps_done == self.plan.steps or self.patience.over)
 
     def begin(
         self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
@@ -82,11 +84,19 @@ class StepLoop:
             self.scores = dict(start.scores)
         self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
         self._means = LossMeans(self.services.accelerator, self.settings.log_every, start.step, start.losses)
+        self.patience = Patience(self.settings, start.patience)
         end = min(plan.steps, self.settings.stop_at or plan.steps)
+        if self.patience.over and not start.unevaluated:
+            end = start.step
         return range(start.step - int(start.unevaluated), end)
 
     def go_through(self, steps: Iterator[Step]) -> Iterator[Batch]:
         """Yield each step's batch for its body, and do what is due after the body; end early if the run must stop."""
+        if self.settings.eval_first and not self.start.step:
+            yield self._enter_before_first()
+            self.finish_step()
+            if self.stopped_in_evaluation:
+                return
         for step in steps:
             yield self._enter(step)
             if not self.current.updated:
@@ -95,6 +105,13 @@ class StepLoop:
             self.finish_step()
             if self.leaving:
                 break
+
+    def _enter_before_first(self) -> Batch:
+        """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
+        nothing = Step(-1, [], 0, 0.0)
+        metrics = StepMetrics(self.services.accelerator, nothing, self._faults)
+        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), undo=lambda: None)
+        return self.current.batch
 
     def _enter(self, step: Step) -> Batch:
         """Begin a step, just before its body runs."""
@@ -126,6 +143,8 @@ class StepLoop:
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; in a dry run, never."""
         self.check_begun("run.due")
+        if self.current is not None and self.current.number == 0:
+            return every == self.settings.eval_every
         return self._triggers is not None and self._triggers.at(self.steps_done, every)
 
     def backward(self, parts: dict[str, Tensor], loss: Tensor, micro: Turn) -> None:
@@ -151,6 +170,7 @@ class StepLoop:
             self._undo(step)
         elif self._usable(step, optimizer, index, clip):
             optimizer.step()
+            self.services.averages.update(step.number, optimizer)
         else:
             step.skipped = True
         self.gradients.clear(optimizer)
@@ -198,8 +218,12 @@ class StepLoop:
         logger.write_pending(self.steps_done)
 
     def _close(self, step: CurrentStep) -> None:
+        if step.number == 0:
+            return
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
+            self.patience.note(step.number, step.scores)
+            self.leaving |= self.patience.over
         if step.updated and not step.again:
             self._after_update(step)
         elif step.updated and not self.stopped_in_evaluation:
@@ -234,12 +258,16 @@ class StepLoop:
             self._audit.step(step.number, step.metrics)
         services.logger.progress.advance()
         services.checkpoint_manager.look()
-        measured = Measured(self.scores, step.scores, self._means.record, self.stopped_in_evaluation)
+        measured = self._measured(step.scores, self._means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self._triggers, measured, self.leaving)
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""
         self.check_begun("run.save")
+        if self.services.averages.applied:
+            raise UserError(
+                "run.save inside run.evaluate, where the model has an average of its weights: call it after"
+            )
         step = self.current
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
@@ -248,8 +276,11 @@ class StepLoop:
         means = self._means
         if step is not None and step.open and not step.again:
             means = means.after(step.number, step.losses, step.metrics.step.weight)
-        measured = Measured(self.scores, self._scores_here(), means.record)
+        measured = self._measured(self._scores_here(), means)
         self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
+
+    def _measured(self, scores: dict[str, float], means: LossMeans, unevaluated: bool = False) -> Measured:
+        return Measured(self.scores, scores, means.record, self.patience.record, unevaluated)
 
     def may_stop_in_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first.

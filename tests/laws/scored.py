@@ -54,7 +54,10 @@ def kinds() -> dict[str, tuple]:
         "mse": (MeanSquaredError(), numbers),
         "r2": (R2Score(), numbers),
         "r2_of_two": (R2Score(), lambda x, y: (x[:, :2], x[:, 2:4])),
-        "boxes": (Boxes(), lambda x, y: ([{"boxes": row.view(1, -1), "labels": label} for row, label in zip(x, y)],)),
+        "boxes": (
+            Boxes(),
+            lambda x, y: ([{"boxes": row.view(1, -1), "labels": label} for row, label in zip(x, y, strict=True)],),
+        ),
         "pearson": (PearsonCorrCoef(), numbers),
         "accuracy": (MulticlassAccuracy(CLASSES), lambda x, y: (x, y)),
         "auroc": (BinaryAUROC(), chosen),

@@ -60,7 +60,7 @@ def main(options: Options, flags: list[str]) -> int:
     peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
     loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
     run, plan = dry_run.run_to_loop(options.recipe, flags, loop)
-    weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run))
+    weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run), run.accelerator.averages)
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
     about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
@@ -115,6 +115,7 @@ def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
         "parameters": sum(w.shape.numbers for w in weights),
         "trained": sum(w.shape.numbers for w in weights if w.trained),
         "optimizers": [type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
+        "averaged": bool(run.accelerator.averages),
     }
 
 

@@ -32,7 +32,7 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
         if a["tokens_per_step"] is None
         else f"{a['tokens_per_step']:,.0f} a step; {a['padding']:.1%} of what is computed is padding",
         "parameters": f"{a['parameters']:,}; {f'{frozen:,} of them frozen' if frozen else 'all trained'}",
-        "optimizer": ", ".join(a["optimizers"]),
+        "optimizer": ", ".join(a["optimizers"]) + "; an average of the weights" * a["averaged"],
         "checkpoint": f"{size(a['checkpoint'])} on disk; {a['checkpoints']} of them at most: {size(a['disk'])}",
     }
     print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")

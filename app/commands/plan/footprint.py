@@ -127,7 +127,8 @@ def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, coun
     models = run.accelerator.models
     optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
     with emptied(models, optimizers), simulated.installed(), simulated.casting(models), _on_meta(run.accelerator):
-        held = [t for model in models for t in (*model.parameters(), *model.buffers())]
+        averages = [torch.empty_like(average, device="meta") for average in run.accelerator.averages.values()]
+        held = [*averages, *(t for model in models for t in (*model.parameters(), *model.buffers()))]
         trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         storages.add(held)
         with ExitStack() as stack, storages:

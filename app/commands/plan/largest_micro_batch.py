@@ -59,7 +59,7 @@ class MicroBatchSearch:
         self._run = run
         self._models = run.accelerator.models
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-        self._weights = memory.weigh(self._models, optimizers)
+        self._weights = memory.weigh(self._models, optimizers, run.accelerator.averages)
         for profile in self.profiles:
             refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
             if not (profile.troubles or profile.zero_stage or refused):

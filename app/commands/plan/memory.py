@@ -73,9 +73,18 @@ class Memory(NamedTuple):
         return self.weights + self.gradients + self.sums + self.optimizer
 
 
-def weigh(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> tuple[list[Weight], int]:
-    """List the parameters of models, each once, and count the bytes of their buffers."""
+def weigh(
+    models: list[nn.Module], optimizers: list[torch.optim.Optimizer], averages: dict[Tensor, Tensor] | None = None
+) -> tuple[list[Weight], int]:
+    """List the parameters of models, each once, and count the bytes of their buffers.
+
+    Args:
+        averages: of parameters; counted with what the optimizer keeps for each.
+    """
     known = {p: tensors for optimizer in optimizers for p, tensors in remembered(optimizer).items()}
+    for parameter, average in (averages or {}).items():
+        tensors = known.get(parameter, ())
+        known[parameter] = None if tensors is None else (*tensors, Shape.of(average))
     parameters = {p: None for model in models for p in model.parameters()}
     buffers = {b: b.nbytes for model in models for b in model.buffers()}
     return [Weight(Shape.of(p), p.requires_grad, known.get(p, ())) for p in parameters], sum(buffers.values())

@@ -1,0 +1,34 @@
+"""Configuration: the settings that recipes share, and what is asked of a config's fields."""
+
+from app.config.fields import (
+    as_flag,
+    check,
+    chosen,
+    defaults,
+    diff,
+    each_field,
+    finite,
+    flatten,
+    on_resume,
+    to_dict,
+)
+from app.config.settings import BestMetric, EMAConfig, OnResume, OptimConfig, RunConfig, setting
+
+__all__ = [
+    "BestMetric",
+    "EMAConfig",
+    "OnResume",
+    "OptimConfig",
+    "RunConfig",
+    "as_flag",
+    "check",
+    "chosen",
+    "defaults",
+    "diff",
+    "each_field",
+    "finite",
+    "flatten",
+    "on_resume",
+    "setting",
+    "to_dict",
+]

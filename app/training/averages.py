@@ -1,0 +1,172 @@
+"""Averages of weights over the steps, sharded as the weights are: an exponential moving average, or a uniform one.
+
+The update of step t is a function of t and of the weights alone, and is computed number by number, so it is the same on
+every layout. Running statistics of norms are averaged with the weights; other buffers are taken as they are.
+(Exponential: Tarvainen and Valpola, *Mean teachers*, 2017. Uniform: Izmailov et al., *Averaging Weights Leads to Wider
+Optima*, 2018.)
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from app.config import EMAConfig
+from app.distributed.accelerator import Accelerator
+from app.distributed.buffers import Buffers
+from app.distributed.fsdp_calls import is_sharded
+from app.distributed.naming import local_shard
+from app.errors import UserError
+from app.sampling.triggers import as_steps
+
+# Bytes of weights that are updated at once, which needs as much memory again.
+_PIECE = 64 << 20
+
+
+class Averages:
+    """The averages of a run's models."""
+
+    def __init__(self, settings: EMAConfig | None, accelerator: Accelerator, buffers: Buffers):
+        """Prepare.
+
+        Args:
+            settings: None where the recipe has none.
+
+        Raises:
+            UserError: a setting does not work, or DeepSpeed hides the weights.
+        """
+        self.settings = settings if settings is not None and settings.on else None
+        self.accelerator, self._buffers = accelerator, buffers
+        self._start = 0
+        self.applied = False
+        """Whether the models have the average in place of their weights now."""
+        if self.settings is not None:
+            _check(self.settings)
+            if accelerator.distributed_type == DistributedType.DEEPSPEED:
+                raise UserError("--ema: DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead")
+
+    @property
+    def replaces(self) -> bool:
+        """Tell whether scores and the finished model are those of the average."""
+        return self.settings is not None and self.settings.use == "instead"
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin to average what an optimizer updates."""
+        if self.settings is not None:
+            self.accelerator.averages |= {p: _copy(p) for p in _trained(optimizer)}
+
+    def begin(self, steps: int) -> None:
+        """Begin the loop, with the weights from which it goes on in place, of a run of `steps` steps."""
+        if self.settings is None:
+            return
+        self._start = as_steps(self.settings.start, steps)
+        known = self.accelerator.averages
+        for tensor in (*known, *self._statistics()):
+            known.setdefault(tensor, _copy(tensor))
+
+    def update(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Add the weights after step `step`, counted from 1, that an optimizer has updated. Every rank takes part."""
+        if self.settings is None or (step > self._start and (step - self._start) % self.settings.every):
+            return
+        self._buffers.statistics.fold()
+        rate = self._rate(step)
+        for piece in _pieces(
+            [t for t in (*_trained(optimizer), *self._statistics()) if t in self.accelerator.averages]
+        ):
+            _move(
+                [local_shard(self.accelerator.averages[t]) for t in piece],
+                [local_shard(t.detach()) for t in piece],
+                rate,
+            )
+
+    def _rate(self, step: int) -> float:
+        """Return the weight of the newest weights in the average."""
+        updates = max(0, step - self._start) // self.settings.every
+        if updates == 0:
+            return 1.0
+        if self.settings.uniform:
+            return 1 / (1 + updates)
+        decay = self.settings.decay
+        return 1 - (min(decay, (1 + updates) / (10 + updates)) if self.settings.warmup else decay)
+
+    def passes(self) -> list[tuple[str, AbstractContextManager[None]]]:
+        """List the passes of an evaluation: what its scores begin with, and a block that has the weights for it."""
+        if self.settings is None:
+            return [("eval", nullcontext())]
+        return [("eval", self.in_place())] if self.replaces else [("eval", nullcontext()), ("ema", self.in_place())]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the models their averages in place of their weights, for a block that trains nothing."""
+        self._buffers.statistics.fold()  # what is folded in the block would replace the average's statistics
+        known = self.accelerator.averages
+        kept = {tensor: local_shard(tensor.detach()).clone() for tensor in known}
+        self.applied = True
+        try:
+            self._write(known)
+            yield
+        finally:
+            self._write(kept)
+            self.applied = False
+
+    def _write(self, values: dict[Tensor, Tensor]) -> None:
+        with torch.no_grad():
+            for tensor, value in values.items():
+                local_shard(tensor.detach()).copy_(local_shard(value))
+        for model in self.accelerator.models:
+            for module in model.modules():
+                if is_sharded(module):  # a forward pass may have left whole weights, which are others now
+                    cast(FSDPModule, module).reshard()
+
+    def _statistics(self) -> list[Tensor]:
+        return self._buffers.statistics.values()
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Copy weights, sharded as they are, in at least 32 bits: a smaller type would round each small change away."""
+    kind = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.detach().to(kind, copy=True)
+
+
+def _pieces(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut tensors into pieces of similar size, which are updated one after the other."""
+    piece: list[Tensor] = []
+    for tensor in tensors:
+        piece.append(tensor)
+        if sum(local_shard(each).nbytes for each in piece) >= _PIECE:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
+
+
+@torch.no_grad()
+def _move(averages: list[Tensor], newest: list[Tensor], rate: float) -> None:
+    """Move averages by `rate` of the way to the newest weights.
+
+    Each operation rounds once, so that a number's bits do not depend on its place in a vector, as those of a fused
+    multiplication and addition would.
+    """
+    if rate == 1:
+        torch._foreach_copy_(averages, newest)
+        return
+    steps = torch._foreach_sub([new.to(old.dtype) for new, old in zip(newest, averages, strict=True)], averages)
+    torch._foreach_mul_(steps, rate)
+    torch._foreach_add_(averages, steps)
+
+
+def _check(settings: EMAConfig) -> None:
+    """Raise UserError for the first invalid value."""
+    if not 0 <= settings.decay < 1:
+        raise UserError(
+            f"--ema.decay {settings.decay} does not work: it must be from 0 to below 1, for example 0.999; with 1, the "
+            "average would always be the first weights"
+        )

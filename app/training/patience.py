@@ -1,0 +1,55 @@
+"""Early stopping: how many evaluations ago the best score was measured."""
+
+import math
+from typing import Any
+
+from app.config import BestMetric, RunConfig
+
+
+class Patience:
+    """Count evaluations since the last one with a better value of a run's metric."""
+
+    def __init__(self, settings: RunConfig, known: dict[str, Any]):
+        """Go on counting.
+
+        Args:
+            known: `record` of the checkpoint from which the run goes on; empty if there is none.
+        """
+        self.allowed, self._least, self._named = settings.patience, settings.min_change, settings.best
+        self.metric = BestMetric.parse(settings.best)
+        if known.get("metric") != settings.best:
+            known = {}
+        self._best: float | None = known.get("best")
+        self._best_step: int = known.get("best_step", 0)
+        self._after: list[int] = list(known.get("after", ()))  # steps of the evaluations since then
+
+    def note(self, step: int, scores: dict[str, float]) -> None:
+        """Count the evaluation of a step, if it had one; one that was evaluated before counts once."""
+        value = scores.get(self.metric.name)
+        if value is None or step in self._after or (self._best is not None and step == self._best_step):
+            return
+        if math.isfinite(value) and (self._best is None or self._gain(value) > self._least):
+            self._best, self._best_step, self._after = value, step, []
+        else:
+            self._after.append(step)
+
+    def _gain(self, value: float) -> float:
+        return self.metric.rank(value) - self.metric.rank(self._best)
+
+    @property
+    def over(self) -> bool:
+        """Tell whether the run ends early."""
+        return 0 < self.allowed <= len(self._after)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it."""
+        return {"metric": self._named, "best": self._best, "best_step": self._best_step, "after": list(self._after)}
+
+    def __str__(self) -> str:
+        """Say why the run ends early."""
+        count = f"{len(self._after)} evaluation{'s' * (len(self._after) > 1)}"
+        if self._best is None:
+            return f"{self.metric.name} was not finite in {count} (--run.patience {self.allowed})"
+        best = f"{self._best:.4f}, its value after step {self._best_step}"
+        return f"{self.metric.name} has not become better than {best}, in {count} (--run.patience {self.allowed})"

@@ -1,0 +1,108 @@
+"""Train with averages of the weights, and stop early, on this layout: averaged.py FOLDER."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from app import EMAConfig, OptimConfig, Run, RunConfig
+from app.distributed import collectives
+from app.distributed.environment import report_user_errors
+
+ROWS = list(torch.randn(43, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 3 + 1)
+STEPS, STOP, EARLY = 24, 10, 16
+CASES = {
+    "every": EMAConfig(decay=0.9, every=3),
+    "swa": EMAConfig(uniform=True, start=0.3, every=2),
+    "beside": EMAConfig(decay=0.95, warmup=False, use="beside"),
+}
+# As if a high loss were good, which the first evaluation has.
+BEST = {
+    "every": {},
+    "swa": {"best": "eval/loss", "model": "best"},
+    "beside": {"best": "ema/loss", "model": "best"},
+}
+
+
+@dataclass
+class Config:
+    """Seven micro-batches of a step, which no number of ranks here divides."""
+
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(
+            global_batch=20, micro_batch=3, steps=STEPS, log_every=1, eval_every=4, save_every=100, trackers=()
+        )
+    )
+
+
+class Model(nn.Module):
+    """Layers that FSDP shards one by one, with running statistics, and a weight that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 8, 3, bias=False), nn.BatchNorm2d(8)
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.scale, self.out = nn.Parameter(torch.ones(8, 1, 1), requires_grad=False), nn.Linear(8 * 16, 1)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).relu()
+        for layer in self.layers:
+            x = layer(x * self.scale).relu()
+        return self.out(x.flatten(1)).squeeze(1)
+
+
+def evaluate(run, model, rows):
+    """Return the loss on some rows."""
+    scores = run.scores_of()
+    for micro in run.evaluation(model, rows, torch.stack):
+        scores.update(micro.weight, loss=(model(micro.inputs) - 1).square().mean())
+    return scores.compute()
+
+
+def train(folder: Path, averaging: EMAConfig, exact: bool = True, **settings) -> None:
+    """Train or resume."""
+    config = Config(ema=averaging)
+    config.run.dir, config.run.exact, config.run.best = str(folder), exact, "-eval/loss"
+    for name, value in settings.items():
+        setattr(config.run, name, value)
+    with Run(config) as run:
+        model, optimizer = run.prepare(Model(), OptimConfig(lr=0.01))
+        for batch in run.batches(ROWS, torch.stack):
+            for micro in batch.micros(model):
+                run.backward((model(micro.inputs) - 1).square().mean(), micro)
+            run.step(optimizer)
+            if run.due(config.run.eval_every):
+                run.evaluate(evaluate, model, {"easy": ROWS[:11], "hard": ROWS[20:29]})
+        run.finish(model)
+
+
+def main(folder: Path) -> None:
+    """Run all cases: whole, stopped and resumed, and ended early and resumed."""
+    for name, averaging in CASES.items():
+        train(folder / name, averaging, eval_first=True, **BEST[name])
+        train(folder / f"{name}-stopped", averaging, eval_first=True, **BEST[name], stop_at=STOP)
+        if name == "every":
+            train(folder / "left", averaging, eval_first=True, stop_at=STOP)
+        train(folder / f"{name}-stopped", averaging, eval_first=True, **BEST[name])
+    told = {"best": "eval/loss", "patience": 2}
+    train(folder / "early", CASES["every"], **told)
+    train(folder / "early-stopped", CASES["every"], **told, stop_at=EARLY - 3)
+    train(folder / "early-stopped", CASES["every"], **told)
+    train(folder / "gone-on", CASES["every"], **told)
+    train(folder / "gone-on", CASES["every"], **told)  # which is over
+    train(folder / "gone-on", CASES["every"], best="eval/loss", patience=0)
+    train(folder / "usual", CASES["every"], exact=False, steps=8)
+    if collectives.alone():
+        train(folder / "best-of-weights", CASES["beside"], best="eval/loss", model="best")
+        train(folder / "plain", EMAConfig())
+        kept = {"steps": 6, "save_every": 1, "keep": 9}
+        train(folder / "kept", EMAConfig(decay=0.9), **kept)
+        train(folder / "kept-swa", EMAConfig(uniform=True, start=2, every=2), **kept)
+
+
+if __name__ == "__main__":
+    report_user_errors()
+    main(Path(sys.argv[1]))

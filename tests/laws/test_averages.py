@@ -1,0 +1,154 @@
+"""Laws 3 to 5 for averages of weights, early stopping, and finished models that have the best weights."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
+from laws.averaged import CASES, EARLY, STEPS
+
+SCRIPT = ROOT / "tests" / "laws" / "averaged.py"
+OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
+LAYOUTS = [("cpu", 1), *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """Return a function from a layout to the folder of its runs."""
+    runs = filled(tmp_path_factory.mktemp("averaged"), SCRIPT)
+    return lambda profile, processes: runs(profile, processes)[0]
+
+
+def state(folder, step=STEPS):
+    found = saved_state(folder, step)
+    assert sum(name.startswith("averages.models.0.") for name in found) == 11  # weights, a mean and a variance
+    return found
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize("name", CASES)
+def test_exact_mode_gives_every_layout_the_same_bits(averaged, name, layout):
+    """Of losses, the scores of both sets, weights, averages, and the finished model."""
+    reference, other = averaged("cpu", 1) / name, averaged(*layout) / name
+    assert steps(other) == steps(reference) and scores(other) == scores(reference)
+    assert state(other) == state(reference)
+    assert hashes(other / "model") == hashes(reference / "model") != {}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_stop_changes_nothing(averaged, name, layout):
+    whole, stopped = averaged(*layout) / name, averaged(*layout) / f"{name}-stopped"
+    assert steps(stopped) == steps(whole) and scores(stopped) == scores(whole)
+    assert state(stopped) == state(whole) and weights(stopped) == weights(whole)
+
+
+@pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 2), ("cpu", 1))])
+def test_resumed_on_another_layout(averaged, tmp_path, first, second):
+    shutil.copytree(averaged(*first) / "left", tmp_path / "run")
+    code = f"""
+import sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from pathlib import Path
+from averaged import CASES, train
+train(Path({str(tmp_path / "run")!r}), CASES["every"])
+"""
+    (tmp_path / "script.py").write_text(code)
+    result = share(*second, tmp_path / "script.py")
+    assert result.status == 0, result.output
+    reference = averaged("cpu", 1) / "every"
+    assert steps(tmp_path / "run") == steps(reference) and scores(tmp_path / "run") == scores(reference)
+    assert state(tmp_path / "run") == state(reference) and weights(tmp_path / "run") == weights(reference)
+
+
+def test_averages_are_those_of_their_formula(averaged):
+    """Computed again from checkpoints of every step, in another run with the same bits; frozen weights stay."""
+    name = "averages.models.0.out.weight"
+    run = averaged("cpu", 1) / "kept"
+
+    def tensor(step, name):
+        return torch.frombuffer(bytearray(saved_state(run, step)[name]), dtype=torch.float32)
+
+    expected = tensor(1, "models.0.out.weight")
+    start = tensor(1, name)
+    assert not torch.equal(expected, start)
+    average = start
+    for step in range(2, 7):
+        decay = min(0.9, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * tensor(step, "models.0.out.weight")
+    torch.testing.assert_close(tensor(6, name), average, rtol=1e-5, atol=1e-7)
+    swa = averaged("cpu", 1) / "kept-swa"
+    of_steps = [
+        torch.frombuffer(bytearray(saved_state(swa, step)["models.0.out.weight"]), dtype=torch.float32)
+        for step in (2, 4, 6)
+    ]
+    mean = torch.frombuffer(bytearray(saved_state(swa, 6)[name]), dtype=torch.float32)
+    torch.testing.assert_close(mean, torch.stack(of_steps).mean(0), rtol=1e-5, atol=1e-7)
+
+
+def test_the_average_of_running_statistics(averaged):
+    """It is in the finished model, and it is not the statistics of the weights."""
+    run = averaged("cpu", 1) / "every"
+    model, saved = load_file(run / "model" / "model.safetensors"), state(run)
+    for name in ("norm.running_mean", "norm.running_var", "first.weight", "layers.1.bias"):
+        assert model[name].numpy().tobytes() == saved[f"averages.models.0.{name}"] != saved[f"models.0.{name}"]
+    assert model["scale"].numpy().tobytes() == saved["models.0.scale"]
+
+
+def test_scores_before_the_first_step(averaged):
+    """Those of the initial weights, at step 0, for each set; not counted as a step."""
+    for name, kinds in (("every", ["eval"]), ("beside", ["eval", "ema"])):
+        found = [line for line in scores(averaged("cpu", 1) / name) if line["step"] == 0]
+        names = [f"{kind}{part}/loss" for kind in kinds for part in ("", "-hard")]
+        assert [next(key for key in line if key.endswith("/loss")) for line in found] == names
+        assert len({line[key] for line, key in zip(found, names, strict=True) if "hard" not in key}) == 1
+    assert [line["step"] for line in steps(averaged("cpu", 1) / "every")] == list(range(1, STEPS + 1))
+
+
+def test_scores_are_those_of_the_average(averaged):
+    """Beside the weights' own, which are those of a run without an average."""
+    folder = averaged("cpu", 1)
+    plain, beside = scores(folder / "plain"), scores(folder / "beside")
+    assert [line for line in beside if "eval/loss" in line and line["step"]] == [
+        li for li in plain if "eval/loss" in li
+    ]
+    raw, average = ([line[f"{kind}/loss"] for line in beside if f"{kind}/loss" in line] for kind in ("eval", "ema"))
+    assert len(raw) == len(average) == 7 and raw[1:] != average[1:]
+    assert steps(folder / "plain") == steps(folder / "beside")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_finished_model_is_the_best(averaged, layout):
+    """Of all steps, the checkpoint of the first evaluation: its average, or where the weights are scored, those."""
+    names = {"swa": "averages.", "beside": "averages."} | ({"best-of-weights": ""} if layout == LAYOUTS[0] else {})
+    for name, prefix in names.items():
+        run, tensor = averaged(*layout) / name, f"{prefix}models.0.first.weight"
+        found = weights(run)["first.weight"]
+        assert found == saved_state(run, 4)[tensor] != saved_state(run, STEPS)[tensor]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_early_stopping(averaged, layout):
+    """Two evaluations after the best one; the run is finished and says why; patience 0 goes on, to the same end."""
+    folder = averaged(*layout)
+    for name in ("early", "early-stopped"):
+        info = json.loads((folder / name / "run.json").read_text())
+        assert (info["status"], info["step"]) == ("finished", EARLY)
+        assert "after step 8, in 2 evaluations" in info["stopped_early"]
+        assert len(steps(folder / name)) == EARLY and weights(folder / name) == weights(folder / "early")
+    assert scores(folder / "early-stopped") == scores(folder / "early")
+    gone_on = json.loads((folder / "gone-on" / "run.json").read_text())
+    assert [launch["step"] for launch in gone_on["launches"]] == [0, EARLY, EARLY]
+    assert (gone_on["status"], gone_on["step"], gone_on["stopped_early"]) == ("finished", STEPS, None)
+    assert steps(folder / "gone-on") == steps(folder / "every") and state(folder / "gone-on") == state(folder / "every")
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_without_exact_mode_layouts_agree(averaged, layout):
+    reference, other = (averaged(*where) / "usual" for where in (("cpu", 1), layout))
+    assert furthest(steps(reference), steps(other)) < 1e-4
+    one, two = (load_file(run / "model" / "model.safetensors") for run in (reference, other))
+    assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-3
