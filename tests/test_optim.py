@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from app.config import OptimConfig
+from app.config import OptimConfig, points
 from app.errors import UserError
-from app.training.optimizer import UNSUITABLE, build_optimizer, check, learning_rate
+from app.training.learning_rate import check_length, learning_rate
+from app.training.optimizer import UNSUITABLE, build_optimizer, check
+from app.training.parameter_groups import Frozen
 
 USABLE = sorted(
     name
@@ -36,6 +38,7 @@ class Model(torch.nn.Module):
 def rates(total_steps: int, batch: int = 1, **fields) -> list[float]:
     config = OptimConfig(**{"lr": 1.0, **fields})
     check(config)
+    check_length(config, total_steps)
     return [learning_rate(config, step, total_steps, batch) for step in range(total_steps)]
 
 
@@ -213,6 +216,130 @@ def test_continuous_single_peaked_and_above_the_end(schedule, warmup, min_lr):
 def test_past_the_last_step_it_stays_at_the_end(schedule):
     config = OptimConfig(lr=1.0, schedule=schedule, min_lr=0.1)
     assert [learning_rate(config, step, 10, 1) for step in (10, 11, 500)] == pytest.approx([0.1] * 3)
+
+
+def test_inverse_square_root_points():
+    assert rates(9, schedule="inverse_sqrt", warmup=4)[:5] == pytest.approx([0.25, 0.5, 0.75, 1, math.sqrt(4 / 5)])
+    assert rates(16, schedule="inverse_sqrt")[15] == 0.25
+    assert rates(16, schedule="inverse_sqrt", min_lr=0.5)[15] == 0.5
+
+
+def test_restarts_are_those_of_transformers():
+    from transformers import get_cosine_with_hard_restarts_schedule_with_warmup as restarts
+
+    for cycles in (1, 2, 3):
+        expected = torch_rates(61, (lambda opt, n=cycles: restarts(opt, 0, 61, n), 0))
+        assert rates(61, lr=0.3, schedule="cosine", cycles=cycles) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("total", [10, 61])
+def test_one_cycle_is_torchs(total):
+    warmup = round(0.3 * total)
+
+    def cycle(optimizer):
+        return lr_scheduler.OneCycleLR(optimizer, 0.3, total, pct_start=warmup / total, cycle_momentum=False)
+
+    ours = rates(total, lr=0.3, schedule="one_cycle", warmup=warmup, min_lr=1 / 25 / 1e4)
+    assert ours == pytest.approx(torch_rates(total, (cycle, 0)), rel=1e-9)
+
+
+def test_swa_falls_and_then_is_constant():
+    found = rates(10, schedule="swa", decay=4, min_lr=0.2)
+    assert found[0] == 1 and found[6:] == pytest.approx([0.2] * 4) and found[3] == pytest.approx(0.6)
+
+
+def test_points(tmp_path):
+    assert rates(5, schedule="points", points=("0:0", "2:1", "4:0.5")) == pytest.approx([0, 0.5, 1, 0.75, 0.5])
+    assert rates(5, schedule="points", points=("50%:1", "100%:0")) == pytest.approx([1, 1, 1, 0.5, 0])
+    file = tmp_path / "rates.csv"
+    file.write_text("step,factor\n0,0\n\n# the top\n2 , 1\n4,0.5\n")
+    assert points.read((str(file),)) == ("0:0", "2:1", "4:0.5")
+    for wrong, words in {"0:1 x": "no point", "missing.csv": "No such file"}.items():
+        with pytest.raises(UserError, match=words):
+            check(OptimConfig(schedule="points", points=points.read(tuple(wrong.split()))))
+    with pytest.raises(UserError, match="end with 2:1, and the run has 5 steps: add a point at the end"):
+        rates(5, schedule="points", points=("0:0", "2:1"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schedule": "one_cycle"}, "--optim.warmup, for example 0.3"),
+        ({"cycles": 2}, "only --optim.schedule cosine restarts, not linear"),
+        ({"schedule": "points"}, "needs --optim.points"),
+        ({"points": ("0:1", "9:1")}, "need --optim.schedule points, not linear"),
+        ({"schedule": "points", "points": ("5:1", "5:0")}, "5:1 5:0: each must be later"),
+        ({"schedule": "points", "points": ("0:0", "5:0")}, "nothing would be trained"),
+        ({"layer_decay": 0.0}, "--optim.layer-decay 0.0 does not work"),
+    ],
+)
+def test_schedules_that_lack_something(fields, words):
+    with pytest.raises(UserError, match=words):
+        check(OptimConfig(**fields))
+
+
+class Layers(torch.nn.Module):
+    """Embeddings, three blocks, a norm and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 4)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.norm, self.head = torch.nn.LayerNorm(4), torch.nn.Linear(4, 2)
+
+
+def by_name(model: torch.nn.Module, **fields) -> dict[str, dict]:
+    optimizer = build_optimizer(model, OptimConfig(**fields))
+    owner = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    return {name: owner.get(id(p), {}) for name, p in model.named_parameters()}
+
+
+def test_layers_have_lower_rates_the_deeper_they_are():
+    found = {n: g.get("factor", 1.0) for n, g in by_name(Layers(), layer_decay=0.5).items() if n.endswith("weight")}
+    assert found == {
+        "embed.weight": 0.5**4,
+        **{f"layers.{i}.weight": 0.5 ** (3 - i) for i in range(3)},
+        "norm.weight": 1.0,
+        "head.weight": 1.0,
+    }
+    with pytest.raises(UserError, match="Linear has no list of blocks"):
+        build_optimizer(torch.nn.Linear(2, 2), OptimConfig(layer_decay=0.5))
+
+
+def test_rates_and_decays_by_name():
+    """The last pattern that fits counts; rates multiply with those of layers."""
+    found = by_name(Layers(), layer_decay=0.5, rates=("*=2", "head.*=10"), decays=("*=0.3", "*.bias=0", "embed.*=0.1"))
+    assert found["head.weight"]["factor"] == 10 and found["embed.weight"]["factor"] == 2 * 0.5**4
+    decays = [found[name]["weight_decay"] for name in ("head.weight", "head.bias", "norm.weight", "embed.weight")]
+    assert decays == [0.3, 0, 0.3, 0.1]
+    assert "weight_decay" not in by_name(Layers(), name="Rprop", decays=("*=0.3",))["head.weight"]
+
+
+def test_freezing_by_name():
+    model = Layers()
+    found = by_name(model, freeze=("embed.*", "layers.*@:0.5", "head.bias@30:"))
+    assert found["embed.weight"] == {} and not model.embed.weight.requires_grad
+    assert found["layers.0.bias"]["frozen"] == (0.0, 0.5) and found["head.bias"]["frozen"] == (30.0, None)
+    assert "frozen" not in found["head.weight"]
+    frozen = [[step for step in range(40) if Frozen(*span).holds(step, 40)] for span in ((0.0, 0.5), (30.0, None))]
+    assert frozen == [list(range(20)), list(range(30, 40))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rates": ("heads*=2",)}, r"--optim.rates 'heads\*' fits no weight of the model, which has .*head"),
+        ({"rates": ("head",)}, "'head': give PATTERN=NUMBER"),
+        ({"rates": ("head*=-1",)}, "give PATTERN=NUMBER"),
+        ({"decays": ("head*=x",)}, "give PATTERN=NUMBER"),
+        ({"freeze": ("nothing",)}, "--optim.freeze 'nothing' fits no weight"),
+        ({"freeze": ("head*@5",)}, "PATTERN@:STEP"),
+        ({"freeze": ("*",)}, "freeze fewer"),
+    ],
+)
+def test_patterns_that_do_not_work(fields, words):
+    with pytest.raises(UserError, match=words):
+        build_optimizer(Layers(), OptimConfig(**fields))
 
 
 def test_batch_scaling():

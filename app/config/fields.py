@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from app.config import points
 from app.config.settings import OnResume, OptimConfig
 from app.errors import UserError
 
@@ -51,6 +52,10 @@ def chosen(config: Any) -> tuple[Any, list[str]]:
     for field in dataclasses.fields(config):
         if isinstance(value := getattr(config, field.name), OptimConfig) and value.lr is None and field.name != "optim":
             raise UserError(f"{as_flag(field.name)}.lr is missing: give it")
+        if isinstance(value, OptimConfig) and value.points:
+            config = dataclasses.replace(
+                config, **{field.name: dataclasses.replace(value, points=points.read(value.points))}
+            )
     optim, notes = getattr(config, "optim", None), []
     if isinstance(optim, OptimConfig) and optim.lr is None:
         if not hasattr(config, "default_lr"):

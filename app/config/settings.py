@@ -128,16 +128,35 @@ class OptimConfig:
     """Momentum, for optimizers that have it."""
     clip: float = setting(1.0, on_resume=OnResume.IF_ACCEPTED)
     """Largest norm of the gradient: a gradient with a larger norm is scaled down to this one. 0: no clipping."""
-    schedule: Literal["linear", "cosine", "constant", "multistep", "wsd"] = setting(
-        "linear", on_resume=OnResume.IF_ACCEPTED
-    )
-    """Shape of the learning rate after the warm-up. wsd: warm-up, stable, decay."""
+    rates: tuple[str, ...] = setting(())
+    """Factors of the learning rate for weights by their names, as PATTERN=FACTOR: 'classifier.*=10' 'bert.*=0.5'. In a
+    pattern, * stands for anything; where several fit, the last one counts."""
+    decays: tuple[str, ...] = setting(())
+    """Weight decay for weights by their names, as PATTERN=DECAY: '*embed*=0'."""
+    layer_decay: float = setting(1.0)
+    """Factor of the learning rate from each layer to the one below it, for models with a list of blocks. 1: all layers
+    have the same rate. Fine-tuning takes 0.65 to 0.95."""
+    freeze: tuple[str, ...] = setting(())
+    """Weights that are not trained, by their names: PATTERN, for the whole run; PATTERN@:200 until step 200, or
+    PATTERN@500: from step 500 on (fractions of the run if below 1)."""
+    schedule: Literal[
+        "linear", "cosine", "constant", "multistep", "wsd", "inverse_sqrt", "one_cycle", "swa", "points"
+    ] = setting("linear", on_resume=OnResume.IF_ACCEPTED)
+    """Shape of the learning rate after the warm-up. wsd: warm-up, stable, decay. swa: a cosine, then constant at
+    min-lr. points: straight lines between --optim.points. docs/methods.md draws them."""
     warmup: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)
     """Length of the warm-up: a fraction of the run if below 1, else a number of steps. 0: none."""
     min_lr: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)
-    """Learning rate at which linear, cosine and wsd end, as a fraction of the peak."""
+    """Learning rate at which linear, cosine, wsd, swa and one_cycle end, as a fraction of the peak; inverse_sqrt does
+    not fall below it."""
     decay: float = setting(0.2, on_resume=OnResume.IF_ACCEPTED)
-    """Length of the decay at the end of wsd: a fraction of the run if below 1, else a number of steps."""
+    """Length of the decay at the end of wsd, or of the constant end of swa: a fraction of the run if below 1, else a
+    number of steps."""
+    cycles: int = setting(1, at_least=1, on_resume=OnResume.IF_ACCEPTED)
+    """How many times cosine falls; it restarts at the peak after each."""
+    points: tuple[str, ...] = setting((), on_resume=OnResume.IF_ACCEPTED)
+    """Points of the schedule `points`, as STEP:FACTOR or PERCENT:FACTOR, such as 0:0 10%:1 100%:0.1; or a file with
+    one in each line. 1 is the peak. There is no other warm-up."""
     milestones: tuple[float, ...] = setting((), on_resume=OnResume.IF_ACCEPTED)
     """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
     gamma: float = setting(0.1, on_resume=OnResume.IF_ACCEPTED)

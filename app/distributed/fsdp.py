@@ -117,7 +117,8 @@ def _raises(model: nn.Module, name: str) -> bool:
 
 def _around_embeddings(model: nn.Module) -> set[str]:
     """Find the classes that contain an embedding, which accelerate 1.15 shards by itself; twice would be an error."""
-    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    asked = [name for name in ("get_input_embeddings", "get_output_embeddings") if not _raises(model, name)]
+    ends = [getattr(model, name, lambda: None)() for name in asked]
     return {
         type(module).__name__
         for module in model.modules()

@@ -50,6 +50,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
     start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
     check_change(asked.config, start.changed)
+    loop.optimizers.check_length(plan.steps)
     loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
     services.averages.begin(plan.steps)

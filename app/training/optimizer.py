@@ -1,7 +1,8 @@
-"""The optimizer's parameter groups, and the learning rate as a function of the step, without a scheduler's state."""
+"""The optimizers of a run: built from settings, with the learning rate of each step."""
 
 import difflib
 import inspect
+import itertools
 import math
 import typing
 from collections.abc import Iterable
@@ -9,8 +10,10 @@ from collections.abc import Iterable
 import torch
 
 from app.config import OptimConfig
+from app.config.points import Point
 from app.errors import UserError
-from app.sampling.triggers import as_steps
+from app.training.learning_rate import check_length, learning_rate
+from app.training.parameter_groups import groups_of
 
 UNSUITABLE = {
     "LBFGS": "it evaluates the loss several times a step",
@@ -24,28 +27,18 @@ FUSED = ("Adam", "AdamW")
 def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Build the optimizer that the config names, for the parameters that require a gradient.
 
-    Its groups are "decay" (two dimensions or more) and "no_decay" (biases, norms), each sorted by parameter name.
-
     Raises:
-        UserError: the name is unknown or unsuitable, or no parameter requires a gradient.
+        UserError: the name is unknown or unsuitable, a pattern of names fits none, or no parameter requires a gradient.
     """
     optimizer_class = _find_class(config.name)
-    # named_parameters yields a tied parameter once.
-    parameters = [p for _, p in sorted(model.named_parameters(), key=lambda item: item[0]) if p.requires_grad]
-    if not parameters:
-        raise UserError("no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True))")
-
     accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
     arguments = _fitting(config, accepted)
+    groups = groups_of(model, config, "weight_decay" in accepted)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     if optimizer_class.__name__ in FUSED and usual:
         arguments["fused"] = True
-
-    decay: dict[str, typing.Any] = {"name": "decay", "params": [p for p in parameters if p.ndim >= 2]}
-    no_decay: dict[str, typing.Any] = {"name": "no_decay", "params": [p for p in parameters if p.ndim < 2]}
-    if "weight_decay" in accepted:
-        no_decay["weight_decay"] = 0.0
-    return optimizer_class([group for group in (decay, no_decay) if group["params"]], **arguments)
+    return optimizer_class(groups, **arguments)
 
 
 CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")
@@ -81,6 +74,7 @@ class Optimizers:
 
     def __init__(self):
         self.known: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
+        self._rates: list[float] = []  # of the step, before a group's own factor
 
     def add(self, optimizer: torch.optim.Optimizer, settings: OptimConfig | None) -> None:
         """Add an optimizer."""
@@ -88,11 +82,13 @@ class Optimizers:
 
     def set_rates(self, step: int, total_steps: int, global_batch: int) -> None:
         """Set the learning rates of step `step`, counted from 0."""
+        self._rates = []
         for optimizer, settings in self.known:
             if settings is not None:
                 rate = learning_rate(settings, step, total_steps, global_batch)
                 for group in optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = rate * group.get("factor", 1.0)
+            self._rates.append(rate if settings is not None else optimizer.param_groups[0]["lr"])
 
     def options(self, names: Iterable[str]) -> list[list[dict[str, typing.Any]]]:
         """Return options of each optimizer's groups, such as weight_decay, where they have them."""
@@ -108,8 +104,18 @@ class Optimizers:
                 group |= {name: value for name, value in own.items() if name in names}
 
     def rates(self) -> list[float]:
-        """Return each optimizer's learning rate, of its first group."""
-        return [optimizer.param_groups[0]["lr"] for optimizer, _ in self.known]
+        """Return each optimizer's learning rate in this step: that of weights without a factor of their own."""
+        return list(self._rates)
+
+    def check_length(self, total_steps: int) -> None:
+        """Refuse a schedule that ends before the run does.
+
+        Raises:
+            UserError: there is one.
+        """
+        for _, settings in self.known:
+            if settings is not None:
+                check_length(settings, total_steps)
 
     def find(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """Return an optimizer's index and its clipping norm; 0 for no clipping.
@@ -121,29 +127,6 @@ class Optimizers:
             if known is optimizer:
                 return index, settings.clip if settings else 0.0
         raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
-
-
-def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:
-    """Return the learning rate of step `step`, counted from 0, of a run of `total_steps`.
-
-    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1. Then linear and cosine fall
-    towards min_lr * peak at step `total_steps`, one after the last. wsd stays at the peak and falls in its last part.
-    """
-    peak = config.lr * _batch_factor(config, global_batch)
-    warmup_steps = as_steps(config.warmup, total_steps)
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if config.schedule == "constant":
-        return peak
-    if config.schedule == "multistep":
-        return peak * config.gamma ** sum(step >= as_steps(m, total_steps) for m in config.milestones)
-
-    start = max(0, warmup_steps - 1)
-    if config.schedule == "wsd":
-        start = max(start, total_steps - as_steps(config.decay, total_steps))
-    progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
-    left = (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
-    return peak * (config.min_lr + (1 - config.min_lr) * left)
 
 
 def check(config: OptimConfig) -> None:
@@ -165,13 +148,36 @@ def check(config: OptimConfig) -> None:
     increasing = all(a < b for a, b in zip((0, *config.milestones), (*config.milestones, math.inf), strict=True))
     _require(increasing, config, "milestones", "increasing and above 0, for example 0.5 0.75")
     _require(config.base_batch >= 0, config, "base_batch", "the global batch that --optim.lr was chosen for, or 0")
-    if config.schedule == "multistep" and not config.milestones:
-        raise UserError("--optim.schedule multistep never drops: give it --optim.milestones, for example 0.5 0.75")
+    _require(0 < config.layer_decay <= 1, config, "layer_decay", "above 0 and at most 1, for example 0.75")
+    _require(config.cycles >= 1, config, "cycles", "1 or more")
+    _check_schedule(config)
     if config.batch_scaling != "none" and not config.base_batch:
         raise UserError(
             f"--optim.batch-scaling {config.batch_scaling} has nothing to scale from: give the global batch that lr "
             "was chosen for, for example --optim.base-batch 256, or use --optim.batch-scaling none"
         )
+
+
+def _check_schedule(config: OptimConfig) -> None:
+    """Refuse a schedule that lacks what it needs, and what another schedule needs."""
+    if config.schedule == "multistep" and not config.milestones:
+        raise UserError("--optim.schedule multistep never drops: give it --optim.milestones, for example 0.5 0.75")
+    if config.schedule == "one_cycle" and not config.warmup:
+        raise UserError("--optim.schedule one_cycle has no way up: give it --optim.warmup, for example 0.3")
+    if config.cycles > 1 and config.schedule != "cosine":
+        raise UserError(f"--optim.cycles {config.cycles}: only --optim.schedule cosine restarts, not {config.schedule}")
+    if bool(config.points) != (config.schedule == "points"):
+        raise UserError(
+            "--optim.schedule points needs --optim.points, for example 0:0 10%:1 100%:0.1"
+            if config.schedule == "points"
+            else f"--optim.points need --optim.schedule points, not {config.schedule}"
+        )
+    known = [Point.parse(text) for text in config.points]
+    for before, after in itertools.pairwise(known):
+        if before.percent == after.percent and before.place >= after.place:
+            raise UserError(f"--optim.points {before.text} {after.text}: each must be later than the one before it")
+    if known and not max(point.factor for point in known):
+        raise UserError("--optim.points: all factors are 0, so nothing would be trained")
 
 
 def _find_class(name: str) -> type[torch.optim.Optimizer]:
@@ -188,11 +194,6 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
         names = [usable[key] for key in near] or sorted(usable.values())
         raise UserError(f"--optim.name {name} is no optimizer of torch.optim: use {' or '.join(names)}")
     return classes[name] if name in classes else classes[usable[name.lower()]]
-
-
-def _batch_factor(config: OptimConfig, global_batch: int) -> float:
-    ratio = global_batch / config.base_batch if config.base_batch else 1.0
-    return {"none": 1.0, "sqrt": math.sqrt(ratio), "linear": ratio}[config.batch_scaling]
 
 
 def _require(good: bool, config: OptimConfig, field: str, what: str) -> None:

@@ -16,6 +16,7 @@ from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
+from app.training import parameter_groups
 from app.training.audit import Audit
 from app.training.gradients import Gradients
 from app.training.loss_means import LossMeans
@@ -166,6 +167,7 @@ class StepLoop:
         step.updated = True
         if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
+        parameter_groups.drop_frozen(optimizer, step.number - 1, self._triggers.plan.steps if self._triggers else 0)
         if step.again:
             self._undo(step)
         elif self._usable(step, optimizer, index, clip):

@@ -1,0 +1,58 @@
+"""Points of a schedule: places in a run, each with a factor of the peak learning rate."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from app.errors import UserError
+
+_POINT = re.compile(r"\s*([\d.]+)(%?)\s*[:,\s]\s*([\d.]+(?:[eE][-+]?\d+)?)\s*")
+
+
+class Point(NamedTuple):
+    """A place, in steps or in percent of the run, and the factor there."""
+
+    place: float
+    percent: bool
+    factor: float
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Point":
+        """Read `200:0.5` or `10%:1`.
+
+        Raises:
+            UserError: it is something else.
+        """
+        try:
+            place, percent, factor = _POINT.fullmatch(text).groups()
+            return cls(float(place), bool(percent), float(factor), text)
+        except (AttributeError, ValueError):
+            raise UserError(
+                f"--optim.points {text!r} is no point: give STEP:FACTOR or PERCENT:FACTOR, for example 200:1 or 10%:1"
+            ) from None
+
+    def step(self, total_steps: int) -> float:
+        """Return its step, counted from 0; 100% is the last one."""
+        return self.place / 100 * (total_steps - 1) if self.percent else self.place
+
+
+def read(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Read points, or the file that the only word names, with a point in each line.
+
+    Raises:
+        UserError: there is no such file, or something in it is no point.
+    """
+    if len(words) != 1 or _POINT.fullmatch(words[0]):
+        return words
+    try:
+        lines = Path(words[0]).read_text().splitlines()
+    except OSError as error:
+        raise UserError(
+            f"--optim.points {words[0]}: {error.strerror}: give points, such as 0:0 10%:1 100%:0, or a file with one "
+            "in each line"
+        ) from None
+    points = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if points and not _POINT.fullmatch(points[0]):
+        points = points[1:]  # the names of columns
+    return tuple(re.sub(r"\s*[:,\s]\s*", ":", point) for point in points)

@@ -1,0 +1,81 @@
+"""Train with each of the methods that a flag switches on: methods.py FOLDER."""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from app import OptimConfig, Run, RunConfig
+from app.distributed.environment import report_user_errors
+
+ROWS = list(torch.randn(43, 6, generator=torch.Generator().manual_seed(0)))
+STEPS, STOP = 14, 6
+PLAIN = OptimConfig(lr=0.02, clip=0.5)
+FREEZE = ("embed.*", "layers.0.*@:8", "layers.2.*@5:", "head.bias@0.2:0.6")
+CASES = {
+    "frozen": replace(PLAIN, freeze=FREEZE),
+    "frozen-sgd": replace(PLAIN, freeze=FREEZE, name="SGD"),
+    "rates": replace(PLAIN, layer_decay=0.5, rates=("head.*=3",), decays=("*norm*=0.2", "*.weight=0.1")),
+    "one-cycle": replace(PLAIN, schedule="one_cycle", warmup=0.3),
+    "points": replace(PLAIN, schedule="points", points=("0:0.1", "30%:1", "100%:0.2")),
+}
+
+
+@dataclass
+class Config:
+    """Seven micro-batches of a step, which no number of ranks here divides."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(
+            global_batch=20, micro_batch=3, steps=STEPS, log_every=1, save_every=100, trackers=(), exact=True
+        )
+    )
+
+
+class Model(nn.Module):
+    """Layers that FSDP shards one by one, between embeddings and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Linear(6, 16), nn.LayerNorm(16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return self.head(self.norm(x)).squeeze(-1)
+
+
+def train(folder: Path, optim: OptimConfig, **settings) -> None:
+    """Train or resume."""
+    config = Config(optim=optim)
+    config.run.dir = str(folder)
+    for name, value in settings.items():
+        setattr(config.run, name, value)
+    with Run(config) as run:
+        model, optimizer = run.prepare(Model(), config.optim)
+        for batch in run.batches(ROWS, torch.stack):
+            for micro in batch.micros(model):
+                run.backward((model(micro.inputs) - 1).square().mean(), micro)
+            run.step(optimizer)
+        run.finish(model)
+
+
+def main(folder: Path) -> None:
+    """Run all cases: whole, and stopped and resumed."""
+    for name, optim in CASES.items():
+        train(folder / name, optim)
+        train(folder / f"{name}-stopped", optim, stop_at=STOP)
+        train(folder / f"{name}-stopped", optim)
+    kept = {"save_every": 1, "keep": 99}
+    train(folder / "kept", CASES["frozen"], **kept)
+
+
+if __name__ == "__main__":
+    report_user_errors()
+    main(Path(sys.argv[1]))
