@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from app.commands.export import model_card, upload
+from app.commands.export import command, model_card, upload
 from app.errors import UserError
 from app.rundir import history
 from launching import ROOT, launch_all, python, run, saved_state
@@ -20,6 +20,7 @@ from tiny import train
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
 STEP = 2
+MORE = {"img": ["--ema.decay", 0.9, "--ema.use", "beside"]}
 TASKS = {"cls": "text-classification", "img": "image-classification", "lm": "text-generation"}
 
 
@@ -28,7 +29,11 @@ def runs(tmp_path_factory, rows):
     """Train every recipe on FSDP2 x2, and export the checkpoint in the middle of each."""
     root = tmp_path_factory.mktemp("export")
     commands = [
-        (ROOT / f"recipes/{name}.py", [*small.flags(rows), *COMMON, "--run.dir", root / name], None)
+        (
+            ROOT / f"recipes/{name}.py",
+            [*small.flags(rows), *COMMON, *MORE.get(name, []), "--run.dir", root / name],
+            None,
+        )
         for name, small in SMALL.items()
     ]
     launch_all("fsdp_cpu", 2, commands, root)
@@ -38,8 +43,10 @@ def runs(tmp_path_factory, rows):
 @pytest.fixture(scope="module")
 def exported(runs):
     """Export all recipes' runs, in one process; return their folders."""
-    folders = {name: runs / "out" / name for name in SMALL}
-    calls = [["export", str(runs / n), "--step", str(STEP), "--to", str(folder)] for n, folder in folders.items()]
+    folders = {name: runs / "out" / name for name in [*SMALL, "ema", "mean"]}
+    calls = [["export", str(runs / n), "--step", str(STEP), "--to", str(folders[n])] for n in SMALL]
+    calls.append(["export", str(runs / "img"), "--weights", "ema", "--to", str(folders["ema"])])
+    calls.append(["export", str(runs / "img"), "--average", "2", "--to", str(folders["mean"])])
     program = f"import sys\nfrom app.__main__ import main\nfor words in {calls!r}:\n    assert main(words) == 0"
     result = python("-c", program)
     assert result.status == 0, result.output
@@ -55,6 +62,20 @@ def test_weights_are_the_checkpoints(runs, exported, recipe):
     assert found and all(tensor.numpy().tobytes() == saved[name] for name, tensor in found.items())
     assert {tensor.dtype for tensor in found.values()} <= {torch.float32, torch.int64}
     assert saved_state(runs / recipe, 4) != saved_state(runs / recipe, STEP)
+
+
+def test_averages_are_exported(runs, exported):
+    """Those that the run has kept, and the mean of two checkpoints."""
+    two, four = (saved_state(runs / "img", step) for step in (2, 4))
+    ema, mean = (load_file(exported[name] / "model.safetensors") for name in ("ema", "mean"))
+    for name in (name for name, tensor in ema.items() if tensor.is_floating_point()):
+        average = four.get(f"averages.models.0.{name}")
+        assert ema[name].numpy().tobytes() == (average or four[f"models.0.{name}"])
+        a, b = (np.frombuffer(state[f"models.0.{name}"], np.float32).astype(np.float64) for state in (two, four))
+        assert np.array_equal(mean[name].numpy().ravel(), ((a + b) / 2).astype(np.float32))
+    assert any(name.startswith("averages.") for name in four)
+    assert "the mean of 2 checkpoints, of steps 2, 4" in (exported["mean"] / "README.md").read_text()
+    assert "average over the steps (`--ema`)" in (exported["ema"] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("recipe", TASKS)
@@ -74,8 +95,8 @@ def test_a_pipeline_takes_it(exported, recipe):
 def test_what_no_pipeline_knows_says_how_to_load_it(exported, recipe):
     """The command on the card works."""
     card = (exported[recipe] / "README.md").read_text()
-    command = card.partition("```bash\n")[2].partition("\n```")[0]
-    result = run(["bash", "-c", command.replace("python ", f"{sys.executable} ", 1)], cwd=exported[recipe])
+    words = card.partition("```bash\n")[2].partition("\n```")[0]
+    result = run(["bash", "-c", words.replace("python ", f"{sys.executable} ", 1)], cwd=exported[recipe])
     assert result.status == 0, result.output
 
 
@@ -120,6 +141,21 @@ def test_pushing(runs, exported):
         assert there.private["me/model"] and not (runs / "cls" / "export").exists()
         refused = app(runs / "cls", "--push", "me/model", **{**known, "HF_TOKEN": "hf_wrong"})
         assert refused.status == 2 and "401" in refused.output and "hf auth whoami" in refused.output, refused.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"average": "5"}, "has 2 such checkpoints, of steps 2, 4; at least 5 are needed"),
+        ({"average": "3:9"}, "has 1 such checkpoints"),
+        ({"average": "all"}, "give a number .3. or a range of steps .100:300."),
+        ({"average": "2", "best": True}, "--average 2 and --best: give one of them"),
+        ({"weights": "ema"}, "was trained without --ema.decay"),
+    ],
+)
+def test_averages_that_cannot_be(runs, options, said):
+    with pytest.raises(UserError, match=said):
+        command.main(command.Options(run=runs / "cls", **options))
 
 
 @pytest.mark.parametrize(

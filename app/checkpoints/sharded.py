@@ -152,6 +152,29 @@ def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) 
             weight.copy_(average)
 
 
+def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = False) -> None:
+    """Read the models' weights from several checkpoints, and give the models their mean; of one, as it is.
+
+    Numbers are summed in float64. What is not a floating-point number, such as a counter, is the last one's.
+
+    Args:
+        averaged: read the averages of weights instead.
+
+    Raises:
+        UserError: as `load_weights`.
+    """
+    sums: dict[str, torch.Tensor] = {}
+    for folder in folders:
+        load_weights(accelerator, folder, averaged)
+        tensors, _ = state_dict.model_tensors(accelerator.models)
+        if len(folders) > 1:
+            floats = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
+            sums = {name: sums[name] + tensor if sums else tensor for name, tensor in floats.items()}
+    with torch.no_grad():
+        for name, total in sums.items():
+            tensors[name].copy_(total / len(folders))
+
+
 def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.Tensor]:
     """Make empty tensors for the averages in a checkpoint, sharded as the weights are."""
     known = {f"averages.{name}": tensor for tensor, name in naming.tensor_names(accelerator.models).items()}

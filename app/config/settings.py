@@ -143,7 +143,7 @@ class OptimConfig:
         "linear", "cosine", "constant", "multistep", "wsd", "inverse_sqrt", "one_cycle", "swa", "points"
     ] = setting("linear", on_resume=OnResume.IF_ACCEPTED)
     """Shape of the learning rate after the warm-up. wsd: warm-up, stable, decay. swa: a cosine, then constant at
-    min-lr. points: straight lines between --optim.points. docs/methods.md draws them."""
+    min-lr. points: straight lines between --optim.points. docs/methods.md has the formulas."""
     warmup: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)
     """Length of the warm-up: a fraction of the run if below 1, else a number of steps. 0: none."""
     min_lr: float = setting(0.0, on_resume=OnResume.IF_ACCEPTED)

@@ -3,6 +3,7 @@
     python -m app export runs/cls
     python -m app export runs/cls --best
     python -m app export runs/cls --step 40 --to models/early
+    python -m app export runs/cls --average 3
     python -m app export runs/cls --push me/my-classifier --dry-run
 
 Runs on one machine without a GPU. The recipe kept in the run folder builds the model, so its data must still be where
@@ -14,16 +15,18 @@ repeats the run.
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from app.checkpoints import sharded
 from app.commands.output import size
+from app.config import EMAConfig
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.checkpoints.store import CheckpointStore
+    from app.rundir.history import History
 
 
 @dataclass
@@ -36,6 +39,11 @@ class Options:
     """Step of the checkpoint to export; 0: the newest one. `python -m app runs RUN` lists them."""
     best: bool = False
     """Export the checkpoint with the best value of the run's --run.best."""
+    average: str = ""
+    """Export the mean of the weights of several checkpoints: of the newest N, as in --average 3, or of all from one
+    step to another, as in --average 100:300. --run.keep decides how many a run keeps."""
+    weights: Literal["auto", "plain", "ema"] = "auto"
+    """plain: the weights themselves. ema: their average, of a run with --ema. auto: what scores of the run are of."""
     to: str = ""
     """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"
@@ -64,30 +72,66 @@ def main(options: Options) -> int:
     steps = checkpoints.steps()
     if not steps:
         raise UserError(f"{run.folder} has no checkpoint to export")
-    step = _best_step(options, checkpoints) if options.best else options.step or steps[-1]
-    state, record = checkpoints.at(step)
-    if layout.is_bound(record["layout"]):
-        raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
+    chosen = _steps(options, checkpoints)
+    found = [checkpoints.at(step) for step in chosen]
+    for state, record in found:
+        if layout.is_bound(record["layout"]):
+            raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
-    target = Path(options.to) if options.to else run.folder / "export" / f"step-{step:08d}"
+    name = f"step-{chosen[-1]:08d}" if len(chosen) == 1 else f"average-{chosen[0]:08d}-{chosen[-1]:08d}"
+    target = Path(options.to) if options.to else run.folder / "export" / name
     kept = bool(options.to) or not options.push
     if kept and target.exists():
         raise UserError(f"{target} exists already: give another folder with --to, or move it away")
+    averaged = _averaged(options, run.config)
     if options.dry_run:
-        _say_what(options, step, state, target if kept else None)
+        _say_what(options, chosen, found[-1][0], target if kept else None)
         return 0
     if kept:
         target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
         folder = Path(scratch, "model")
-        _write(run, step, state, record, folder, options.shard)
+        _write(run, chosen, found, averaged, folder, options.shard)
         if options.push:
-            print(upload.push(folder, options.push, options.private, f"Step {step} of {run.name}"))
+            print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
         if kept:
             folder.rename(target)
             print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
     return 0
+
+
+def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
+    """Choose the checkpoints to export, oldest first; of several, the mean is exported."""
+    there = checkpoints.steps()
+    if not options.average:
+        return [_best_step(options, checkpoints) if options.best else options.step or there[-1]]
+    if options.best or options.step:
+        raise UserError(f"--average {options.average} and {'--best' if options.best else '--step'}: give one of them")
+    start, colon, end = options.average.partition(":")
+    try:
+        chosen = [s for s in there if int(start) <= s <= int(end)] if colon else there[-int(start) :]
+    except ValueError:
+        raise UserError(f"--average {options.average}: give a number (3) or a range of steps (100:300)") from None
+    wanted = 2 if colon else max(2, int(start))
+    if len(chosen) < wanted:
+        raise UserError(
+            f"--average {options.average}: {checkpoints.folder} has {len(chosen)} such checkpoints, of steps "
+            f"{', '.join(map(str, there))}; at least {wanted} are needed, and --run.keep says how many a run keeps"
+        )
+    return chosen
+
+
+def _averaged(options: Options, config: dict) -> bool:
+    """Tell whether to export the average of the weights that the run has kept."""
+    settings = EMAConfig(**config.get("ema", {}))
+    if options.weights == "ema" and not settings.on:
+        raise UserError(f"--weights ema: {options.run} was trained without --ema.decay, so it has no average")
+    return settings.on and (options.weights == "ema" or (options.weights == "auto" and settings.use == "instead"))
+
+
+def _in_words(steps: list[int]) -> str:
+    return f"Step {steps[0]}" if len(steps) == 1 else f"The mean of steps {', '.join(map(str, steps))}"
 
 
 def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
@@ -108,7 +152,7 @@ def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
     return best[0]
 
 
-def _say_what(options: Options, step: int, state: Path, target: Path | None) -> None:
+def _say_what(options: Options, steps: list[int], state: Path, target: Path | None) -> None:
     from app.checkpoints.safe_reader import StateReader
     from app.commands.export import upload
 
@@ -116,7 +160,7 @@ def _say_what(options: Options, step: int, state: Path, target: Path | None) -> 
     weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
     count = sum(entry.size.numel() for entry in weights.values())
     amount = size(sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights.values()))
-    print(f"step {step} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
+    print(f"{_in_words(steps).lower()} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
     if target:
         print(f"would write {target}")
     if options.push:
@@ -124,8 +168,10 @@ def _say_what(options: Options, step: int, state: Path, target: Path | None) -> 
         print(f"would upload it to {upload.address(options.push)}, made {kind} if it does not exist")
 
 
-def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) -> None:
-    """Build the model as the recipe does, load the checkpoint's weights into it, and write it with its card."""
+def _write(
+    run: "History", steps: list[int], found: list[tuple[Path, dict]], averaged: bool, folder: Path, shard: str
+) -> None:
+    """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
     from app.checkpoints.export import save_model
     from app.commands.export import model_card
     from app.launching import dry_run
@@ -137,14 +183,20 @@ def _write(run, step: int, state: Path, record: dict, folder: Path, shard: str) 
             "in model/. To export other checkpoints, put the recipe into a file"
         )
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
-    found = dry_run.run_to_end(recipe, flags, import_folder=run.info.get("recipe_folder", ""))
-    accelerator = found.run.accelerator
+    ended = dry_run.run_to_end(recipe, flags, import_folder=run.info.get("recipe_folder", ""))
+    accelerator = ended.run.accelerator
     try:
-        sharded.load_weights(accelerator, str(state))
-    except FileNotFoundError:
+        sharded.load_mean(accelerator, [str(state) for state, _ in found], averaged)
+    except FileNotFoundError as error:
         raise UserError(
-            f"{state} is gone: the run goes on and deletes old checkpoints; export again, or wait until it ends"
+            f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
-    save_model(accelerator, found.model, folder, *found.parts, shard=shard)
-    plain = accelerator.unwrap_model(found.model)
-    model_card.write(run, folder, step, record.get("scores", {}), type(plain).__name__, found.use.format(model="."))
+    save_model(accelerator, ended.model, folder, *ended.parts, shard=shard)
+    plain = accelerator.unwrap_model(ended.model)
+    # Scores were measured with one checkpoint's weights, not with a mean.
+    scores = found[-1][1].get("scores", {}) if len(found) == 1 else {}
+    weights = "Its weights are their average over the steps (`--ema`). " * averaged
+    weights += f"They are the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}." * (
+        len(steps) > 1
+    )
+    model_card.write(run, folder, steps[-1], scores, type(plain).__name__, ended.use.format(model="."), weights)

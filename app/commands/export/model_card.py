@@ -22,23 +22,27 @@ _TASKS = {
 }
 
 
-def write(run: History, folder: Path, step: int, scores: dict[str, Any], kind: str, use: str) -> None:
+def write(
+    run: History, folder: Path, step: int, scores: dict[str, Any], kind: str, use: str, weights: str = ""
+) -> None:
     """Write README.md, the recipe, its settings and, if matplotlib is installed, the curves into a model's folder.
 
     Args:
         scores: of the checkpoint, by name.
         kind: the model's class.
         use: a command that uses the model.
+        weights: what they are, if they are not simply those of the step; a sentence.
     """
     from huggingface_hub import ModelCard
 
     recipe = str(run.info.get("recipe", "recipe"))
+    length = f"{step:,} of {run.info.get('steps', '?')} steps"
     (folder / "training_config.yaml").write_text(yaml.safe_dump(_without_place(run.config), sort_keys=False))
     (folder / f"{recipe}.py").write_bytes((run.folder / "recipe.py").read_bytes())
     parts = [
         f"---\n{_metadata(run, recipe, scores, kind).to_yaml()}\n---",
         f"# {run.name}",
-        f"{kind}, trained by `{recipe}.py` with Samestep for {step:,} of {run.info.get('steps', '?')} steps.",
+        f"{kind}, trained by `{recipe}.py` with Samestep for {length}. {weights}".rstrip(),
         f"## Use it\n\n```bash\n{use}\n```" if use else "",
         _scores(scores),
         _curves(run, folder),
