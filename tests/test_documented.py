@@ -21,7 +21,7 @@ from launching import ROOT
 pytestmark = pytest.mark.long
 # Of 17 samples or so: the last step is short, as a reader's own is.
 SHORT = "--run.steps 0 --run.epochs 0.0036"
-SMALL = "--run.steps 2 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"
+SMALL = "--run.steps 2 --run.save-every 1 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"
 SMALLER = {
     "cls": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
     "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.block 32",
