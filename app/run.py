@@ -230,6 +230,10 @@ class Run:
         """Run the loop's body once in a dry run, on a step whose changes are undone."""
         return self._loop.trying(step, gradients)
 
+    def only_evaluation(self) -> Iterator[Batch]:
+        """Enter the loop's body once to evaluate, where a command has taken the place of training."""
+        return self._loop.only_evaluation()
+
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.
 
@@ -333,6 +337,7 @@ class Run:
         """
         if self._dry is not None:
             self._dry.at_finish(self, model, parts, use)
+            return self.scores
         ending.write_model(self._loop, model, parts, use)
         return self.scores
 

@@ -62,15 +62,16 @@ class Loop:
 class DryRun:
     """Take the place of training in a Run."""
 
-    def __init__(self, loop: Loop | None = None, to_end: bool = False):
+    def __init__(self, loop: Loop | None = None, to_end: bool = False, on_cpu: bool = True):
         """Describe where the recipe is left.
 
         Args:
             loop: runs the loop's body first; without one, the body does not run.
             to_end: whether the recipe goes on after the loop until it would write its finished model; if not, it is
                 left at the loop.
+            on_cpu: whether it runs as one process on the CPU; if not, on the device and processes that there are.
         """
-        self.loop, self.to_end = loop, to_end
+        self.loop, self.to_end, self.on_cpu = loop, to_end, on_cpu
 
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Take the place of run.batches."""
@@ -169,23 +170,36 @@ def run_to_end(recipe: Path, flags: list[str], import_folder: str = "") -> Finis
 
 
 def _play(recipe: Path, flags: list[str], awaited: type[BaseException], dry: DryRun, import_folder: str = "") -> Any:
+    try:
+        play(recipe, flags, dry, import_folder)
+    except awaited as left:
+        return left
+    return None
+
+
+def play(recipe: Path, flags: list[str], dry: DryRun, import_folder: str = "") -> None:
+    """Run a recipe's file with something else in the place of training.
+
+    Args:
+        import_folder: a further folder for its imports.
+
+    Raises:
+        UserError: there is no such file, or the run would refuse to begin.
+    """
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     with _as_a_program(recipe, flags, dry):
         sys.path[1:1] = [import_folder] if import_folder else []
-        try:
-            runpy.run_path(str(recipe), run_name="__main__")
-        except awaited as left:
-            return left
-    return None
+        runpy.run_path(str(recipe), run_name="__main__")
 
 
 @contextmanager
 def _as_a_program(recipe: Path, flags: list[str], dry: DryRun) -> Iterator[None]:
-    """Set sys.argv, sys.path and the environment as if the recipe were started by itself on a machine without a GPU."""
+    """Set sys.argv, sys.path and the environment as if the recipe were started by itself, on a CPU if `dry` says so."""
     global _current
     before = sys.argv, sys.path, dict(os.environ)
-    os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+    if dry.on_cpu:
+        os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
     sys.argv, sys.path = [str(recipe), *flags], [str(recipe.resolve().parent), *sys.path]
     _current = dry
     try:

@@ -6,6 +6,7 @@ and plots.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,37 @@ class Classification(Metric):
         return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
 
 
+class Calibration(Metric):
+    """How far probabilities of the chosen classes are from the share that is right; from logits and classes.
+
+    The expected calibration error of Guo et al., 2017: samples are sorted into bins by the probability of their class.
+    """
+
+    def __init__(self, bins: int = 15):
+        super().__init__(2 * bins + reproducible_sums.PARTS * bins)
+        self.bins = bins
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Add a micro-batch."""
+        sure, chosen = (each.flatten() for each in predicted.double().softmax(1).max(1))
+        right = (chosen == target.flatten()).double()
+        place = (sure * self.bins).long().clamp(max=self.bins - 1)
+        terms = torch.stack([torch.ones_like(sure), right, *reproducible_sums.parts_of(sure, BOUND, COUNT)])
+        self.state += torch.zeros_like(self.state).view(-1, self.bins).index_add_(1, place, terms).flatten()
+
+    def report(self) -> dict[str, Any]:
+        """Return the error; and for each bin the samples, the share that is right, and the mean probability or None."""
+        count, right, *parts = torch.tensor(self.total, dtype=torch.float64).view(-1, self.bins)
+        sure = reproducible_sums.total(torch.stack(parts))
+        error = ((right - sure).abs().sum() / count.sum()).item()
+        of_bins = {"samples": count.tolist(), "right": _means(right, count), "probability": _means(sure, count)}
+        return {"error": error, **of_bins}
+
+    def scores(self) -> dict[str, float]:
+        """Return no score: what it says is in `report`."""
+        return {}
+
+
 class MultiLabel(Metric):
     """Accuracy over all labels of all rows, and F1 as the mean over labels; from logits and 0 or 1, [rows, labels]."""
 
@@ -114,6 +146,11 @@ class Regression(Metric):
         # Below the threshold, the variance is rounding error: all values are equal, or there is only one.
         told = min(xx - x * x, yy - y * y) > 1e-12 * max(xx, yy, 1e-300)
         return {"mse": error, **({"pearson": (xy - x * y) / math.sqrt(spread)} if told else {})}
+
+
+def _means(sums: Tensor, counts: Tensor) -> list[float | None]:
+    pairs = zip(sums.tolist(), counts.tolist(), strict=True)
+    return [total / count if count else None for total, count in pairs]
 
 
 def _share(part: float | Tensor, whole: float | Tensor) -> float:

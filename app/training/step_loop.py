@@ -107,10 +107,16 @@ class StepLoop:
             if self.leaving:
                 break
 
+    def only_evaluation(self) -> Iterator[Batch]:
+        """Enter step 0 to evaluate, without a run folder: what the body logs is kept in `scores` alone."""
+        yield self._enter_before_first()
+        self.services.logger.drop_pending()
+        self.current = None
+
     def _enter_before_first(self) -> Batch:
         """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
         nothing = Step(-1, [], 0, 0.0)
-        metrics = StepMetrics(self.services.accelerator, nothing, self._faults)
+        metrics = StepMetrics(self.services.accelerator, nothing, None)
         self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), undo=lambda: None)
         return self.current.batch
 

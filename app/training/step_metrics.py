@@ -22,11 +22,11 @@ from app.training.nonfinite import FirstNonfinite, Report, place, report
 class StepMetrics:
     """Keep losses and gradient norms of one step on the device until they are read."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstNonfinite, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstNonfinite | None, skips: bool = False):
         """Begin a step.
 
         Args:
-            faults: checks the losses and norms of steps that are not logged.
+            faults: checks the losses and norms of steps that are not logged; None for a step without any.
             skips: whether a number that is not finite skips the update instead of stopping the run.
         """
         self.accelerator, self.step, self.faults, self.skips = accelerator, step, faults, skips

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from app.checkpoints import sharded
+from app.commands import weights
 from app.commands.output import size
-from app.config import EMAConfig
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def main(options: Options) -> int:
     kept = bool(options.to) or not options.push
     if kept and target.exists():
         raise UserError(f"{target} exists already: give another folder with --to, or move it away")
-    averaged = _averaged(options, run.config)
+    averaged = weights.averaged(options, run.config)
     if options.dry_run:
         _say_what(options, chosen, found[-1][0], target if kept else None)
         return 0
@@ -105,7 +105,7 @@ def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
     """Choose the checkpoints to export, oldest first; of several, the mean is exported."""
     there = checkpoints.steps()
     if not options.average:
-        return [_best_step(options, checkpoints) if options.best else options.step or there[-1]]
+        return [weights.one_step(options, checkpoints)]
     if options.best or options.step:
         raise UserError(f"--average {options.average} and {'--best' if options.best else '--step'}: give one of them")
     start, colon, end = options.average.partition(":")
@@ -122,34 +122,8 @@ def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
     return chosen
 
 
-def _averaged(options: Options, config: dict) -> bool:
-    """Tell whether to export the average of the weights that the run has kept."""
-    settings = EMAConfig(**config.get("ema", {}))
-    if options.weights == "ema" and not settings.on:
-        raise UserError(f"--weights ema: {options.run} was trained without --ema.decay, so it has no average")
-    return settings.on and (options.weights == "ema" or (options.weights == "auto" and settings.use == "instead"))
-
-
 def _in_words(steps: list[int]) -> str:
     return f"Step {steps[0]}" if len(steps) == 1 else f"The mean of steps {', '.join(map(str, steps))}"
-
-
-def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
-    there = ", ".join(map(str, checkpoints.steps()))
-    if options.step:
-        raise UserError(f"--best and --step {options.step}: give one of the two")
-    if not checkpoints.retention.best:
-        raise UserError(
-            f"--best: {options.run} was trained without --run.best, so none of its checkpoints is the best; take one "
-            f"with --step, of {there}"
-        )
-    best = checkpoints.best({})
-    if best is None:
-        raise UserError(
-            f"--best: no checkpoint of {options.run} was scored with {checkpoints.retention.metric.name}; "
-            f"take one with --step, of {there}"
-        )
-    return best[0]
 
 
 def _say_what(options: Options, steps: list[int], state: Path, target: Path | None) -> None:
@@ -195,8 +169,6 @@ def _write(
     plain = accelerator.unwrap_model(ended.model)
     # Scores were measured with one checkpoint's weights, not with a mean.
     scores = found[-1][1].get("scores", {}) if len(found) == 1 else {}
-    weights = "Its weights are their average over the steps (`--ema`). " * averaged
-    weights += f"They are the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}." * (
-        len(steps) > 1
-    )
-    model_card.write(run, folder, steps[-1], scores, type(plain).__name__, ended.use.format(model="."), weights)
+    told = "Its weights are their average over the steps (`--ema`). " * averaged
+    told += f"They are the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}." * (len(steps) > 1)
+    model_card.write(run, folder, steps[-1], scores, type(plain).__name__, ended.use.format(model="."), told)

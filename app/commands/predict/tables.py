@@ -1,0 +1,68 @@
+"""Tables that are written line by line: parquet or jsonl."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.errors import UserError
+
+AT_ONCE = 1024  # lines of a parquet file that are written together
+
+
+def check(name: str) -> None:
+    """Refuse a name whose ending is unknown, and a file that is there already.
+
+    Raises:
+        UserError: it is one of these.
+    """
+    if Path(name).suffix not in (".parquet", ".jsonl"):
+        raise UserError(f"--to {name}: give a file that ends in .parquet or .jsonl")
+    if Path(name).exists():
+        raise UserError(f"--to {name} exists already: give another file, or move it away")
+
+
+class Writer:
+    """Write lines into a file; it has its name only when it is whole."""
+
+    def __init__(self, path: Path):
+        """Open a draft next to `path`."""
+        self.path, self.draft = path, path.with_name(f"{path.name}.tmp")
+        self._lines: list[dict[str, Any]] = []
+        self._parquet: Any = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._text = self.draft.open("w", encoding="utf-8") if path.suffix == ".jsonl" else None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+        for file in (self._text, self._parquet):
+            if file is not None:
+                file.close()
+        if kind is None and self.draft.exists():
+            self.draft.rename(self.path)
+        else:
+            self.draft.unlink(missing_ok=True)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line; all lines have the same names."""
+        if self._text is not None:
+            self._text.write(json.dumps(line, ensure_ascii=False) + "\n")
+            return
+        self._lines.append(line)
+        if len(self._lines) >= AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._lines:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist(self._lines, schema=self._parquet and self._parquet.schema)
+        if self._parquet is None:
+            self._parquet = pq.ParquetWriter(self.draft, table.schema)
+        self._parquet.write_table(table)
+        self._lines = []
