@@ -196,6 +196,10 @@ class Run:
             self.services.averages.add(optimizer)
         return model, optimizer
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a function of tensors, such as a loss, if the profile compiles by region; else return it as it is."""
+        return regional_compilation.compiled(function, self.accelerator.state.dynamo_plugin)
+
     def batches(
         self,
         data: Sequence,

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ def prepared(recipe: str, flags: list[str], run: Run) -> tuple:
         rows = job.rows.rows
         lengths = getattr(rows, "lengths", None)
         return model, optimizer, run.batches(rows, job.collate, lengths, augment=job.rows.augment), job.loss
+    from app.data.corpus.blocks import token_loss
     from app.tasks.language.attention import Attention
 
     config = parse(lm.Config, flags)
@@ -42,7 +44,8 @@ def prepared(recipe: str, flags: list[str], run: Run) -> tuple:
     plain = lm.build_model(config, tokenizer)
     collate = Attention.of(plain, config.attention, config.data.packing, run).collate
     model, optimizer = run.prepare(plain, config.optim)
-    return model, optimizer, run.batches(blocks, collate, weights=blocks.weights), lm.loss_of
+    loss_of = partial(lm.loss_of, criterion=run.compiled(token_loss))
+    return model, optimizer, run.batches(blocks, collate, weights=blocks.weights), loss_of
 
 
 def steps(recipe: str, flags: list[str], exact: bool, threads: int, folder: Path) -> Iterator[None]:

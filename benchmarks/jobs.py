@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,7 @@ def _segmenter(flags: list[str], bf16: bool) -> Job:
 
 
 def _language(flags: list[str], bf16: bool, variant: str) -> Job:
+    from app.data.corpus.blocks import token_loss
     from app.data.corpus.corpus import collate
     from recipes import lm
 
@@ -192,7 +194,7 @@ def _language(flags: list[str], bf16: bool, variant: str) -> Job:
         config, train, None, bf16,
         model=lm.build_model(config, tokenizer).train(),
         collate=_pad if variant == "padded" else collate,
-        loss=lm.loss_of,
+        loss=partial(lm.loss_of, criterion=token_loss),
         items=lambda inputs: int((inputs["targets"] >= 0).sum()),
         eval_rows=held,
     )  # fmt: skip

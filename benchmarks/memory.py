@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from app import Run, parse
+from app.data.corpus.blocks import token_loss
 from recipes import lm
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +43,7 @@ def train(words: list[str]) -> None:
         parameters = sum(p.numel() for p in model.parameters())
         for batch in run.batches(blocks, collate, weights=blocks.weights):
             for micro in batch.micros(model):
-                run.backward(lm.loss_of(model, micro.inputs), micro)
+                run.backward(lm.loss_of(model, micro.inputs, token_loss), micro)
             run.step(optimizer)
             if run.steps_done == 3:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

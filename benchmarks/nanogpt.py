@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app import Run, parse
+from app.data.corpus.blocks import token_loss
 from recipes import lm
 
 LAYERS, HEADS, WIDTH, BLOCK, BATCH, STEPS = 4, 4, 128, 64, 12, 2000
@@ -128,7 +129,7 @@ def our_steps(config: lm.Config) -> Iterator[None]:
         model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
         for batch in run.batches(blocks, collate, weights=blocks.weights):
             for micro in batch.micros(model):
-                run.backward(lm.loss_of(model, micro.inputs), micro)
+                run.backward(lm.loss_of(model, micro.inputs, token_loss), micro)
             run.step(optimizer)
             yield
 

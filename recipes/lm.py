@@ -90,24 +90,23 @@ def build_model(config: Config, tokenizer):
     return model
 
 
-def loss_of(model, inputs: dict):
+def loss_of(model, inputs: dict, criterion):
     """Return the mean loss over the supervised tokens of a micro-batch."""
-    from app.data.corpus.blocks import token_loss
     from app.tasks.language.attention import model_inputs
 
     known = {name: tensor for name, tensor in model_inputs(inputs).items() if name != "targets"}
     # With a cache, transformers would ignore where documents begin.
-    return token_loss(model(**known, use_cache=False).logits, inputs["targets"])
+    return criterion(model(**known, use_cache=False).logits, inputs["targets"])
 
 
-def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dict[str, float]:
+def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
     from app.data.corpus.blocks import beginning
     from app.tasks.language.generate import sample_text
 
     scores = run.scores_of()
     for micro in run.evaluation(model, blocks, collate, weights=blocks.weights):
-        scores.update(micro.weight, loss=loss_of(model, micro.inputs))
+        scores.update(micro.weight, loss=loss_of(model, micro.inputs, criterion))
     found = scores.compute()
     loss, tokens = found["eval/loss"], found.pop("eval/samples")
     if config.sample_length:
@@ -125,6 +124,7 @@ def evaluate(run: Run, model, blocks, collate, tokenizer, config: Config) -> dic
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
+    from app.data.corpus.blocks import token_loss
     from app.tasks.language.attention import Attention
 
     with Run(config) as run:
@@ -138,13 +138,14 @@ def main(config: Config) -> dict[str, float]:
         collate, cost = attention.collate, Cost.of(plain, config.data.block)
         run.keep_best("-eval/loss")
         model, optimizer = run.prepare(plain, config.optim)
+        criterion = run.compiled(token_loss)
         for batch in run.batches(train_blocks, collate, weights=train_blocks.weights, cost=cost):
             for micro in batch.micros(model):
-                loss = loss_of(model, micro.inputs)
+                loss = loss_of(model, micro.inputs, criterion)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, eval_blocks, collate, tokenizer, config)
+                run.evaluate(evaluate, model, eval_blocks, collate, criterion, tokenizer, config)
         return run.finish(model, tokenizer, use=USE_A_CHAT if config.data.messages else USE_IT)
 
 

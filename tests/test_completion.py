@@ -34,7 +34,18 @@ def completed(*words: str) -> list[str]:
 def test_commands_options_and_files():
     assert completed("") == list(summaries())
     assert completed("pl") == ["plan", "plot"]
-    options = ["--step", "--best", "--to", "--shard", "--push", "--private", "--dry-run", "--help"]
+    options = [
+        "--step",
+        "--best",
+        "--average",
+        "--weights",
+        "--to",
+        "--shard",
+        "--push",
+        "--private",
+        "--dry-run",
+        "--help",
+    ]
     assert completed("export", "--") == options
     assert completed("plan", "--pr") == ["--profile"]
     assert completed("plan", "recipes/c") == ["recipes/cls.py"]

@@ -180,7 +180,7 @@ class Accelerator(accelerate.Accelerator):
         """Compile the blocks of models, and keep accelerate from compiling more while it prepares them."""
         plugin = self.state.dynamo_plugin
         for model in models:
-            regional_compilation.compile_blocks(model, plugin.to_kwargs() | {"dynamic": plugin.dynamic})
+            regional_compilation.compile_blocks(model, regional_compilation.options_of(plugin))
         backend, plugin.backend = plugin.backend, DynamoBackend.NO
         try:
             yield

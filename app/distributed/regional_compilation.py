@@ -46,6 +46,16 @@ def compile_blocks(model: nn.Module, options: dict[str, Any]) -> None:
         block.forward = CompiledForward(block, torch.compile(block.forward, **options))
 
 
+def compiled(function: Callable[..., Any], plugin: TorchDynamoPlugin) -> Callable[..., Any]:
+    """Return a function of tensors compiled, if the profile compiles by region; otherwise as it is."""
+    return torch.compile(function, **options_of(plugin)) if is_asked_for(plugin) else function
+
+
+def options_of(plugin: TorchDynamoPlugin) -> dict[str, Any]:
+    """Return the options of torch.compile that the profile asks for."""
+    return plugin.to_kwargs() | {"dynamic": plugin.dynamic}
+
+
 class CompiledForward:
     """A block's compiled forward method. A copy of the block, such as an average of its weights, gets the plain one."""
 

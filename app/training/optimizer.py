@@ -74,7 +74,6 @@ class Optimizers:
 
     def __init__(self):
         self.known: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
-        self._rates: list[float] = []  # of the step, before a group's own factor
 
     def add(self, optimizer: torch.optim.Optimizer, settings: OptimConfig | None) -> None:
         """Add an optimizer."""
@@ -82,13 +81,11 @@ class Optimizers:
 
     def set_rates(self, step: int, total_steps: int, global_batch: int) -> None:
         """Set the learning rates of step `step`, counted from 0."""
-        self._rates = []
         for optimizer, settings in self.known:
             if settings is not None:
                 rate = learning_rate(settings, step, total_steps, global_batch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate * group.get("factor", 1.0)
-            self._rates.append(rate if settings is not None else optimizer.param_groups[0]["lr"])
 
     def options(self, names: Iterable[str]) -> list[list[dict[str, typing.Any]]]:
         """Return options of each optimizer's groups, such as weight_decay, where they have them."""
@@ -105,7 +102,7 @@ class Optimizers:
 
     def rates(self) -> list[float]:
         """Return each optimizer's learning rate in this step: that of weights without a factor of their own."""
-        return list(self._rates)
+        return [_rate(optimizer.param_groups) for optimizer, _ in self.known]
 
     def check_length(self, total_steps: int) -> None:
         """Refuse a schedule that ends before the run does.
@@ -127,6 +124,11 @@ class Optimizers:
             if known is optimizer:
                 return index, settings.clip if settings else 0.0
         raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
+
+
+def _rate(groups: list[dict[str, typing.Any]]) -> float:
+    plain = [group["lr"] for group in groups if "factor" not in group]
+    return plain[0] if plain else groups[0]["lr"] / groups[0]["factor"]
 
 
 def check(config: OptimConfig) -> None:
