@@ -18,6 +18,7 @@ CASES = {
     "swa": EMAConfig(uniform=True, start=0.3, every=2),
     "beside": EMAConfig(decay=0.95, warmup=False, use="beside"),
 }
+STOPPED = ("every", "swa")
 # As if a high loss were good, which the first evaluation has.
 BEST = {
     "every": {},
@@ -83,19 +84,19 @@ def main(folder: Path) -> None:
     """Run all cases: whole, stopped and resumed, and ended early and resumed."""
     for name, averaging in CASES.items():
         train(folder / name, averaging, eval_first=True, **BEST[name])
-        train(folder / f"{name}-stopped", averaging, eval_first=True, **BEST[name], stop_at=STOP)
+    for name in STOPPED:
+        train(folder / f"{name}-stopped", CASES[name], eval_first=True, **BEST[name], stop_at=STOP)
         if name == "every":
-            train(folder / "left", averaging, eval_first=True, stop_at=STOP)
-        train(folder / f"{name}-stopped", averaging, eval_first=True, **BEST[name])
+            train(folder / "left", CASES[name], eval_first=True, stop_at=STOP)
+        train(folder / f"{name}-stopped", CASES[name], eval_first=True, **BEST[name])
     told = {"best": "eval/loss", "patience": 2}
+    train(folder / "early", CASES["every"], **told, stop_at=EARLY - 3)
     train(folder / "early", CASES["every"], **told)
-    train(folder / "early-stopped", CASES["every"], **told, stop_at=EARLY - 3)
-    train(folder / "early-stopped", CASES["every"], **told)
-    train(folder / "gone-on", CASES["every"], **told)
-    train(folder / "gone-on", CASES["every"], **told)  # which is over
-    train(folder / "gone-on", CASES["every"], best="eval/loss", patience=0)
     train(folder / "usual", CASES["every"], exact=False, steps=8)
     if collectives.alone():
+        train(folder / "gone-on", CASES["every"], **told)
+        train(folder / "gone-on", CASES["every"], **told)  # which is over
+        train(folder / "gone-on", CASES["every"], best="eval/loss", patience=0)
         train(folder / "best-of-weights", CASES["beside"], best="eval/loss", model="best")
         train(folder / "plain", EMAConfig())
         kept = {"steps": 6, "save_every": 1, "keep": 9}

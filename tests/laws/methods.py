@@ -16,10 +16,15 @@ PLAIN = OptimConfig(lr=0.02, clip=0.5)
 FREEZE = ("embed.*", "layers.0.*@:8", "layers.2.*@5:", "head.bias@0.2:0.6")
 CASES = {
     "frozen": replace(PLAIN, freeze=FREEZE),
-    "frozen-sgd": replace(PLAIN, freeze=FREEZE, name="SGD"),
-    "rates": replace(PLAIN, layer_decay=0.5, rates=("head.*=3",), decays=("*norm*=0.2", "*.weight=0.1")),
-    "one-cycle": replace(PLAIN, schedule="one_cycle", warmup=0.3),
-    "points": replace(PLAIN, schedule="points", points=("0:0.1", "30%:1", "100%:0.2")),
+    "rates": replace(
+        PLAIN,
+        name="SGD",
+        layer_decay=0.5,
+        rates=("head.*=3",),
+        decays=("*norm*=0.2", "*.weight=0.1"),
+        schedule="points",
+        points=("0:0.1", "30%:1", "100%:0.2"),
+    ),
 }
 
 
@@ -72,8 +77,7 @@ def main(folder: Path) -> None:
         train(folder / name, optim)
         train(folder / f"{name}-stopped", optim, stop_at=STOP)
         train(folder / f"{name}-stopped", optim)
-    kept = {"save_every": 1, "keep": 99}
-    train(folder / "kept", CASES["frozen"], **kept)
+    train(folder / "kept", CASES["frozen"], save_every=1, keep=99)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
-from laws.averaged import CASES, EARLY, STEPS
+from laws.averaged import CASES, EARLY, STEPS, STOPPED
 
 SCRIPT = ROOT / "tests" / "laws" / "averaged.py"
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
@@ -39,7 +39,7 @@ def test_exact_mode_gives_every_layout_the_same_bits(averaged, name, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", STOPPED)
 def test_a_stop_changes_nothing(averaged, name, layout):
     whole, stopped = averaged(*layout) / name, averaged(*layout) / f"{name}-stopped"
     assert steps(stopped) == steps(whole) and scores(stopped) == scores(whole)
@@ -132,17 +132,22 @@ def test_the_finished_model_is_the_best(averaged, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_early_stopping(averaged, layout):
-    """Two evaluations after the best one; the run is finished and says why; patience 0 goes on, to the same end."""
-    folder = averaged(*layout)
-    for name in ("early", "early-stopped"):
-        info = json.loads((folder / name / "run.json").read_text())
-        assert (info["status"], info["step"]) == ("finished", EARLY)
-        assert "after step 8, in 2 evaluations" in info["stopped_early"]
-        assert len(steps(folder / name)) == EARLY and weights(folder / name) == weights(folder / "early")
-    assert scores(folder / "early-stopped") == scores(folder / "early")
-    gone_on = json.loads((folder / "gone-on" / "run.json").read_text())
-    assert [launch["step"] for launch in gone_on["launches"]] == [0, EARLY, EARLY]
-    assert (gone_on["status"], gone_on["step"], gone_on["stopped_early"]) == ("finished", STEPS, None)
+    """Two evaluations after the best one, though the run was stopped between them; it is finished and says why."""
+    run = averaged(*layout) / "early"
+    info = json.loads((run / "run.json").read_text())
+    assert [launch["step"] for launch in info["launches"]] == [0, EARLY - 3]
+    assert (info["status"], info["step"]) == ("finished", EARLY) and len(steps(run)) == EARLY and weights(run)
+    assert "after step 8, in 2 evaluations" in info["stopped_early"]
+    reference = averaged("cpu", 1)
+    assert scores(run) == scores(reference / "early") and weights(run) == weights(reference / "early")
+
+
+def test_patience_of_0_goes_on(averaged):
+    """To the end that the run would have had; until then it stays finished, however often it is repeated."""
+    folder = averaged("cpu", 1)
+    info = json.loads((folder / "gone-on" / "run.json").read_text())
+    assert [launch["step"] for launch in info["launches"]] == [0, EARLY, EARLY]
+    assert (info["status"], info["step"], info["stopped_early"]) == ("finished", STEPS, None)
     assert steps(folder / "gone-on") == steps(folder / "every") and state(folder / "gone-on") == state(folder / "every")
 
 

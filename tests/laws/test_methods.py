@@ -57,5 +57,5 @@ def test_weights_are_frozen_when_they_should_be(methods, layout):
 
 def test_learning_rates_are_logged_before_factors(methods):
     """The rate of weights without a factor of their own."""
-    plain, rates = (steps(methods("cpu", 1) / name) for name in ("frozen", "rates"))
-    assert [line["lr"] for line in plain] == [line["lr"] for line in rates]
+    rates = [line["lr"] for line in steps(methods("cpu", 1) / "rates")]
+    assert rates[0] == pytest.approx(0.1 * 0.02) and max(rates) == pytest.approx(0.02, rel=0.05)
