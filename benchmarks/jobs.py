@@ -145,7 +145,7 @@ def _images(flags: list[str], bf16: bool) -> Job:
     seed_all(config.run.seed)
 
     def loss(model, inputs):
-        smoothing = config.smoothing if model.training else 0.0
+        smoothing = config.loss.smoothing if model.training else 0.0
         logits = model(pixel_values=inputs["pixel_values"]).logits
         return cross_entropy(logits, inputs["labels"], label_smoothing=smoothing)
 

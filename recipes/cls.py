@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
+from app.tasks.class_loss import ClassLoss, Loss, check_problem
 from app.tasks.from_scratch import Scratch, check_shape
 from app.tasks.pretrained import load_model, load_tokenizer
 
@@ -25,6 +26,7 @@ class Config:
 
     model: str = ""
     """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
+    loss: ClassLoss = field(default_factory=ClassLoss)
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
@@ -84,6 +86,14 @@ def build_model(config: Config, labels, tokenizer):
     return BertForSequenceClassification(shape)
 
 
+def loss_for(config: Config, labels):
+    """Return the loss of --loss; None for the model's own."""
+    if config.loss == ClassLoss():
+        return None
+    check_problem(labels.problem)
+    return Loss(config.loss, labels.names, labels.train_values)
+
+
 def measure_for(labels):
     """Choose the scores for this kind of labels."""
     from app.training.metrics import Classification, MultiLabel, Regression
@@ -119,9 +129,11 @@ def main(config: Config) -> dict[str, float]:
         plain = build_model(config, labels, tokenizer)
         never_look(plain, run.accelerator)
         model, optimizer = run.prepare(plain, config.optim)
-        for batch in run.batches(train_rows, collate, train_rows.lengths):
+        loss_of = loss_for(config, labels)
+        for batch in run.batches(train_rows, collate, train_rows.lengths, weights=loss_of and loss_of.weights):
             for micro in batch.micros(model):
-                loss = model(**micro.inputs).loss
+                output = model(**micro.inputs)
+                loss = loss_of(output.logits, micro.inputs) if loss_of else output.loss
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
+from app.tasks.class_loss import ClassLoss, Loss
 from app.tasks.from_scratch import VisionScratch, check_vision
 from app.tasks.pretrained import check_images, load_model, load_processor
 
@@ -26,8 +27,7 @@ class Config:
     model: str = ""
     """Pretrained model: a Hub id (timm/NAME for one of timm's, if timm is installed) or a folder. Default: train from
     scratch, in the shape of --scratch."""
-    smoothing: float = 0.1
-    """Label smoothing: the share of each label that is spread evenly over all classes."""
+    loss: ClassLoss = field(default_factory=lambda: ClassLoss(smoothing=0.1))
     scratch: VisionScratch = field(default_factory=VisionScratch)
     data: ClassData = field(default_factory=ClassData)
     augment: Augment = field(default_factory=Augment)
@@ -119,21 +119,18 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from torch.nn.functional import cross_entropy
-
-    from app.data.images.augment import Draw, ImageCollate
+    from app.data.images.augment import ImageCollate, augmentation
 
     with Run(config) as run:
-        augment = Draw(config.augment)
         with run.main_process_first():
             train_rows, eval_rows, labels, processor, about = load_data(config)
         run.say(about)
-        collate = ImageCollate.of(processor)
+        collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
+        loss_of = Loss(config.loss, labels.names, train_rows.labels)
         model, optimizer = run.prepare(build_model(config, labels, train_rows, collate), config.optim)
-        for batch in run.batches(train_rows, collate, augment=augment):
+        for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):
-                logits = model(pixel_values=micro.inputs["pixel_values"]).logits
-                loss = cross_entropy(logits, micro.inputs["labels"], label_smoothing=config.smoothing)
+                loss = loss_of(model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

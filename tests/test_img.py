@@ -240,7 +240,7 @@ def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):
 
     common = ["--data.split", "train[:200]", "--data.eval-split", "train[200:260]", "--run.trackers", "--run.log-every"]
     common += [1, "--scratch.layers", 1, "--scratch.width", 8, "--run.global-batch", 20, "--run.micro-batch", 10]
-    common += ["--smoothing", 0, "--augment.shift", 0, "--augment.zoom", 0, "--augment.rotate", 0]
+    common += ["--loss.smoothing", 0, "--augment.shift", 0, "--augment.zoom", 0, "--augment.rotate", 0]
     small = [*common, "--run.steps", 4, "--run.save-every", 1, "--scratch.norm", "batch"]
     whole, stopped, group = (["--run.dir", tmp_path / name] for name in ("whole", "stopped", "group"))
     longer = [*common, "--run.steps", 40, "--optim.lr", 0.02, *group]

@@ -23,9 +23,9 @@ def summaries() -> dict[str, str]:
 
 def load(name: str) -> ModuleType:
     """Import a command's module."""
-    return importlib.import_module(f"{__name__}.{name}.command")
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}.command")
 
 
 def _files() -> list[tuple[str, Path]]:
     """List the commands and their files."""
-    return sorted((path.parent.name, path) for path in FOLDER.glob("*/command.py"))
+    return sorted((path.parent.name.replace("_", "-"), path) for path in FOLDER.glob("*/command.py"))

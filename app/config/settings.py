@@ -114,7 +114,8 @@ class OptimConfig:
     """The optimizer, and its learning rate as a function of the step."""
 
     name: str = "AdamW"
-    """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others."""
+    """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others. Muon updates
+    the matrices of hidden layers, and AdamW the rest."""
     lr: float | None = setting(5e-4, on_resume=OnResume.IF_ACCEPTED)
     """Peak learning rate, reached at the end of the warm-up. None: the recipe chooses what suits a model from scratch,
     a pretrained one, or adapters, and says so."""

@@ -115,6 +115,17 @@ class Augment:
     """Largest rotation in each direction, in degrees."""
     erase: float = 0.0
     """Probability of blanking a rectangle whose sides are a quarter to a half of the image's."""
+    operations: int = 0
+    """RandAugment: how many of fourteen operations (contrast, sharpness, shear and so on) are applied to an image. 2 is
+    usual; then give --augment.shift, --augment.zoom and --augment.rotate 0, which it has too."""
+    magnitude: float = 9.0
+    """RandAugment: how strong the operations are, from 0 to 30."""
+    mixup: float = 0.0
+    """Mix each image and its label with another one: both parameters of the beta distribution of the share. 0.2 is
+    usual. 0: none. With --augment.cutmix too, each sample has one of the two."""
+    cutmix: float = 0.0
+    """Paste a piece of another image into each image, and mix the labels by its area; as --augment.mixup. 1 is
+    usual."""
 
 
 @dataclass

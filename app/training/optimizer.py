@@ -1,6 +1,7 @@
 """The optimizers of a run: built from settings, with the learning rate of each step."""
 
 import difflib
+import functools
 import inspect
 import itertools
 import math
@@ -13,12 +14,12 @@ from app.config import OptimConfig
 from app.config.points import Point
 from app.errors import UserError
 from app.training.learning_rate import check_length, learning_rate
+from app.training.muon import Muon, is_for_muon
 from app.training.parameter_groups import groups_of
 
 UNSUITABLE = {
     "LBFGS": "it evaluates the loss several times a step",
     "SparseAdam": "it takes sparse gradients only",
-    "Muon": "it takes matrices only, and models have biases and norms",
 }
 # SGD and Adagrad have fused kernels too, but torch 2.13 cannot run those on FSDP's DTensors.
 FUSED = ("Adam", "AdamW")
@@ -33,7 +34,8 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     optimizer_class = _find_class(config.name)
     accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
     arguments = _fitting(config, accepted)
-    groups = groups_of(model, config, "weight_decay" in accepted)
+    is_apart = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
+    groups = groups_of(model, config, "weight_decay" in accepted, is_apart)
     parameters = [parameter for group in groups for parameter in group["params"]]
     usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     if optimizer_class.__name__ in FUSED and usual:
@@ -188,6 +190,7 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
         for key, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
+    classes["Muon"] = Muon  # torch's takes matrices only
     if name in UNSUITABLE:
         raise UserError(f"--optim.name {name} does not work here ({UNSUITABLE[name]}): use AdamW or SGD, for example")
     usable = {key.lower(): key for key in classes if key not in UNSUITABLE}

@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -28,7 +28,9 @@ class Frozen(NamedTuple):
         return begun and (self.end is None or step < as_steps(self.end, total_steps))
 
 
-def groups_of(model: nn.Module, config: OptimConfig, decays: bool) -> list[dict[str, Any]]:
+def groups_of(
+    model: nn.Module, config: OptimConfig, decays: bool, is_apart: Callable[[str, nn.Parameter], bool] | None = None
+) -> list[dict[str, Any]]:
     """Sort the parameters that are trained into groups; freeze those that never are.
 
     Groups are "decay" (two dimensions or more) and "no_decay" (biases, norms), and parts of these whose weights have a
@@ -36,6 +38,7 @@ def groups_of(model: nn.Module, config: OptimConfig, decays: bool) -> list[dict[
 
     Args:
         decays: whether the optimizer has a weight decay.
+        is_apart: tells which parameters, by name, are in groups with `"muon": True`; None: the optimizer has no such.
 
     Raises:
         UserError: a pattern fits no name, or no parameter requires a gradient.
@@ -52,7 +55,8 @@ def groups_of(model: nn.Module, config: OptimConfig, decays: bool) -> list[dict[
         if parameter.requires_grad:
             decay = own_decays.get(name, config.weight_decay if parameter.ndim >= 2 else 0.0)
             factor = factors.get(name, 1.0) * depths.get(name, 1.0)
-            groups[parameter.ndim < 2, decay, factor, frozen.get(name)].append(parameter)
+            apart = is_apart is not None and is_apart(name, parameter)
+            groups[parameter.ndim < 2, apart, decay, factor, frozen.get(name)].append(parameter)
     if not groups:
         raise UserError(
             "no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True)), or freeze "
@@ -70,14 +74,15 @@ def drop_frozen(optimizer: torch.optim.Optimizer, step: int, total_steps: int) -
 
 
 def _order(key: tuple) -> tuple:
-    small, decay, factor, frozen = key
-    return small, decay, factor, frozen is not None, frozen and (frozen.start, frozen.end or 0.0)
+    *rest, frozen = key
+    return *rest, frozen is not None, frozen and (frozen.start, frozen.end or 0.0)
 
 
 def _group(key: tuple, parameters: list[nn.Parameter], decays: bool) -> dict[str, Any]:
-    small, decay, factor, frozen = key
+    small, apart, decay, factor, frozen = key
     group: dict[str, Any] = {"name": "no_decay" if small else "decay", "params": parameters}
     group |= {"weight_decay": decay} if decays else {}
+    group |= {"muon": True} if apart else {}
     group |= {"factor": factor} if factor != 1 else {}
     return group | ({"frozen": tuple(frozen)} if frozen else {})
 

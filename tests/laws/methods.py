@@ -16,6 +16,7 @@ PLAIN = OptimConfig(lr=0.02, clip=0.5)
 FREEZE = ("embed.*", "layers.0.*@:8", "layers.2.*@5:", "head.bias@0.2:0.6")
 CASES = {
     "frozen": replace(PLAIN, freeze=FREEZE),
+    "muon": replace(PLAIN, name="Muon", weight_decay=0.1),
     "rates": replace(
         PLAIN,
         name="SGD",

@@ -25,6 +25,11 @@ STEPS, STOP = 6, 3
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.keep", 99]
 WHOLE = ["--run.steps", STEPS]
+# What exact mode has in addition, without launches of its own.
+METHODS = {
+    "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2],
+    "img": ["--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def runs(tmp_path_factory, rows):
                 command(layout, recipe, "whole", *WHOLE, *(["--run.save-every", 1] if recipe == "cls" else [])),
                 command(layout, recipe, "stopped", *WHOLE, "--run.stop-at", STOP),
                 command(layout, recipe, "stopped", *WHOLE),
-                command(layout, recipe, "exact", *WHOLE, "--run.exact", "true"),
+                command(layout, recipe, "exact", *WHOLE, "--run.exact", "true", *METHODS.get(recipe, [])),
                 counted(layout, recipe),
             ]
             if layout == "ddp2":

@@ -1,6 +1,7 @@
 """Augmentation, drawn for each sample with its own generator, and applied to whole micro-batches."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from app.data.config import Augment
+from app.data.images.mixing import Mix, mixed
+from app.data.images.operations import Operations
 from app.data.images.processor import ImageProcessor
 from app.errors import UserError
 
@@ -40,6 +43,18 @@ class Draw:
         return {**row, "view": np.array(view, np.float32), "box": _box(*box) if blank < wanted.erase else NO_BOX}
 
 
+def augmentation(settings: Augment, rows: Sequence) -> Callable[[Any, np.random.Generator], Any]:
+    """Return what changes a training row, for `augment` of `run.batches`.
+
+    Args:
+        rows: all training rows, some of which are mixed into others.
+    """
+    change: Callable[[Any, np.random.Generator], Any] = Draw(settings)
+    if settings.operations:
+        change = Operations(settings, change)
+    return Mix(settings, rows, change) if settings.mixup or settings.cutmix else change
+
+
 NO_BOX = (0.0, 0.0, 0.0, 0.0)
 
 
@@ -68,7 +83,11 @@ class ImageCollate:
         return cls(list(mean), list(deviation), processor.rescale_factor if processor.do_rescale else 1.0)
 
     def __call__(self, rows: list[dict]) -> dict[str, Tensor]:
-        """Return a micro-batch."""
+        """Return a micro-batch; of rows that are mixed, with `other_labels` and `share`."""
+        plain = self._plain(rows)
+        return mixed(plain, self._plain([row["other"] for row in rows]), rows) if "other" in rows[0] else plain
+
+    def _plain(self, rows: list[dict]) -> dict[str, Tensor]:
         pixels = torch.from_numpy(np.stack([row["pixels"] for row in rows])).float()
         if "view" in rows[0]:
             views = torch.from_numpy(np.stack([row["view"] for row in rows]))

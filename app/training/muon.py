@@ -1,0 +1,110 @@
+"""Muon for matrices, AdamW for everything else, in one optimizer.
+
+Muon makes the momentum of a matrix orthogonal before it is added (Jordan et al., 2024), so it needs the whole matrix:
+shards of FSDP2 are gathered for it, one matrix after the other, and every rank computes the same bits. The update is
+scaled to the size of AdamW's (Liu et al., *Muon is Scalable for LLM Training*, 2025), so one learning rate suits both.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from app.distributed.naming import local_shard
+
+MOMENTUM = 0.95
+# Of the polynomial that is applied to the singular values, and how often.
+_FACTORS, _TIMES = (3.4445, -4.7750, 2.0315), 5
+# Names of layers that turn features into predictions, in models of transformers and timm.
+_HEADS = ("head", "lm_head", "classifier", "score", "fc", "out")
+
+
+class Muon(torch.optim.Optimizer):
+    """Update matrices by Muon, and the other parameters by AdamW."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ):
+        """Take parameters in groups; those with `"muon": True` are matrices that Muon updates."""
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "muon": False})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    (self._by_muon if group["muon"] else self._by_adamw)(parameter, group)
+
+    def _by_muon(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum = state["momentum_buffer"]
+        # Each operation rounds once, so that bits do not depend on how a matrix is cut into shards.
+        local_shard(momentum).mul_(MOMENTUM).add_(local_shard(gradient))
+        ahead = local_shard(gradient) + local_shard(momentum) * MOMENTUM  # Nesterov's
+        whole = _whole(ahead, parameter)
+        scale = 0.2 * max(whole.shape[0], whole[0].numel()) ** 0.5
+        update = _part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
+        own = local_shard(parameter)
+        own.mul_(1 - group["lr"] * group["weight_decay"])
+        own.sub_(update.to(own.dtype) * group["lr"])
+
+    def _by_adamw(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        state, gradient, own = self.state[parameter], local_shard(parameter.grad), local_shard(parameter)
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        state["step"] += 1
+        mean, square = local_shard(state["exp_avg"]), local_shard(state["exp_avg_sq"])
+        (slow, slower), count = group["betas"], state["step"].item()
+        mean.mul_(slow).add_(gradient * (1 - slow))
+        square.mul_(slower).add_(gradient * gradient * (1 - slower))
+        size = (square / (1 - slower**count)).sqrt_().add_(group["eps"])
+        own.mul_(1 - group["lr"] * group["weight_decay"])
+        own.sub_(mean / size * (group["lr"] / (1 - slow**count)))
+
+
+def is_for_muon(model: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    """Tell whether Muon updates a parameter: a matrix of a hidden layer, not of embeddings nor of the last layer."""
+    owner, _, _ = name.rpartition(".")
+    module = model.get_submodule(owner)
+    last = owner.rpartition(".")[2] in _HEADS
+    return parameter.ndim >= 2 and isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and not last
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return a matrix with about the same singular vectors, and singular values near 1."""
+    a, b, c = _FACTORS
+    tall = matrix.shape[0] > matrix.shape[1]
+    found = (matrix.mT if tall else matrix).float()
+    found = found / (found.norm() + 1e-7)
+    for _ in range(_TIMES):
+        square = found @ found.mT
+        found = a * found + (b * square + c * square @ square) @ found
+    return found.mT if tall else found
+
+
+def _whole(part: Tensor, parameter: Tensor) -> Tensor:
+    """Gather a tensor that is sharded as a parameter is. Every rank of its group takes part."""
+    if not isinstance(parameter, DTensor):
+        return part
+    mesh, cut, size = parameter.device_mesh, parameter.placements, parameter.shape
+    return DTensor.from_local(part, mesh, cut, run_check=False, shape=size, stride=parameter.stride()).full_tensor()
+
+
+def _part(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that every rank has; no collective."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(mesh, parameter.placements).to_local()
