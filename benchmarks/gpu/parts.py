@@ -78,6 +78,12 @@ PARTS = (
     _laws("seg", 1.5),
     _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),
     _sharing(4, 5),
+    Part(
+        "compiled-x2",
+        "cls and lm compiled by region, exact mode to the bit: 1 process, DDP x2 and FSDP2 x2 on the one GPU",
+        (*TESTS, "tests/laws/test_sharing_compiled.py"),
+        4,
+    ),
     _launches("cls"),
     _launches("lm"),
     Part("copies", "the share of copying that is hidden", ("-m", "benchmarks.copies"), 0.5),

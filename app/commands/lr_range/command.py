@@ -5,7 +5,8 @@
 
 The rate grows by the same factor in each step (Smith, *Cyclical Learning Rates*, 2017). Where it is too high the loss
 rises again, and the run is ended. Flags that are not named below go to the recipe. It says where the smoothed loss
-falls fastest, which is a good peak for a run with a warm-up; it is a hint, and not a measurement of what is best.
+falls fastest and where it is lowest. The first rate, or a tenth of the second, is a good first guess for the peak of a
+run with a warm-up; it is no measurement of what is best.
 """
 
 import math
@@ -69,7 +70,8 @@ def main(options: Options, flags: list[str]) -> int:
     drawn = _draw(rates, losses, smoothed, found, folder / CHART)
     lowest = rates[min(range(len(smoothed)), key=lambda i: smoothed[i])]
     print(f"the loss falls fastest at {found:.2g}, and is lowest at {lowest:.2g} ({len(rates)} steps)")
-    print(f"try --optim.lr {found:.1g}")
+    guesses = [f"{rate:.1g}" for rate in sorted((found, lowest / 10))]
+    print(f"try --optim.lr {' to '.join(dict.fromkeys(guesses))}")
     print(f"{folder / DATA}{f', {folder / CHART}' if drawn else ' (a picture needs matplotlib)'}")
     return 0
 
