@@ -193,7 +193,7 @@ class Run:
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
         if averaged:
-            self.services.averages.add(optimizer)
+            self.services.averages.add(model, optimizer)
         return model, optimizer
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

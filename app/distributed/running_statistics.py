@@ -106,9 +106,10 @@ class RunningStatistics:
             setattr(module, name, tensor)
         self._adding[index] = adding
 
-    def values(self) -> list[Tensor]:
-        """Return the modules' own means and variances, as they are after the last fold."""
-        return [tensor for each in self._own() for tensor in each[:2]]
+    def values(self, model: nn.Module) -> list[Tensor]:
+        """Return the means and variances of a model's norms, as they are after the last fold."""
+        inside = set(model.modules())
+        return [tensor for module in self.modules if module in inside for tensor in _tensors_of(module)[:2]]
 
     def _own(self) -> list[list[Tensor]]:
         """Return each module's mean, variance and counter."""

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 from accelerate.utils import DistributedType
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from app.config import EMAConfig
@@ -41,6 +41,7 @@ class Averages:
         """
         self.settings = settings if settings is not None and settings.on else None
         self.accelerator, self._buffers = accelerator, buffers
+        self._models: list[tuple[nn.Module, torch.optim.Optimizer]] = []
         self._start = 0
         self.applied = False
         """Whether the models have the average in place of their weights now."""
@@ -54,9 +55,10 @@ class Averages:
         """Tell whether scores and the finished model are those of the average."""
         return self.settings is not None and self.settings.use == "instead"
 
-    def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin to average what an optimizer updates."""
+    def add(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Begin to average the weights of a prepared model, which an optimizer updates."""
         if self.settings is not None:
+            self._models.append((model, optimizer))
             self.accelerator.averages |= {p: _copy(p) for p in _trained(optimizer)}
 
     def begin(self, steps: int) -> None:
@@ -64,24 +66,20 @@ class Averages:
         if self.settings is None:
             return
         self._start = as_steps(self.settings.start, steps)
-        known = self.accelerator.averages
-        for tensor in (*known, *self._statistics()):
-            known.setdefault(tensor, _copy(tensor))
+        for model, _ in self._models:
+            for tensor in self._statistics(model):
+                self.accelerator.averages.setdefault(tensor, _copy(tensor))
 
     def update(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Add the weights after step `step`, counted from 1, that an optimizer has updated. Every rank takes part."""
-        if self.settings is None or (step > self._start and (step - self._start) % self.settings.every):
+        model = next((model for model, own in self._models if own is optimizer), None)
+        if model is None or (step > self._start and (step - self._start) % self.settings.every):
             return
         self._buffers.statistics.fold()
-        rate = self._rate(step)
-        for piece in _pieces(
-            [t for t in (*_trained(optimizer), *self._statistics()) if t in self.accelerator.averages]
-        ):
-            _move(
-                [local_shard(self.accelerator.averages[t]) for t in piece],
-                [local_shard(t.detach()) for t in piece],
-                rate,
-            )
+        rate, known = self._rate(step), self.accelerator.averages
+        for piece in _pieces([*_trained(optimizer), *self._statistics(model)]):
+            pairs = [(local_shard(known[t]), local_shard(t.detach())) for t in piece if t in known]
+            _move([average for average, _ in pairs], [newest for _, newest in pairs], rate)
 
     def _rate(self, step: int) -> float:
         """Return the weight of the newest weights in the average."""
@@ -122,8 +120,8 @@ class Averages:
                 if is_sharded(module):  # a forward pass may have left whole weights, which are others now
                     cast(FSDPModule, module).reshard()
 
-    def _statistics(self) -> list[Tensor]:
-        return self._buffers.statistics.values()
+    def _statistics(self, model: nn.Module) -> list[Tensor]:
+        return self._buffers.statistics.values(model)
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from app import EMAConfig, OptimConfig, Run
 from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
-from laws.averaged import CASES, EARLY, STEPS, STOPPED
+from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model
 
 SCRIPT = ROOT / "tests" / "laws" / "averaged.py"
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
@@ -157,3 +158,24 @@ def test_without_exact_mode_layouts_agree(averaged, layout):
     assert furthest(steps(reference), steps(other)) < 1e-4
     one, two = (load_file(run / "model" / "model.safetensors") for run in (reference, other))
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-3
+
+
+def test_a_model_that_is_not_averaged(tmp_path):
+    """Neither its weights nor its statistics; those of the other one are updated once a step, by its own optimizer."""
+    config = Config(ema=EMAConfig(uniform=True))
+    config.run.dir, config.run.steps, config.run.eval_every = str(tmp_path / "run"), 3, 100
+    means = []
+    with Run(config) as run:
+        first, optimizer = run.prepare(Model(), OptimConfig(lr=0.01))
+        second, other = run.prepare(Model(), OptimConfig(lr=0.01), averaged=False)
+        start = first.norm.running_mean.clone()
+        for batch in run.batches(ROWS, torch.stack):
+            for model, own in ((first, optimizer), (second, other)):
+                for micro in batch.micros(model):
+                    run.backward((model(micro.inputs) - 1).square().mean(), micro)
+                run.step(own)
+            means.append(first.norm.running_mean.clone())
+        averages = dict(run.accelerator.averages)
+    inside = [t for t in (*first.parameters(), first.norm.running_mean, first.norm.running_var) if t is not first.scale]
+    assert set(averages) == set(inside)
+    torch.testing.assert_close(averages[first.norm.running_mean], torch.stack([start, *means]).mean(0))

@@ -12,7 +12,8 @@ pytestmark = wants_gpu
 LAYOUTS = {"one": ("gpu", 1), "ddp": ("ddp", 2), "fsdp": ("fsdp", 2)}
 STEPS = 5
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 2, "--run.steps", STEPS, "--run.log-every", 1]
-COMMON += ["--run.exact", "true", "--run.eval-every", 100, "--run.save-every", 100, "--run.trackers", "--run.workers", 0]
+COMMON += ["--run.exact", "true", "--run.eval-every", 100, "--run.save-every", 100, "--run.workers", 0]
+COMMON += ["--run.trackers"]
 COMPILED = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
 # Texts of one width: each shape is compiled by itself.
 MORE = {"cls": ["--data.pad-to-multiple-of", 32], "lm": ["--sample-length", 0]}
