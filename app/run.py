@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.retention import Retention
-from app.config import OptimConfig, RunConfig, check, chosen, to_dict
+from app.config import OptimConfig, RunConfig, check, chosen, points, to_dict
 from app.distributed import batch_norm, collectives, regional_compilation
 from app.distributed.accelerator import Accelerator
 from app.distributed.preemption import StoppedInEvaluation
@@ -178,6 +178,8 @@ class Run:
         optimizers = self.optimizers  # first, for its error where the run is not open
         if isinstance(optim, OptimConfig) and optim.lr is None:
             optim = dataclasses.replace(optim, lr=self._asked.config.optim.lr)
+        if isinstance(optim, OptimConfig):
+            optim = dataclasses.replace(optim, points=points.read(optim.points))
         settings = optim if isinstance(optim, OptimConfig) else None
         if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
-from app.tasks.class_loss import ClassLoss, Loss, check_problem
+from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
 from app.tasks.from_scratch import Scratch, check_shape
 from app.tasks.pretrained import load_model, load_tokenizer
 
@@ -26,7 +26,7 @@ class Config:
 
     model: str = ""
     """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
-    loss: ClassLoss = field(default_factory=ClassLoss)
+    loss: ClassLossConfig = field(default_factory=ClassLossConfig)
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
@@ -88,10 +88,10 @@ def build_model(config: Config, labels, tokenizer):
 
 def loss_for(config: Config, labels):
     """Return the loss of --loss; None for the model's own."""
-    if config.loss == ClassLoss():
+    if config.loss == ClassLossConfig():
         return None
     check_problem(labels.problem)
-    return Loss(config.loss, labels.names, labels.train_values)
+    return ClassLoss(config.loss, labels.names, labels.train_values)
 
 
 def measure_for(labels):

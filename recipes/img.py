@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
-from app.tasks.class_loss import ClassLoss, Loss
+from app.tasks.class_loss import ClassLoss, ClassLossConfig
 from app.tasks.from_scratch import VisionScratch, check_vision
 from app.tasks.pretrained import check_images, load_model, load_processor
 
@@ -27,7 +27,7 @@ class Config:
     model: str = ""
     """Pretrained model: a Hub id (timm/NAME for one of timm's, if timm is installed) or a folder. Default: train from
     scratch, in the shape of --scratch."""
-    loss: ClassLoss = field(default_factory=lambda: ClassLoss(smoothing=0.1))
+    loss: ClassLossConfig = field(default_factory=lambda: ClassLossConfig(smoothing=0.1))
     scratch: VisionScratch = field(default_factory=VisionScratch)
     data: ClassData = field(default_factory=ClassData)
     augment: Augment = field(default_factory=Augment)
@@ -126,7 +126,7 @@ def main(config: Config) -> dict[str, float]:
             train_rows, eval_rows, labels, processor, about = load_data(config)
         run.say(about)
         collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
-        loss_of = Loss(config.loss, labels.names, train_rows.labels)
+        loss_of = ClassLoss(config.loss, labels.names, train_rows.labels)
         model, optimizer = run.prepare(build_model(config, labels, train_rows, collate), config.optim)
         for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from app import UserError
-from app.tasks.class_loss import ClassLoss, Loss, check_problem
+from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
 
 NAMES = ["a", "b", "c", "d"]
 VALUES = np.array([0] * 8 + [1] * 4 + [2] * 2)  # nobody is of class d
@@ -14,8 +14,8 @@ LABELS = torch.from_numpy(VALUES)
 LOGITS = torch.randn(len(VALUES), 4, generator=torch.Generator().manual_seed(0)) * 2
 
 
-def loss(**fields) -> Loss:
-    return Loss(ClassLoss(**fields), NAMES, VALUES)
+def loss(**fields) -> ClassLoss:
+    return ClassLoss(ClassLossConfig(**fields), NAMES, VALUES)
 
 
 def test_they_are_torchs():
@@ -78,3 +78,25 @@ def test_labels_that_are_no_classes():
     check_problem("single_label_classification")
     with pytest.raises(UserError, match="these labels are a multi label classification"):
         check_problem("multi_label_classification")
+
+
+def test_weights_of_mixed_labels():
+    """Each label counts with the weight of its own class."""
+    weights = np.array([1.0, 2.0, 0.5, 3.0])
+    weighted, plain = loss(weights=("1", "2", "0.5", "3")), loss()
+    other, share = LABELS.flip(0), torch.full((len(LABELS),), 0.25)
+    expected = 0.0
+    for i in range(len(LABELS)):
+        one, two = (plain(LOGITS[i : i + 1], {"labels": labels[i : i + 1]}) for labels in (LABELS, other))
+        expected += 0.25 * weights[LABELS[i]] * one + 0.75 * weights[other[i]] * two
+    found = weighted(LOGITS, {"labels": LABELS, "other_labels": other, "share": share})
+    torch.testing.assert_close(found, expected.float() / weights[VALUES].sum().astype(np.float32))
+
+
+@pytest.mark.parametrize("fields", [{"focal": 0.5}, {"weights": ("1", "0", "1", "1")}])
+def test_extremes_stay_finite(fields):
+    """A sample of which the model is sure, and a micro-batch of a class without weight."""
+    logits = torch.tensor([[-100.0, 100.0, 0.0, 0.0]], requires_grad=True)
+    found = loss(**fields)(logits, {"labels": torch.tensor([1])})
+    found.backward()
+    assert found.isfinite() and logits.grad.isfinite().all()

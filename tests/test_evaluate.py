@@ -19,7 +19,7 @@ from laws.small import SMALL
 
 STEPS = 4
 FLAGS = ["--run.global-batch", 8, "--run.micro-batch", 3, "--run.trackers", "--run.steps", STEPS, "--run.save-every", 2]
-FLAGS += ["--run.exact", "true", "--run.eval-every", 2, "--ema.decay", 0.8, "--ema.use", "beside"]
+FLAGS += ["--run.exact", "true", "--run.eval-every", 2, "--ema.decay", 0.8, "--ema.use", "also"]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tiny import train
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
 STEP = 2
-MORE = {"img": ["--ema.decay", 0.9, "--ema.use", "beside"]}
+MORE = {"img": ["--ema.decay", 0.9, "--ema.use", "also"]}
 TASKS = {"cls": "text-classification", "img": "image-classification", "lm": "text-generation"}
 
 
@@ -74,8 +74,8 @@ def test_averages_are_exported(runs, exported):
         a, b = (np.frombuffer(state[f"models.0.{name}"], np.float32).astype(np.float64) for state in (two, four))
         assert np.array_equal(mean[name].numpy().ravel(), ((a + b) / 2).astype(np.float32))
     assert any(name.startswith("averages.") for name in four)
-    assert "the mean of 2 checkpoints, of steps 2, 4" in (exported["mean"] / "README.md").read_text()
-    assert "average over the steps (`--ema`)" in (exported["ema"] / "README.md").read_text()
+    assert "The weights are the mean of 2 checkpoints, of steps 2, 4." in (exported["mean"] / "README.md").read_text()
+    assert "The weights are their average over the steps (`--ema`)." in (exported["ema"] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("recipe", TASKS)
@@ -148,7 +148,8 @@ def test_pushing(runs, exported):
     [
         ({"average": "5"}, "has 2 such checkpoints, of steps 2, 4; at least 5 are needed"),
         ({"average": "3:9"}, "has 1 such checkpoints"),
-        ({"average": "all"}, "give a number .3. or a range of steps .100:300."),
+        ({"average": "all"}, "give 2 or more, or a range of steps"),
+        ({"average": "0"}, "give 2 or more"),
         ({"average": "2", "best": True}, "--average 2 and --best: give one of them"),
         ({"weights": "ema"}, "was trained without --ema.decay"),
     ],

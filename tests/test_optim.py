@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 from app.config import OptimConfig, points
 from app.errors import UserError
-from app.training.learning_rate import check_length, learning_rate
+from app.training.learning_rate import check_points, learning_rate
 from app.training.muon import orthogonal
 from app.training.optimizer import UNSUITABLE, build_optimizer, check
 from app.training.parameter_groups import Frozen
@@ -39,7 +39,7 @@ class Model(torch.nn.Module):
 def rates(total_steps: int, batch: int = 1, **fields) -> list[float]:
     config = OptimConfig(**{"lr": 1.0, **fields})
     check(config)
-    check_length(config, total_steps)
+    check_points(config, total_steps)
     return [learning_rate(config, step, total_steps, batch) for step in range(total_steps)]
 
 
@@ -80,6 +80,8 @@ def test_muons_other_half_is_adamw():
     torch.manual_seed(0)
     ours, theirs = Model(), Model()
     theirs.load_state_dict(ours.state_dict())
+    for model in (ours, theirs):
+        model.unused = torch.nn.Linear(4, 4)  # for which Muon is
     settings = OptimConfig(lr=0.01, weight_decay=0.1, freeze=("body.weight",))
     pairs = [(m, build_optimizer(m, replace(settings, name=name))) for m, name in ((ours, "Muon"), (theirs, "AdamW"))]
     for _ in range(5):
@@ -87,8 +89,30 @@ def test_muons_other_half_is_adamw():
             model(torch.arange(10)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if "unused" not in name:
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Bert", "ViT"])
+def test_what_muon_takes_of_models_of_transformers(kind):
+    """All matrices of all layers, and nothing else."""
+    import transformers
+
+    shape = {"GPT2": {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 11}}.get(
+        kind, {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    )
+    ends = {"GPT2": "LMHeadModel", "Bert": "ForSequenceClassification", "ViT": "ForImageClassification"}
+    model = getattr(transformers, kind + ends[kind])(getattr(transformers, f"{kind}Config")(**shape))
+    taken = {name for name, group in by_name(model, name="Muon").items() if group.get("muon")}
+    layers = (".layer.", ".layers.", ".h.")
+    hidden = {n for n, p in model.named_parameters() if p.ndim == 2 and any(part in n for part in layers)}
+    assert len(hidden) >= 8 and hidden <= taken and taken - hidden <= {"bert.pooler.dense.weight"}
+
+
+def test_muon_without_matrices_is_refused():
+    with pytest.raises(UserError, match="no matrix of a hidden layer"):
+        build_optimizer(torch.nn.LayerNorm(3), OptimConfig(name="Muon"))
 
 
 def test_frozen_parameters_and_empty_groups_are_left_out():
@@ -289,6 +313,9 @@ def test_points(tmp_path):
             check(OptimConfig(schedule="points", points=points.read(tuple(wrong.split()))))
     with pytest.raises(UserError, match="end with 2:1, and the run has 5 steps: add a point at the end"):
         rates(5, schedule="points", points=("0:0", "2:1"))
+    for wrong in (("5:1", "5:0"), ("50%:1", "10:0.5", "100%:0")):
+        with pytest.raises(UserError, match=f"{wrong[0]} {wrong[1]}: each must be later"):
+            rates(100, schedule="points", points=wrong)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +325,7 @@ def test_points(tmp_path):
         ({"cycles": 2}, "only --optim.schedule cosine restarts, not linear"),
         ({"schedule": "points"}, "needs --optim.points"),
         ({"points": ("0:1", "9:1")}, "need --optim.schedule points, not linear"),
-        ({"schedule": "points", "points": ("5:1", "5:0")}, "5:1 5:0: each must be later"),
+        ({"schedule": "points", "points": ("0.5:1", "5:0")}, "'0.5:1' is no point"),
         ({"schedule": "points", "points": ("0:0", "5:0")}, "nothing would be trained"),
         ({"layer_decay": 0.0}, "--optim.layer-decay 0.0 does not work"),
     ],
@@ -358,12 +385,16 @@ def test_freezing_by_name():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rates": ("heads*=2",)}, r"--optim.rates 'heads\*' fits no weight of the model, which has .*head"),
+        ({"rates": ("heads*=2",)}, r"--optim.rates 'heads\*' fits none of the model's 11 weights: names are .*head"),
         ({"rates": ("head",)}, "'head': give PATTERN=NUMBER"),
         ({"rates": ("head*=-1",)}, "give PATTERN=NUMBER"),
         ({"decays": ("head*=x",)}, "give PATTERN=NUMBER"),
-        ({"freeze": ("nothing",)}, "--optim.freeze 'nothing' fits no weight"),
+        ({"freeze": ("nothing",)}, "--optim.freeze 'nothing' fits none"),
+        ({"rates": ("head=2",)}, r"try 'head\.\*'"),
         ({"freeze": ("head*@5",)}, "PATTERN@:STEP"),
+        ({"freeze": ("head*@:nan",)}, "PATTERN@:STEP"),
+        ({"freeze": ("head*@-5:",)}, "PATTERN@:STEP"),
+        ({"freeze": ("head*@0.5:0.2",)}, "PATTERN@:STEP"),
         ({"freeze": ("*",)}, "freeze fewer"),
     ],
 )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.config.score_names import PLAIN, ScoreName
 from app.errors import UserError, not_installed
-from app.rundir.history import History, is_score
+from app.rundir.history import History
 from app.rundir.throughput import SPEEDS
 
 FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
@@ -51,7 +52,7 @@ def panels(runs: Sequence[History]) -> list[Panel]:
         return [Panel(title, found)] if found else []
 
     known = {"loss", "loss_mean", "eval", "lr", "grad_norm", *SPEEDS}
-    scores = [name for name in names if is_score(name)]
+    scores = [name for name in names if ScoreName.parse(name)]
     others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known and name not in scores]
     return [
         *take("loss", "loss", "loss_mean"),
@@ -68,8 +69,8 @@ def _scores(names: list[str]) -> list[Panel]:
 
     Scores of further evaluation sets, and of the average of the weights, share the panel of their main one.
     """
-    further = {name: f"eval/{name.partition('/')[2]}" for name in names if not name.startswith("eval/")}
-    further = {name: main for name, main in further.items() if main in names}
+    mains = {name: f"{PLAIN}/{ScoreName.parse(name).metric}" for name in names}
+    further = {name: main for name, main in mains.items() if name != main and main in names}
     names = [name for name in names if name not in further]
     of_classes = {name: [other for other in names if other.startswith((f"{name}_", f"{name}/"))] for name in names}
     of_classes = {name: found for name, found in of_classes.items() if len(found) > 1}
@@ -77,7 +78,7 @@ def _scores(names: list[str]) -> list[Panel]:
     shown = []
     for name in names:
         same = [other for other, main in further.items() if main == name]
-        shown += [] if name in taken else [Panel(name, (name, *same))]
+        shown += [] if name in taken and not same else [Panel(name, (name, *same))]
         if found := of_classes.get(name):
             shown.append(Panel(f"{name} by class", tuple(found), by_class=len(found) > FEW))
     return shown

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.config import EMAConfig
+from app.config import BestMetric, EMAConfig
+from app.config.score_names import AVERAGE, PLAIN, ScoreName
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def one_step(options: Asked, checkpoints: "CheckpointStore") -> int:
     """
     there = checkpoints.steps()
     if not there:
-        raise UserError(f"{options.run} has no checkpoint")
+        raise UserError(f"{options.run} has no checkpoint: the run has not saved one yet")
     return _best_step(options, checkpoints) if options.best else options.step or there[-1]
 
 
@@ -60,7 +61,25 @@ def averaged(options: Asked, config: dict[str, Any]) -> bool:
     Raises:
         UserError: it has kept none.
     """
-    settings = EMAConfig(**config.get("ema", {}))
+    settings = averaging(config)
     if options.weights == "ema" and not settings.on:
         raise UserError(f"--weights ema: {options.run} was trained without --ema.decay, so it has no average")
-    return settings.on and (options.weights == "ema" or (options.weights == "auto" and settings.use == "instead"))
+    named = ScoreName.parse(BestMetric.parse(str(config.get("run", {}).get("best") or "")).name)
+    by_average = options.best and named is not None and named.kind == AVERAGE
+    chosen = settings.use == "instead" or by_average
+    return settings.on and (options.weights == "ema" or (options.weights == "auto" and chosen))
+
+
+def averaging(config: dict[str, Any]) -> EMAConfig:
+    """Return a run's settings of averages; those of an earlier version are off."""
+    return EMAConfig(**config.get("ema", {}))
+
+
+def scores_of(record: dict[str, Any], config: dict[str, Any], averaged: bool) -> dict[str, Any]:
+    """Return the scores in a checkpoint's record that were measured with these weights, named as a run's own."""
+    scores, settings = record.get("scores", {}), averaging(config)
+    if settings.on and settings.use == "instead":
+        return scores if averaged else {}
+    names = {name: ScoreName.parse(name) for name in scores}
+    kind = AVERAGE if averaged else PLAIN
+    return {str(known._replace(kind=PLAIN)): scores[n] for n, known in names.items() if known and known.kind == kind}

@@ -26,10 +26,12 @@ class Point(NamedTuple):
         """
         try:
             place, percent, factor = _POINT.fullmatch(text).groups()
+            if not percent and not float(place).is_integer():
+                raise ValueError
             return cls(float(place), bool(percent), float(factor), text)
         except (AttributeError, ValueError):
             raise UserError(
-                f"--optim.points {text!r} is no point: give STEP:FACTOR or PERCENT:FACTOR, for example 200:1 or 10%:1"
+                f"--optim.points {text!r} is no point: give STEP:FACTOR or PERCENT%:FACTOR, for example 200:1 or 10%:1"
             ) from None
 
     def step(self, total_steps: int) -> float:
@@ -46,13 +48,13 @@ def read(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) != 1 or _POINT.fullmatch(words[0]):
         return words
     try:
-        lines = Path(words[0]).read_text().splitlines()
-    except OSError as error:
+        lines = Path(words[0]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(
-            f"--optim.points {words[0]}: {error.strerror}: give points, such as 0:0 10%:1 100%:0, or a file with one "
-            "in each line"
+            f"--optim.points {words[0]}: {why}: give points, such as 0:0 10%:1 100%:0, or a file with one in each line"
         ) from None
-    points = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-    if points and not _POINT.fullmatch(points[0]):
+    points = [text for line in lines if (text := line.partition("#")[0].strip())]
+    if points and not re.search(r"\d", points[0]):
         points = points[1:]  # the names of columns
     return tuple(re.sub(r"\s*[:,\s]\s*", ":", point) for point in points)

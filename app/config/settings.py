@@ -138,8 +138,8 @@ class OptimConfig:
     """Factor of the learning rate from each layer to the one below it, for models with a list of blocks. 1: all layers
     have the same rate. Fine-tuning takes 0.65 to 0.95."""
     freeze: tuple[str, ...] = setting(())
-    """Weights that are not trained, by their names: PATTERN, for the whole run; PATTERN@:200 until step 200, or
-    PATTERN@500: from step 500 on (fractions of the run if below 1)."""
+    """Weights that are frozen, by their names: PATTERN, for the whole run; PATTERN@:200, until step 200; or
+    PATTERN@500:, from step 500 on (fractions of the run if below 1)."""
     schedule: Literal[
         "linear", "cosine", "constant", "multistep", "wsd", "inverse_sqrt", "one_cycle", "swa", "points"
     ] = setting("linear", on_resume=OnResume.IF_ACCEPTED)
@@ -156,7 +156,7 @@ class OptimConfig:
     cycles: int = setting(1, at_least=1, on_resume=OnResume.IF_ACCEPTED)
     """How many times cosine falls; it restarts at the peak after each."""
     points: tuple[str, ...] = setting((), on_resume=OnResume.IF_ACCEPTED)
-    """Points of the schedule `points`, as STEP:FACTOR or PERCENT:FACTOR, such as 0:0 10%:1 100%:0.1; or a file with
+    """Points of the schedule `points`, as STEP:FACTOR or PERCENT%:FACTOR, such as 0:0 10%:1 100%:0.1; or a file with
     one in each line. 1 is the peak. There is no other warm-up."""
     milestones: tuple[float, ...] = setting((), on_resume=OnResume.IF_ACCEPTED)
     """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
@@ -185,8 +185,8 @@ class EMAConfig:
     """Steps between two updates of the average."""
     start: float = setting(0.0, at_least=0, on_resume=OnResume.IF_ACCEPTED)
     """When the average begins: a fraction of the run if below 1, else a step. Until then it is equal to the weights."""
-    use: Literal["instead", "beside"] = setting("instead", on_resume=OnResume.ACCEPT)
-    """instead: scores, the best checkpoint and the finished model are those of the average. beside: they are those of
+    use: Literal["instead", "also"] = setting("instead", on_resume=OnResume.ACCEPT)
+    """instead: scores, the best checkpoint and the finished model are those of the average. also: they are those of
     the weights, and the average has scores of its own, such as ema/accuracy, which --run.best may name."""
 
     @property

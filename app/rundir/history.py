@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 import yaml
 
 from app.config import BestMetric
+from app.config.score_names import ScoreName
 from app.errors import UserError
 from app.rundir import lock, metrics_file
 
 NOT_SHOWN = ("step", "ids", "samples", "epoch")
 # Parts of the names of scores that are better if they are lower, for runs whose --run.best does not say it.
 _LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
-
-
-def is_score(name: str) -> bool:
-    """Tell whether an evaluation has measured a number: eval/loss, eval-hard/loss, ema/loss."""
-    return name.partition("/")[0].partition("-")[0] in ("eval", "ema") and "/" in name
 
 
 class Best(NamedTuple):
@@ -91,7 +87,7 @@ class History:
     def score(self) -> tuple[str, float] | None:
         """Return the name and last value of --run.best's score, else of the first evaluated score, else of the loss."""
         best = BestMetric.parse(self.asked_best).name
-        evaluated = [name for name in self.columns if is_score(name)]
+        evaluated = [name for name in self.columns if ScoreName.parse(name)]
         for name in [best, *evaluated, "loss", *self.columns]:
             values = self.column(name)[1]
             if values:

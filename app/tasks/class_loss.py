@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BALANCED = "balanced"
+MOST = 60  # names of classes in a message
 
 
 @dataclass
-class ClassLoss:
-    """The loss of a class for each sample."""
+class ClassLossConfig:
+    """How the cross-entropy of a classifier's samples is formed."""
 
     smoothing: float = setting(0.0, at_least=0)
     """Label smoothing: the share of each label that is spread evenly over all classes."""
@@ -25,14 +26,14 @@ class ClassLoss:
     """Weights of classes in the loss: one number for each class, in the order of the classes; or `balanced`, which
     gives every class the same total weight in the training data. Default: every sample has the same weight."""
     focal: float = setting(0.0, at_least=0)
-    """Focal loss: the power of 1 - p with which samples are weakened whose class already has the probability p (Lin et
-    al., 2017). 2 is usual. 0: none."""
+    """Focal loss (Lin et al., 2017): multiplies a sample's loss by (1 - p) to this power, where p is the probability of
+    its class. 2 is usual. 0: none."""
 
 
-class Loss:
-    """Compute the loss of a micro-batch; the mean over samples, weighted by their classes."""
+class ClassLoss:
+    """Compute the loss of a micro-batch: the mean over samples, weighted by their classes."""
 
-    def __init__(self, settings: ClassLoss, names: list[str], train_values: np.ndarray):
+    def __init__(self, settings: ClassLossConfig, names: list[str], train_values: np.ndarray):
         """Prepare.
 
         Args:
@@ -57,25 +58,34 @@ class Loss:
             logits: [samples, classes].
             inputs: `labels` [samples]; where samples are mixed, also `other_labels` and `share`, that of `labels`.
         """
-        each = self._each(logits, inputs["labels"])
-        if "share" in inputs:
-            each = inputs["share"] * each + (1 - inputs["share"]) * self._each(logits, inputs["other_labels"])
-        if self.of_classes is None:
-            return each.mean()
-        weights = logits.new_tensor(self.of_classes)[inputs["labels"]]
-        return (weights * each).sum() / weights.sum()
+        import torch
 
-    def _each(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        labels, weights = inputs["labels"], None
+        if self.of_classes is not None:
+            weights = logits.new_tensor(self.of_classes)
+        each = self._each(logits, labels, weights)
+        if "share" in inputs:
+            other = self._each(logits, inputs["other_labels"], weights)
+            each = inputs["share"] * each + (1 - inputs["share"]) * other
+        if weights is None:
+            return each.mean()
+        # No sample may have a weight: there is no loss then.
+        return each.sum() / weights[labels].sum().clamp(min=torch.finfo(each.dtype).tiny)
+
+    def _each(self, logits: "Tensor", labels: "Tensor", weights: "Tensor | None") -> "Tensor":
+        """Return the loss of each sample, times the weight of its class."""
+        import torch
         from torch.nn.functional import cross_entropy
 
         each = cross_entropy(logits, labels, reduction="none", label_smoothing=self.settings.smoothing)
-        if not self.settings.focal:
-            return each
-        sure = logits.softmax(1).gather(1, labels[:, None])[:, 0]
-        return (1 - sure) ** self.settings.focal * each
+        if self.settings.focal:
+            sure = logits.softmax(1).gather(1, labels[:, None])[:, 0]
+            # A power below 1 has no finite slope at 0.
+            each = (1 - sure).clamp(min=torch.finfo(sure.dtype).eps) ** self.settings.focal * each
+        return each if weights is None else weights[labels] * each
 
 
-def _of_classes(settings: ClassLoss, names: list[str], train_values: np.ndarray) -> np.ndarray | None:
+def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.ndarray) -> np.ndarray | None:
     """Return the weight of each class; None if all are 1."""
     if not settings.weights:
         return None
@@ -89,7 +99,7 @@ def _of_classes(settings: ClassLoss, names: list[str], train_values: np.ndarray)
         found = np.array([-1.0])
     good = len(found) == len(names) and np.isfinite(found).all() and (found >= 0).all() and (found * counts).any()
     if not good:
-        first = ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
+        first = ", ".join(names[:MOST]) + (" ..." if len(names) > MOST else "")
         raise UserError(
             f"--loss.weights {' '.join(settings.weights)}: give {BALANCED}, or one number for each of the {len(names)} "
             f"classes, in this order: {first}"

@@ -6,6 +6,7 @@ every layout. Running statistics of norms are averaged with the weights; other b
 Optima*, 2018.)
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from app.config import EMAConfig
+from app.config.score_names import AVERAGE, PLAIN
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.fsdp_calls import is_sharded
@@ -45,15 +47,23 @@ class Averages:
         self._start = 0
         self.applied = False
         """Whether the models have the average in place of their weights now."""
-        if self.settings is not None:
-            _check(self.settings)
-            if accelerator.distributed_type == DistributedType.DEEPSPEED:
-                raise UserError("--ema: DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead")
+        if settings is not None:
+            _check(settings)
+        if self.settings is not None and accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise UserError("--ema: DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead")
 
     @property
     def replaces(self) -> bool:
         """Tell whether scores and the finished model are those of the average."""
         return self.settings is not None and self.settings.use == "instead"
+
+    def header(self) -> list[str]:
+        """Say in a line that there is an average; none if there is not."""
+        if self.settings is None:
+            return []
+        kind = "uniform" if self.settings.uniform else f"decay {self.settings.decay:g}"
+        whose = "scores and the finished model are the average's" if self.replaces else "its scores are named ema/..."
+        return [f"average of the weights: {kind}; {whose} (--ema.use {self.settings.use})"]
 
     def add(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Begin to average the weights of a prepared model, which an optimizer updates."""
@@ -62,7 +72,7 @@ class Averages:
             self.accelerator.averages |= {p: _copy(p) for p in _trained(optimizer)}
 
     def begin(self, steps: int) -> None:
-        """Begin the loop, with the weights from which it goes on in place, of a run of `steps` steps."""
+        """Begin the loop of a run of `steps` steps; the models have the weights from which it goes on."""
         if self.settings is None:
             return
         self._start = as_steps(self.settings.start, steps)
@@ -94,8 +104,8 @@ class Averages:
     def passes(self) -> list[tuple[str, AbstractContextManager[None]]]:
         """List the passes of an evaluation: what its scores begin with, and a block that has the weights for it."""
         if self.settings is None:
-            return [("eval", nullcontext())]
-        return [("eval", self.in_place())] if self.replaces else [("eval", nullcontext()), ("ema", self.in_place())]
+            return [(PLAIN, nullcontext())]
+        return [(PLAIN, self.in_place())] if self.replaces else [(PLAIN, nullcontext()), (AVERAGE, self.in_place())]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -168,3 +178,6 @@ def _check(settings: EMAConfig) -> None:
             f"--ema.decay {settings.decay} does not work: it must be from 0 to below 1, for example 0.999; with 1, the "
             "average would always be the first weights"
         )
+    given = [field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) != field.default]
+    if given and not settings.on:
+        raise UserError(f"--ema.{given[0]} does nothing without --ema.decay, for example 0.999, or --ema.uniform true")

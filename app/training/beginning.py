@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from app.checkpoints.resume import contents_everywhere
-from app.config import RunConfig
+from app.config import BestMetric, RunConfig
+from app.config.score_names import AVERAGE, PLAIN, ScoreName
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
@@ -12,6 +13,7 @@ from app.rundir import recipe_source
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan
 from app.training.audit import Audit
+from app.training.averages import Averages
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import CHANGEABLE, check_change
 from app.training.step_loop import StepLoop
@@ -39,10 +41,10 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
         cost: what a sample costs; None if it is not known.
     """
     services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
-    _check_best(loop.settings)
+    _check_best(loop.settings, services.averages)
     order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
-    for line in (*layout.header(plan, ours), *asked.choices):
+    for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
         logger.progress.say(line)
     here = layout.layout(ours)
     if layout.is_bound(here):
@@ -50,7 +52,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
     start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
     check_change(asked.config, start.changed)
-    loop.optimizers.check_length(plan.steps)
+    loop.optimizers.check_points(plan.steps)
     loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
     services.averages.begin(plan.steps)
@@ -75,15 +77,26 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     return plan, steps
 
 
-def _check_best(settings: RunConfig) -> None:
-    """Refuse what needs a score that decides, without one.
+def _check_best(settings: RunConfig, averages: Averages) -> None:
+    """Refuse what needs a score that decides, without one; and a score of an average that has none.
 
     Raises:
         UserError: there is none.
     """
+    best = ScoreName.parse(BestMetric.parse(settings.best).name)
+    if best is not None and best.kind == AVERAGE and (averages.settings is None or averages.replaces):
+        plain = str(best._replace(kind=PLAIN))
+        raise UserError(
+            f"--run.best {settings.best}: "
+            + (
+                f"with --ema.use instead, {plain} is the score of the average: name that, or give --ema.use also"
+                if averages.replaces
+                else "there is no average of the weights: give --ema.decay and --ema.use also"
+            )
+        )
     asked = [f"--run.patience {settings.patience}"] * bool(settings.patience)
     asked += ["--run.model best"] * (settings.model == "best")
-    if asked and not settings.best:
+    if asked and not BestMetric.parse(settings.best).name:
         raise UserError(
             f"{asked[0]} has no score to go by: name one, for example --run.best eval/accuracy, or, where lower is "
             "better, --run.best=-eval/loss"

@@ -8,6 +8,7 @@ from torch import nn
 
 from app.checkpoints import sharded
 from app.checkpoints.export import save_model
+from app.config.score_names import AVERAGE, ScoreName
 from app.distributed import collectives
 from app.errors import UserError, mendable
 from app.training.step_loop import StepLoop
@@ -41,9 +42,10 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
     """
     services, settings = loop.services, loop.settings
     go_on = f"with a larger {'--run.steps' if settings.steps else '--run.epochs'}"
-    if loop.patience.over:
+    if loop.patience.over and loop.steps_done < loop.plan.steps:
         services.logger.note(stopped_early=str(loop.patience))
-        services.logger.progress.say(f"stopped early: {loop.patience}")
+        where = f"stopped early, after step {loop.steps_done} of {loop.plan.steps}"
+        services.logger.progress.say(f"{where}: {loop.patience}")
         go_on = "with --run.patience 0"
     weights = ["the average of the weights (--ema)"] if _averaged(loop) else []
     weights += [f"after step {used}"] if used != loop.steps_done else []
@@ -72,8 +74,14 @@ def _choose_weights(loop: StepLoop) -> int:
 
 def _averaged(loop: StepLoop) -> bool:
     """Tell whether the finished model has the average of the weights."""
-    by_average = loop.patience.metric.name.partition("/")[0].partition("-")[0] == "ema"
-    return loop.services.averages.replaces or (loop.settings.model == "best" and by_average)
+    averages = loop.services.averages
+    return averages.replaces or (loop.settings.model == "best" and averages.settings is not None and _by_average(loop))
+
+
+def _by_average(loop: StepLoop) -> bool:
+    """Tell whether --run.best names a score of the average of the weights."""
+    best = ScoreName.parse(loop.services.checkpoint_store.retention.metric.name)
+    return best is not None and best.kind == AVERAGE
 
 
 def _best_state(loop: StepLoop) -> tuple[int, Path | None, str]:
@@ -85,7 +93,7 @@ def _best_state(loop: StepLoop) -> tuple[int, Path | None, str]:
     store, last = loop.services.checkpoint_store, loop.steps_done
     best = store.best({})
     if best is None:
-        return last, None, f"no checkpoint has {loop.patience.metric.name}"
+        return last, None, f"no checkpoint has {store.retention.metric.name}"
     try:
         return best[0], store.at(best[0])[0], ""
     except (UserError, OSError) as error:
@@ -102,7 +110,7 @@ def _best_in_words(loop: StepLoop, best: tuple[int, float] | None, used: int) ->
         return ""
     (step, value), run, services = best, loop.services.folder.path, loop.services
     told = f"{services.checkpoint_store.retention.metric.name} {value:.4f} after step {step}"
-    if step == used:
+    if step == used and (_averaged(loop) or not _by_average(loop)):
         return f"{told}{', the last' * (step == loop.steps_done)}: it is the model above"
     return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 

@@ -1,5 +1,6 @@
 """The learning rate as a function of the step, without a scheduler's state."""
 
+import itertools
 import math
 
 from app.config import OptimConfig
@@ -14,7 +15,8 @@ _CYCLE_START = 1 / 25
 def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch: int) -> float:
     """Return the learning rate of step `step`, counted from 0, of a run of `total_steps`.
 
-    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1. Then linear and cosine fall
+    Warm-up rises from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1; one_cycle has another way up,
+    and points have none. Then linear and cosine fall
     towards min_lr * peak at step `total_steps`, one after the last. wsd stays at the peak and falls in its last part;
     swa falls first and is constant in its last part.
     """
@@ -45,19 +47,25 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch
     return peak * (config.min_lr + (1 - config.min_lr) * left)
 
 
-def check_length(config: OptimConfig, total_steps: int) -> None:
-    """Refuse points that end before the run does.
+def check_points(config: OptimConfig, total_steps: int) -> None:
+    """Refuse points that are not in order, or end before the run does.
 
     Raises:
-        UserError: they do; it names the point to add.
+        UserError: they do; it names the points.
     """
     if config.schedule != "points":
         return
-    last = Point.parse(config.points[-1])
-    if last.step(total_steps) < total_steps - 1:
+    known = [Point.parse(text) for text in config.points]
+    for before, after in itertools.pairwise(known):
+        if before.step(total_steps) >= after.step(total_steps):
+            raise UserError(
+                f"--optim.points {before.text} {after.text}: each must be later than the one before it, in a run of "
+                f"{total_steps} steps"
+            )
+    if known[-1].step(total_steps) < total_steps - 1:
         raise UserError(
-            f"--optim.points end with {last.text}, and the run has {total_steps} steps: add a point at the end, for "
-            f"example 100%:{last.factor:g}"
+            f"--optim.points end with {known[-1].text}, and the run has {total_steps} steps: add a point at the end, "
+            f"for example 100%:{known[-1].factor:g}"
         )
 
 

@@ -5,6 +5,7 @@ shards of FSDP2 are gathered for it, one matrix after the other, and every rank 
 scaled to the size of AdamW's (Liu et al., *Muon is Scalable for LLM Training*, 2025), so one learning rate suits both.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,9 +77,11 @@ class Muon(torch.optim.Optimizer):
 def is_for_muon(model: nn.Module, name: str, parameter: nn.Parameter) -> bool:
     """Tell whether Muon updates a parameter: a matrix of a hidden layer, not of embeddings nor of the last layer."""
     owner, _, _ = name.rpartition(".")
-    module = model.get_submodule(owner)
-    last = owner.rpartition(".")[2] in _HEADS
-    return parameter.ndim >= 2 and isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and not last
+    kinds: list[type] = [nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d]
+    if "transformers.pytorch_utils" in sys.modules:  # GPT-2's linear layers
+        kinds.append(sys.modules["transformers.pytorch_utils"].Conv1D)
+    is_matrix = parameter.ndim >= 2 and isinstance(model.get_submodule(owner), tuple(kinds))
+    return is_matrix and "embed" not in owner and owner.rpartition(".")[2] not in _HEADS
 
 
 def orthogonal(matrix: Tensor) -> Tensor:

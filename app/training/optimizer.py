@@ -3,7 +3,6 @@
 import difflib
 import functools
 import inspect
-import itertools
 import math
 import typing
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ import torch
 from app.config import OptimConfig
 from app.config.points import Point
 from app.errors import UserError
-from app.training.learning_rate import check_length, learning_rate
+from app.training.learning_rate import check_points, learning_rate
 from app.training.muon import Muon, is_for_muon
 from app.training.parameter_groups import groups_of
 
@@ -34,8 +33,8 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.
     optimizer_class = _find_class(config.name)
     accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
     arguments = _fitting(config, accepted)
-    is_apart = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
-    groups = groups_of(model, config, "weight_decay" in accepted, is_apart)
+    matrices = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
+    groups = groups_of(model, config, "weight_decay" in accepted, matrices)
     parameters = [parameter for group in groups for parameter in group["params"]]
     usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     if optimizer_class.__name__ in FUSED and usual:
@@ -76,6 +75,7 @@ class Optimizers:
 
     def __init__(self):
         self.known: list[tuple[torch.optim.Optimizer, OptimConfig | None]] = []
+        self._rates: dict[torch.optim.Optimizer, float] = {}  # of the step, without factors of groups
 
     def add(self, optimizer: torch.optim.Optimizer, settings: OptimConfig | None) -> None:
         """Add an optimizer."""
@@ -85,7 +85,7 @@ class Optimizers:
         """Set the learning rates of step `step`, counted from 0."""
         for optimizer, settings in self.known:
             if settings is not None:
-                rate = learning_rate(settings, step, total_steps, global_batch)
+                rate = self._rates[optimizer] = learning_rate(settings, step, total_steps, global_batch)
                 for group in optimizer.param_groups:
                     group["lr"] = rate * group.get("factor", 1.0)
 
@@ -104,9 +104,13 @@ class Optimizers:
 
     def rates(self) -> list[float]:
         """Return each optimizer's learning rate in this step: that of weights without a factor of their own."""
-        return [_rate(optimizer.param_groups) for optimizer, _ in self.known]
+        found = []
+        for optimizer, _ in self.known:
+            plain = [group["lr"] for group in optimizer.param_groups if "factor" not in group]
+            found.append(plain[0] if plain else self._rates.get(optimizer, 0.0))
+        return found
 
-    def check_length(self, total_steps: int) -> None:
+    def check_points(self, total_steps: int) -> None:
         """Refuse a schedule that ends before the run does.
 
         Raises:
@@ -114,7 +118,7 @@ class Optimizers:
         """
         for _, settings in self.known:
             if settings is not None:
-                check_length(settings, total_steps)
+                check_points(settings, total_steps)
 
     def find(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
         """Return an optimizer's index and its clipping norm; 0 for no clipping.
@@ -126,11 +130,6 @@ class Optimizers:
             if known is optimizer:
                 return index, settings.clip if settings else 0.0
         raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
-
-
-def _rate(groups: list[dict[str, typing.Any]]) -> float:
-    plain = [group["lr"] for group in groups if "factor" not in group]
-    return plain[0] if plain else groups[0]["lr"] / groups[0]["factor"]
 
 
 def check(config: OptimConfig) -> None:
@@ -153,7 +152,6 @@ def check(config: OptimConfig) -> None:
     _require(increasing, config, "milestones", "increasing and above 0, for example 0.5 0.75")
     _require(config.base_batch >= 0, config, "base_batch", "the global batch that --optim.lr was chosen for, or 0")
     _require(0 < config.layer_decay <= 1, config, "layer_decay", "above 0 and at most 1, for example 0.75")
-    _require(config.cycles >= 1, config, "cycles", "1 or more")
     _check_schedule(config)
     if config.batch_scaling != "none" and not config.base_batch:
         raise UserError(
@@ -177,9 +175,6 @@ def _check_schedule(config: OptimConfig) -> None:
             else f"--optim.points need --optim.schedule points, not {config.schedule}"
         )
     known = [Point.parse(text) for text in config.points]
-    for before, after in itertools.pairwise(known):
-        if before.percent == after.percent and before.place >= after.place:
-            raise UserError(f"--optim.points {before.text} {after.text}: each must be later than the one before it")
     if known and not max(point.factor for point in known):
         raise UserError("--optim.points: all factors are 0, so nothing would be trained")
 

@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
@@ -29,7 +30,7 @@ class Frozen(NamedTuple):
 
 
 def groups_of(
-    model: nn.Module, config: OptimConfig, decays: bool, is_apart: Callable[[str, nn.Parameter], bool] | None = None
+    model: nn.Module, config: OptimConfig, decays: bool, is_for_muon: Callable[[str, nn.Parameter], bool] | None = None
 ) -> list[dict[str, Any]]:
     """Sort the parameters that are trained into groups; freeze those that never are.
 
@@ -38,7 +39,7 @@ def groups_of(
 
     Args:
         decays: whether the optimizer has a weight decay.
-        is_apart: tells which parameters, by name, are in groups with `"muon": True`; None: the optimizer has no such.
+        is_for_muon: tells which parameters, by name, are in groups with `"muon": True`; None for other optimizers.
 
     Raises:
         UserError: a pattern fits no name, or no parameter requires a gradient.
@@ -55,13 +56,15 @@ def groups_of(
         if parameter.requires_grad:
             decay = own_decays.get(name, config.weight_decay if parameter.ndim >= 2 else 0.0)
             factor = factors.get(name, 1.0) * depths.get(name, 1.0)
-            apart = is_apart is not None and is_apart(name, parameter)
-            groups[parameter.ndim < 2, apart, decay, factor, frozen.get(name)].append(parameter)
+            muon = is_for_muon is not None and is_for_muon(name, parameter)
+            groups[parameter.ndim < 2, muon, decay, factor, frozen.get(name)].append(parameter)
     if not groups:
         raise UserError(
             "no parameter of the model requires a gradient: unfreeze some (parameter.requires_grad_(True)), or freeze "
             "fewer (--optim.freeze)"
         )
+    if is_for_muon is not None and not any(muon for _, muon, *_ in groups):
+        raise UserError("--optim.name Muon: the model has no matrix of a hidden layer that is trained: take AdamW")
     return [_group(key, groups[key], decays) for key in sorted(groups, key=_order)]
 
 
@@ -79,10 +82,10 @@ def _order(key: tuple) -> tuple:
 
 
 def _group(key: tuple, parameters: list[nn.Parameter], decays: bool) -> dict[str, Any]:
-    small, apart, decay, factor, frozen = key
+    small, muon, decay, factor, frozen = key
     group: dict[str, Any] = {"name": "no_decay" if small else "decay", "params": parameters}
     group |= {"weight_decay": decay} if decays else {}
-    group |= {"muon": True} if apart else {}
+    group |= {"muon": True} if muon else {}
     group |= {"factor": factor} if factor != 1 else {}
     return group | ({"frozen": tuple(frozen)} if frozen else {})
 
@@ -115,9 +118,14 @@ def _frozen(names: list[str], patterns: Iterable[str]) -> dict[str, Frozen]:
             if bool(at) != bool(colon):
                 raise ValueError
             span = Frozen(float(start or 0), float(end) if end else None)
+            places = [place for place in span if place is not None]
+            in_order = span.end is None or span.start < span.end or (span.start < 1) != (span.end < 1)
+            if not all(0 <= place < math.inf for place in places) or not in_order:
+                raise ValueError
         except ValueError:
             raise UserError(
-                f"--optim.freeze {text!r}: give PATTERN, PATTERN@:STEP (until then) or PATTERN@STEP: (from then on)"
+                f"--optim.freeze {text!r}: give PATTERN, PATTERN@:STEP (frozen until then), "
+                "PATTERN@STEP: (frozen from then on) or PATTERN@STEP:STEP"
             ) from None
         found |= dict.fromkeys(_fitting(names, "freeze", pattern), span)
     return found
@@ -126,11 +134,13 @@ def _frozen(names: list[str], patterns: Iterable[str]) -> dict[str, Frozen]:
 def _fitting(names: list[str], field: str, pattern: str) -> list[str]:
     fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not fitting:
-        near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.3) or names[:3]
-        raise UserError(
-            f"--optim.{field} {pattern!r} fits no weight of the model, which has {len(names)}, such as "
-            f"{', '.join(near)}: * stands for anything"
-        )
+        longer = f"{pattern}.*"
+        if any(fnmatch.fnmatchcase(name, longer) for name in names):
+            hint = f"try {longer!r}"
+        else:
+            near = difflib.get_close_matches(pattern.strip("*."), names, n=3, cutoff=0.3) or names[:3]
+            hint = f"names are {', '.join(near)} and so on; * stands for anything"
+        raise UserError(f"--optim.{field} {pattern!r} fits none of the model's {len(names)} weights: {hint}")
     return fitting
 
 

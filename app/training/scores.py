@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from app.config.score_names import PLAIN, ScoreName
 from app.distributed.fsdp_calls import is_sharded
 from app.errors import UserError
 from app.training import reproducible_sums
@@ -32,11 +33,12 @@ def renamed(scores: dict[str, float], kind: str, set_name: str) -> dict[str, flo
     """Name the scores of a further evaluation: eval/loss becomes eval-hard/loss, ema/loss or ema-hard/loss.
 
     Args:
-        kind: eval, or ema for an average of the weights.
-        set_name: of the evaluation set; empty for the first.
+        kind: of the weights; see ScoreName.
+        set_name: of the evaluation set; empty for the main one.
     """
-    head = f"{kind}-{set_name}" if set_name else kind
-    return scores if head == "eval" else {f"{head}/{name.removeprefix('eval/')}": v for name, v in scores.items()}
+    if (kind, set_name) == (PLAIN, ""):
+        return scores
+    return {str(ScoreName(kind, set_name, name.removeprefix(f"{PLAIN}/"))): value for name, value in scores.items()}
 
 
 @contextmanager

@@ -16,14 +16,14 @@ STEPS, STOP, EARLY = 24, 10, 16
 CASES = {
     "every": EMAConfig(decay=0.9, every=3),
     "swa": EMAConfig(uniform=True, start=0.3, every=2),
-    "beside": EMAConfig(decay=0.95, warmup=False, use="beside"),
+    "also": EMAConfig(decay=0.95, warmup=False, use="also"),
 }
 STOPPED = ("every", "swa")
 # As if a high loss were good, which the first evaluation has.
 BEST = {
     "every": {},
     "swa": {"best": "eval/loss", "model": "best"},
-    "beside": {"best": "ema/loss", "model": "best"},
+    "also": {"best": "ema/loss", "model": "best"},
 }
 
 
@@ -97,10 +97,11 @@ def main(folder: Path) -> None:
         train(folder / "gone-on", CASES["every"], **told)
         train(folder / "gone-on", CASES["every"], **told)  # which is over
         train(folder / "gone-on", CASES["every"], best="eval/loss", patience=0)
-        train(folder / "best-of-weights", CASES["beside"], best="eval/loss", model="best")
+        train(folder / "best-of-weights", CASES["also"], best="eval/loss", model="best")
         train(folder / "plain", EMAConfig())
         kept = {"steps": 6, "save_every": 1, "keep": 9}
-        train(folder / "kept", EMAConfig(decay=0.9), **kept)
+        train(folder / "kept", EMAConfig(decay=0.3), **kept)
+        train(folder / "kept-cold", EMAConfig(decay=0.3, warmup=False), **kept)
         train(folder / "kept-swa", EMAConfig(uniform=True, start=2, every=2), **kept)
 
 

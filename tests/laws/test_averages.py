@@ -66,28 +66,22 @@ train(Path({str(tmp_path / "run")!r}), CASES["every"])
 
 
 def test_averages_are_those_of_their_formula(averaged):
-    """Computed again from checkpoints of every step, in another run with the same bits; frozen weights stay."""
-    name = "averages.models.0.out.weight"
-    run = averaged("cpu", 1) / "kept"
+    """Computed again from the weights in the checkpoints of all steps; with a warm-up, the decay begins smaller."""
 
-    def tensor(step, name):
-        return torch.frombuffer(bytearray(saved_state(run, step)[name]), dtype=torch.float32)
+    def tensors(run, name):
+        states = [saved_state(averaged("cpu", 1) / run, step)[name] for step in range(1, 7)]
+        return [torch.frombuffer(bytearray(state), dtype=torch.float32) for state in states]
 
-    expected = tensor(1, "models.0.out.weight")
-    start = tensor(1, name)
-    assert not torch.equal(expected, start)
-    average = start
-    for step in range(2, 7):
-        decay = min(0.9, (1 + step) / (10 + step))
-        average = decay * average + (1 - decay) * tensor(step, "models.0.out.weight")
-    torch.testing.assert_close(tensor(6, name), average, rtol=1e-5, atol=1e-7)
-    swa = averaged("cpu", 1) / "kept-swa"
-    of_steps = [
-        torch.frombuffer(bytearray(saved_state(swa, step)["models.0.out.weight"]), dtype=torch.float32)
-        for step in (2, 4, 6)
-    ]
-    mean = torch.frombuffer(bytearray(saved_state(swa, 6)[name]), dtype=torch.float32)
-    torch.testing.assert_close(mean, torch.stack(of_steps).mean(0), rtol=1e-5, atol=1e-7)
+    weight, average = "models.0.out.weight", "averages.models.0.out.weight"
+    for run, decay_of in (("kept", lambda step: min(0.3, (1 + step) / (10 + step))), ("kept-cold", lambda step: 0.3)):
+        weights_, found = tensors(run, weight), tensors(run, average)
+        expected = found[0]
+        for step in range(2, 7):
+            decay = decay_of(step)
+            expected = decay * expected + (1 - decay) * weights_[step - 1]
+            torch.testing.assert_close(found[step - 1], expected, rtol=1e-5, atol=1e-7)
+    weights_, found = tensors("kept-swa", weight), tensors("kept-swa", average)
+    torch.testing.assert_close(found[5], torch.stack(weights_[1::2]).mean(0), rtol=1e-5, atol=1e-7)
 
 
 def test_the_average_of_running_statistics(averaged):
@@ -101,7 +95,7 @@ def test_the_average_of_running_statistics(averaged):
 
 def test_scores_before_the_first_step(averaged):
     """Those of the initial weights, at step 0, for each set; not counted as a step."""
-    for name, kinds in (("every", ["eval"]), ("beside", ["eval", "ema"])):
+    for name, kinds in (("every", ["eval"]), ("also", ["eval", "ema"])):
         found = [line for line in scores(averaged("cpu", 1) / name) if line["step"] == 0]
         names = [f"{kind}{part}/loss" for kind in kinds for part in ("", "-hard")]
         assert [next(key for key in line if key.endswith("/loss")) for line in found] == names
@@ -112,19 +106,17 @@ def test_scores_before_the_first_step(averaged):
 def test_scores_are_those_of_the_average(averaged):
     """Beside the weights' own, which are those of a run without an average."""
     folder = averaged("cpu", 1)
-    plain, beside = scores(folder / "plain"), scores(folder / "beside")
-    assert [line for line in beside if "eval/loss" in line and line["step"]] == [
-        li for li in plain if "eval/loss" in li
-    ]
-    raw, average = ([line[f"{kind}/loss"] for line in beside if f"{kind}/loss" in line] for kind in ("eval", "ema"))
+    plain, both = scores(folder / "plain"), scores(folder / "also")
+    assert [line for line in both if "eval/loss" in line and line["step"]] == [li for li in plain if "eval/loss" in li]
+    raw, average = ([line[f"{kind}/loss"] for line in both if f"{kind}/loss" in line] for kind in ("eval", "ema"))
     assert len(raw) == len(average) == 7 and raw[1:] != average[1:]
-    assert steps(folder / "plain") == steps(folder / "beside")
+    assert steps(folder / "plain") == steps(folder / "also")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_finished_model_is_the_best(averaged, layout):
     """Of all steps, the checkpoint of the first evaluation: its average, or where the weights are scored, those."""
-    names = {"swa": "averages.", "beside": "averages."} | ({"best-of-weights": ""} if layout == LAYOUTS[0] else {})
+    names = {"swa": "averages.", "also": "averages."} | ({"best-of-weights": ""} if layout == LAYOUTS[0] else {})
     for name, prefix in names.items():
         run, tensor = averaged(*layout) / name, f"{prefix}models.0.first.weight"
         found = weights(run)["first.weight"]

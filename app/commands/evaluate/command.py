@@ -44,7 +44,8 @@ class Options:
     best: bool = False
     """Evaluate the checkpoint with the best value of the run's --run.best."""
     weights: Literal["auto", "plain", "ema"] = "auto"
-    """plain: the weights themselves. ema: their average, of a run with --ema. auto: what scores of the run are of."""
+    """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
+    scored; with --best, those that have the best score."""
     profile: str = "cpu"
     """Profile to compute under; FILE:3 starts 3 processes, whatever the file says."""
     json: str = ""
@@ -61,19 +62,21 @@ def main(options: Options, flags: list[str]) -> int:
         UserError: there is no such run or checkpoint, or no recipe.
     """
     from app.checkpoints.store import CheckpointStore
+    from app.commands import weights
     from app.commands.output import write_json
-    from app.commands.weights import averaged, one_step
     from app.launching import profiles
     from app.rundir import history
 
+    if options.run.name == "model" and (options.run.parent / "run.json").exists():
+        raise UserError(f"{options.run} is the finished model of a run: evaluate the run, {options.run.parent}")
     run = history.read(options.run)
     profile = profiles.read(options.profile)
     checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
-    step = one_step(options, checkpoints)
+    step = weights.one_step(options, checkpoints)
     state, _ = checkpoints.at(step)
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
-        about = {"state": str(state), "averaged": averaged(options, run.config), "result": str(result)}
+        about = {"state": str(state), "averaged": weights.averaged(options, run.config), "result": str(result)}
         job.write_text(json.dumps(about))
         status = _launch(profile, run, job, [*_data_flags(options), *flags])
         if status or not result.exists():
@@ -81,6 +84,8 @@ def main(options: Options, flags: list[str]) -> int:
         found = json.loads(result.read_text())
     _show(found, f"step {step} of {run.folder}")
     write_json(options.json, {"run": str(run.folder), "step": step, **found})
+    if options.json:
+        print(f"\nall numbers: {options.json}")
     return 0
 
 
@@ -92,7 +97,7 @@ def _data_flags(options: Options) -> list[str]:
 
 
 def _launch(profile: Any, run: "History", job: Path, flags: list[str]) -> int:
-    """Run the recipe on the profile's processes up to its end, without its loop; return the exit status."""
+    """Run the recipe on the profile's processes, with its loop entered once to evaluate; return the exit status."""
     from app.launching.launcher import environment, launcher_words
 
     recipe = run.folder / "recipe.py"
@@ -101,8 +106,8 @@ def _launch(profile: Any, run: "History", job: Path, flags: list[str]) -> int:
             f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe: put it into a file"
         )
     config = ["--config", str(run.folder / "config.yaml"), "--run.trackers"]
-    if EMAConfig(**run.config.get("ema", {})).on:  # one or the other is loaded as the weights
-        config += ["--ema.decay", "0", "--ema.uniform", "false"]
+    if "ema" in run.config:  # one or the other is loaded as the weights
+        config += [word for name, value in vars(EMAConfig()).items() for word in (f"--ema.{name}", str(value).lower())]
     imports = str(run.info.get("recipe_folder", ""))
     words = launcher_words(profile.file, profile.processes, WORKER, str(job), str(recipe), imports, *config, *flags)
     sys.stdout.flush()

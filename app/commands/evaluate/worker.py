@@ -22,7 +22,7 @@ class Evaluation(DryRun):
         super().__init__(to_end=True, on_cpu=False)
         self.state, self.averaged = state, averaged
         self.metrics: list[Any] = []
-        """The recipe's own metrics, in the order in which they were made."""
+        """The recipe's own metrics of its main evaluation set."""
         self.calibrations: list[Any] = []
         self.scores: dict[str, float] = {}
         self.names: list[str] = []
@@ -42,7 +42,8 @@ class Evaluation(DryRun):
 
         def watched(*own: Any, **metrics: Any) -> Any:
             more = [Calibration() for metric in own if isinstance(metric, Classification)]
-            self.metrics, self.calibrations = list(own), more
+            if not self.metrics:  # the first ones are of the main evaluation set
+                self.metrics, self.calibrations = list(own), more
             return scores_of(*own, *more, **metrics)
 
         return watched

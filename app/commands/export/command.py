@@ -43,7 +43,8 @@ class Options:
     """Export the mean of the weights of several checkpoints: of the newest N, as in --average 3, or of all from one
     step to another, as in --average 100:300. --run.keep decides how many a run keeps."""
     weights: Literal["auto", "plain", "ema"] = "auto"
-    """plain: the weights themselves. ema: their average, of a run with --ema. auto: what scores of the run are of."""
+    """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
+    scored; with --best, those that have the best score."""
     to: str = ""
     """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"
@@ -69,9 +70,6 @@ def main(options: Options) -> int:
 
     run = history.read(options.run)
     checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
-    steps = checkpoints.steps()
-    if not steps:
-        raise UserError(f"{run.folder} has no checkpoint to export")
     chosen = _steps(options, checkpoints)
     found = [checkpoints.at(step) for step in chosen]
     for state, record in found:
@@ -110,10 +108,13 @@ def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
         raise UserError(f"--average {options.average} and {'--best' if options.best else '--step'}: give one of them")
     start, colon, end = options.average.partition(":")
     try:
-        chosen = [s for s in there if int(start) <= s <= int(end)] if colon else there[-int(start) :]
+        first, last = int(start), int(end) if colon else 0
+        if first < (0 if colon else 2):
+            raise ValueError
     except ValueError:
-        raise UserError(f"--average {options.average}: give a number (3) or a range of steps (100:300)") from None
-    wanted = 2 if colon else max(2, int(start))
+        raise UserError(f"--average {options.average}: give 2 or more, or a range of steps (100:300)") from None
+    chosen = [step for step in there if first <= step <= last] if colon else there[-first:]
+    wanted = 2 if colon else first
     if len(chosen) < wanted:
         raise UserError(
             f"--average {options.average}: {checkpoints.folder} has {len(chosen)} such checkpoints, of steps "
@@ -167,8 +168,13 @@ def _write(
         ) from None
     save_model(accelerator, ended.model, folder, *ended.parts, shard=shard)
     plain = accelerator.unwrap_model(ended.model)
-    # Scores were measured with one checkpoint's weights, not with a mean.
-    scores = found[-1][1].get("scores", {}) if len(found) == 1 else {}
-    told = "Its weights are their average over the steps (`--ema`). " * averaged
-    told += f"They are the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}." * (len(steps) > 1)
-    model_card.write(run, folder, steps[-1], scores, type(plain).__name__, ended.use.format(model="."), told)
+    scores = weights.scores_of(found[-1][1], run.config, averaged) if len(found) == 1 else {}  # nobody measured a mean
+    use = ended.use.format(model=".")
+    model_card.write(run, folder, steps[-1], scores, type(plain).__name__, use, _about_weights(steps, averaged))
+
+
+def _about_weights(steps: list[int], averaged: bool) -> str:
+    """Say what the exported weights are, if not simply those of a step."""
+    parts = ["their average over the steps (`--ema`)"] * averaged
+    parts += [f"the mean of {len(steps)} checkpoints, of steps {', '.join(map(str, steps))}"] * (len(steps) > 1)
+    return f"The weights are {' and '.join(parts)}." if parts else ""

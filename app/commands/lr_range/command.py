@@ -10,8 +10,7 @@ run with a warm-up; it is no measurement of what is best.
 """
 
 import math
-import shutil
-from contextlib import suppress
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,8 +23,14 @@ if TYPE_CHECKING:
     from app.launching.profiles import Profile
 
 CHART, DATA, OUTPUT = "lr-range.png", "lr-range.json", "output.txt"
-NEIGHBOURS = 20  # a loss is smoothed over this part of all steps, in both directions
+PART = 20  # a loss is smoothed over a twentieth of all steps, in both directions
+FEWEST = 10
+PATIENCE = 600.0  # seconds without a step after which the run is given up
 WORSE = 4.0  # the run has diverged when the smoothed loss is this many times the lowest one
+
+
+class _Diverged(Exception):
+    """Ends the run early."""
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Options:
     high: float = 1.0
     """Learning rate of the last step."""
     steps: int = 100
-    """Steps from the one to the other."""
+    """Number of training steps between --low and --high."""
     profile: str = "cpu"
     """Profile to train under; FILE:3 starts 3 processes, whatever the file says."""
     report: str = ""
@@ -61,9 +66,9 @@ def main(options: Options, flags: list[str]) -> int:
     _check(options)
     profile = profiles.read(options.profile)
     folder = Path(options.report or f"runs/lr-range-{options.recipe.stem}")
-    shutil.rmtree(folder / "run", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    rates, losses = _train(options, flags, profile, folder)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        rates, losses = _train(options, flags, profile, folder, Path(scratch) / "run")
     smoothed = smooth(losses)
     found = steepest(rates, smoothed)
     write_json(str(folder / DATA), {"lr": rates, "loss": losses, "smoothed": smoothed, "steepest": found})
@@ -81,17 +86,20 @@ def _check(options: Options) -> None:
         raise UserError(f"{options.recipe}: there is no such file; give a recipe such as recipes/cls.py")
     if not 0 < options.low < options.high < math.inf:
         raise UserError(f"--low {options.low:g} --high {options.high:g}: give rates above 0, the lower one first")
-    if options.steps < 10:
+    if options.steps < FEWEST:
         raise UserError(f"--steps {options.steps}: fewer than 10 show nothing; 100 are usual")
 
 
-def _train(options: Options, flags: list[str], profile: "Profile", folder: Path) -> tuple[list[float], list[float]]:
+def _train(
+    options: Options, flags: list[str], profile: "Profile", folder: Path, run_folder: Path
+) -> tuple[list[float], list[float]]:
     """Train, and return the rate and the loss of each step until the loss has diverged."""
+    from app.commands.prove.trial import reason
     from app.launching.launcher import Stalled, launcher_words, run
     from app.rundir.metrics_file import Follower
 
     points = [f"{s}:{(options.low / options.high) ** (1 - s / (options.steps - 1))!r}" for s in range(options.steps)]
-    own = {"dir": str(folder / "run"), "steps": str(options.steps), "log-every": "1", "resume": "never"}
+    own = {"dir": str(run_folder), "steps": str(options.steps), "log-every": "1"}
     own |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
     words = [word for name, value in own.items() for word in (f"--run.{name}", value)]
     words += [
@@ -103,28 +111,31 @@ def _train(options: Options, flags: list[str], profile: "Profile", folder: Path)
         "--optim.points",
         *points,
     ]
-    follower = Follower(folder / "run" / "metrics.jsonl")
+    follower = Follower(run_folder / "metrics.jsonl")
     lines: list[dict] = []
 
     def moved() -> int:
         lines.extend(line for line in follower.new() if "lr" in line)
         if diverged([loss_of(line) for line in lines]):
-            raise Stalled
+            raise _Diverged
         return len(lines)
 
     print(f"training {options.steps} steps, from {options.low:g} to {options.high:g}", flush=True)
     command = launcher_words(profile.file, profile.processes, options.recipe, *flags, *words)
-    with suppress(Stalled):  # it has diverged, or the time is over: what there is tells enough
-        run(command, folder / OUTPUT, moved, patience=600.0)
-    lines.extend(line for line in follower.new() if "lr" in line)
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    if len(lines) < 10:
-        from app.commands.prove.trial import reason
-
-        why = reason((folder / OUTPUT).read_text(errors="replace"))
-        raise UserError(f"the run made {len(lines)} steps: {why.removeprefix('error: ')}")
+    try:
+        run(command, folder / OUTPUT, moved, patience=PATIENCE)
+        moved()
+    except _Diverged:
+        pass  # what there is tells enough
+    except Stalled:
+        raise UserError(f"no step in {PATIENCE:g} s; {folder / OUTPUT} has what the run printed") from None
     losses = [loss_of(line) for line in lines]
     last = next((i for i in range(len(losses)) if diverged(losses[: i + 1])), len(losses))
+    if last < FEWEST:
+        why = f"the loss diverged in step {last + 1}: give a lower --high or --low, or more --steps"
+        if last == len(losses):
+            why = reason((folder / OUTPUT).read_text(errors="replace")).removeprefix("error: ")
+        raise UserError(f"{last} steps, too few to see anything: {why}")
     return [line["lr"] for line in lines[:last]], losses[:last]
 
 
@@ -137,7 +148,7 @@ def loss_of(line: dict) -> float:
 
 def smooth(losses: list[float]) -> list[float]:
     """Return the mean of each loss and its neighbours; an average of those before it alone would lag behind."""
-    width = max(1, len(losses) // NEIGHBOURS)
+    width = max(1, len(losses) // PART)
     windows = [losses[max(0, i - width) : i + width + 1] for i in range(len(losses))]
     return [sum(window) / len(window) for window in windows]
 
@@ -153,7 +164,7 @@ def diverged(losses: list[float]) -> bool:
 
 def steepest(rates: list[float], smoothed: list[float]) -> float:
     """Return the rate at which the smoothed loss falls fastest over the logarithm of the rate, before its minimum."""
-    width = max(1, len(rates) // NEIGHBOURS)
+    width = max(1, len(rates) // PART)
     lowest = min(range(len(smoothed)), key=lambda i: smoothed[i])
     places = range(width, min(max(lowest, width + 1), len(rates) - width))
     falls = {

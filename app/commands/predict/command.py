@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 TASKS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
+OWN = ("row", "prediction", "probability")
 LIKELY = 0.5  # from this probability on, a label of several is predicted
 
 
@@ -68,7 +69,8 @@ def main(options: Options) -> int:
     )
     kept = rows.select_columns(list(options.keep)) if options.keep else None
     count = 0
-    with tables.Writer(Path(options.to)) as writer:
+    kinds = kept.features.arrow_schema if kept else None
+    with tables.Writer(Path(options.to), kinds) as writer:
         for count, found in enumerate(_predict(task, model, inputs, options.batch), 1):
             writer.add({"row": count - 1, **(kept[count - 1] if kept else {}), **found})
     print(f"{options.to}: {count:,} rows")
@@ -124,6 +126,10 @@ def _open(data: str, split: str, keep: list[str]) -> "Dataset":
         only = next(iter(source.tables)) if len(source.tables) == 1 else split
         rows = source[only if split == "train" and split not in source.tables else split]
     _check_columns(rows, keep, "keep")
+    if taken := [name for name in keep if name in OWN or name.startswith("p/")]:
+        raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
+    if not len(rows):
+        raise UserError(f"{data}, split {split}, has no rows")
     return rows
 
 

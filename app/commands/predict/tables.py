@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 AT_ONCE = 1024  # lines of a parquet file that are written together
 
@@ -24,8 +27,13 @@ def check(name: str) -> None:
 class Writer:
     """Write lines into a file; it has its name only when it is whole."""
 
-    def __init__(self, path: Path):
-        """Open a draft next to `path`."""
+    def __init__(self, path: Path, kinds: "pa.Schema | None" = None):
+        """Open a draft next to `path`.
+
+        Args:
+            kinds: types of columns whose first lines may not show them.
+        """
+        self._kinds = kinds
         self.path, self.draft = path, path.with_name(f"{path.name}.tmp")
         self._lines: list[dict[str, Any]] = []
         self._parquet: Any = None
@@ -49,7 +57,7 @@ class Writer:
     def add(self, line: dict[str, Any]) -> None:
         """Add a line; all lines have the same names."""
         if self._text is not None:
-            self._text.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._text.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
             return
         self._lines.append(line)
         if len(self._lines) >= AT_ONCE:
@@ -61,8 +69,14 @@ class Writer:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist(self._lines, schema=self._parquet and self._parquet.schema)
         if self._parquet is None:
-            self._parquet = pq.ParquetWriter(self.draft, table.schema)
+            schema = pa.Table.from_pylist(self._lines).schema
+            for place, field in enumerate(schema):  # the first lines of a list may be empty
+                if field.type == pa.list_(pa.null()):
+                    schema = schema.set(place, field.with_type(pa.list_(pa.string())))
+            for field in self._kinds or ():
+                schema = schema.set(schema.get_field_index(field.name), field)
+            self._parquet = pq.ParquetWriter(self.draft, schema)
+        table = pa.Table.from_pylist(self._lines, schema=self._parquet.schema)
         self._parquet.write_table(table)
         self._lines = []

@@ -67,16 +67,18 @@ def _moved(matrix: Callable[[float, tuple[int, int]], tuple[float, ...]]) -> Cal
     def move(image: Any, strength: float, sign: int) -> Any:
         from PIL import Image
 
-        grey = _GREY if len(image.getbands()) == 1 else (_GREY,) * len(image.getbands())
-        values = matrix(strength * sign, image.size)
-        return image.transform(image.size, Image.Transform.AFFINE, values, Image.Resampling.NEAREST, fillcolor=grey)
+        values, how = matrix(strength * sign, image.size), Image.Resampling.NEAREST
+        return image.transform(image.size, Image.Transform.AFFINE, values, how, fillcolor=_grey(image))
 
     return move
 
 
 def _turned(image: Any, strength: float, sign: int) -> Any:
-    grey = _GREY if len(image.getbands()) == 1 else (_GREY,) * len(image.getbands())
-    return image.rotate(30 * strength * sign, fillcolor=grey)
+    return image.rotate(30 * strength * sign, fillcolor=_grey(image))
+
+
+def _grey(image: Any) -> int | tuple[int, ...]:
+    return _GREY if len(image.getbands()) == 1 else (_GREY,) * len(image.getbands())
 
 
 # The ranges are those of the paper's image classifiers.

@@ -1,0 +1,26 @@
+"""Names of scores: eval/loss; eval-hard/loss of another evaluation set; ema/loss of the average of the weights."""
+
+from typing import NamedTuple
+
+PLAIN, AVERAGE = "eval", "ema"
+
+
+class ScoreName(NamedTuple):
+    """The parts of a score's name."""
+
+    kind: str
+    """PLAIN or AVERAGE."""
+    set_name: str
+    """Of the evaluation set; empty for the main one."""
+    metric: str
+
+    @classmethod
+    def parse(cls, text: str) -> "ScoreName | None":
+        """Read a name; None if it is not a score's."""
+        head, slash, metric = text.partition("/")
+        kind, _, set_name = head.partition("-")
+        return cls(kind, set_name, metric) if slash and kind in (PLAIN, AVERAGE) else None
+
+    def __str__(self) -> str:
+        """Write the name."""
+        return f"{self.kind}{'-' * bool(self.set_name)}{self.set_name}/{self.metric}"
