@@ -31,6 +31,7 @@ BEST = {
 class Config:
     """Seven micro-batches of a step, which no number of ranks here divides."""
 
+    optim: OptimConfig = field(default_factory=OptimConfig)
     ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(

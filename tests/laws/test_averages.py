@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
-from app import EMAConfig, OptimConfig, Run
+from app import EMAConfig, OptimConfig, Run, UserError
 from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
-from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model
+from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model, train
 
 SCRIPT = ROOT / "tests" / "laws" / "averaged.py"
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
@@ -171,3 +172,47 @@ def test_a_model_that_is_not_averaged(tmp_path):
     inside = [t for t in (*first.parameters(), first.norm.running_mean, first.norm.running_var) if t is not first.scale]
     assert set(averages) == set(inside)
     torch.testing.assert_close(averages[first.norm.running_mean], torch.stack([start, *means]).mean(0))
+
+
+@pytest.mark.parametrize(
+    ("averaging", "settings", "said"),
+    [
+        ({"decay": 1.0}, {}, "--ema.decay 1.0 does not work: it must be from 0 to below 1"),
+        ({"decay": -0.1}, {}, "--ema.decay -0.1 does not work"),
+        ({"start": 0.5}, {}, "--ema.start does nothing without --ema.decay"),
+        ({}, {"best": "-ema/loss"}, "there is no average of the weights"),
+        ({"decay": 0.9}, {"best": "-ema/loss"}, "with --ema.use instead, eval/loss is the score of the average"),
+        ({}, {"best": "", "patience": 2}, "--run.patience 2 has no score to go by"),
+        ({}, {"best": "auto", "model": "best"}, "--run.model best has no score to go by"),
+        ({}, {"best": "eval/lost", "patience": 2}, "there is no such score; did you mean eval/loss"),
+        ({}, {"best": "eval/f2", "model": "best"}, "--run.model best goes by --run.best eval/f2"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path, averaging, settings, said):
+    with pytest.raises(UserError, match=said):
+        train(tmp_path / "run", EMAConfig(**averaging), **{"steps": 4, **settings})
+
+
+def test_patience_that_ends_with_the_run(tmp_path):
+    """The run has made all its steps, so it has not stopped early."""
+    train(tmp_path / "run", EMAConfig(), steps=12, patience=2, min_change=100.0)
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (info["status"], info["step"], info["stopped_early"]) == ("finished", 12, None)
+
+
+def test_points_of_a_file(tmp_path):
+    """The run keeps what was in it, and goes on without the file."""
+    file = tmp_path / "rates.txt"
+    file.write_text("0:0.5\n100%:1  # the peak\n")
+    config = Config()
+    config.run.dir, config.run.steps, config.run.eval_every = str(tmp_path / "run"), 3, 100
+    config.optim = OptimConfig(lr=0.01, schedule="points", points=(str(file),))
+    with Run(config) as run:
+        model, optimizer = run.prepare(Model(), config.optim)
+        for batch in run.batches(ROWS, torch.stack):
+            for micro in batch.micros(model):
+                run.backward((model(micro.inputs) - 1).square().mean(), micro)
+            run.step(optimizer)
+    assert [line["lr"] for line in steps(tmp_path / "run")] == pytest.approx([0.005, 0.0075, 0.01])
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert kept["optim"]["points"] == ["0:0.5", "100%:1"]
