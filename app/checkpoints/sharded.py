@@ -83,14 +83,15 @@ def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     }
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler.state_dict()
-    tensors |= _averages(accelerator)
+    if accelerator.averages:
+        names_of = _average_names(accelerator)
+        tensors |= {names_of[tensor]: average for tensor, average in accelerator.averages.items()}
     return tensors, objects
 
 
-def _averages(accelerator: Accelerator) -> dict[str, torch.Tensor]:
-    """Return the averages of weights, by name."""
-    names = naming.tensor_names(accelerator.models) if accelerator.averages else {}
-    return {f"averages.{names[tensor]}": average for tensor, average in accelerator.averages.items()}
+def _average_names(accelerator: Accelerator) -> dict[torch.Tensor, str]:
+    """Map each weight to the name of its average in a checkpoint."""
+    return {tensor: f"averages.{name}" for tensor, name in naming.tensor_names(accelerator.models).items()}
 
 
 def load(accelerator: Accelerator, folder: str) -> None:
@@ -177,10 +178,9 @@ def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = Fal
 
 def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.Tensor]:
     """Make empty tensors for the averages in a checkpoint, sharded as the weights are."""
-    known = {f"averages.{name}": tensor for tensor, name in naming.tensor_names(accelerator.models).items()}
     return {
         name: torch.zeros_like(tensor, dtype=saved[name][1], requires_grad=False)
-        for name, tensor in known.items()
+        for tensor, name in _average_names(accelerator).items()
         if name in saved
     }
 
@@ -198,8 +198,8 @@ def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
 
 def _loaded_averages(accelerator: Accelerator, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
     """Find the averages among what was read: by the weight that each belongs to."""
-    names = naming.tensor_names(accelerator.models)
-    return {tensor: tensors[f"averages.{name}"] for tensor, name in names.items() if f"averages.{name}" in tensors}
+    names = _average_names(accelerator)
+    return {tensor: tensors[name] for tensor, name in names.items() if name in tensors}
 
 
 def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:

@@ -64,8 +64,8 @@ def averaged(options: Asked, config: dict[str, Any]) -> bool:
     settings = averaging(config)
     if options.weights == "ema" and not settings.on:
         raise UserError(f"--weights ema: {options.run} was trained without --ema.decay, so it has no average")
-    named = ScoreName.parse(BestMetric.parse(str(config.get("run", {}).get("best") or "")).name)
-    by_average = options.best and named is not None and named.kind == AVERAGE
+    best = BestMetric.parse(str(config.get("run", {}).get("best") or ""))
+    by_average = options.best and bool(best.of_average)
     chosen = settings.use == "instead" or by_average
     return settings.on and (options.weights == "ema" or (options.weights == "auto" and chosen))
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
+from app.config.score_names import AVERAGE, ScoreName
+
 
 class OnResume(Enum):
     """What happens to a run that is resumed with another value of a setting."""
@@ -205,6 +207,12 @@ class BestMetric(NamedTuple):
     def parse(cls, text: str) -> "BestMetric":
         """Read `eval/accuracy` or `-eval/loss`; an empty text, and `auto`, name no metric."""
         return cls("" if text == "auto" else text.removeprefix("-"), text.startswith("-"))
+
+    @property
+    def of_average(self) -> ScoreName | None:
+        """Return its name in parts if it is a score of the average of the weights; else None."""
+        found = ScoreName.parse(self.name)
+        return found if found and found.kind == AVERAGE else None
 
     def rank(self, value: float) -> float:
         """Return a number that is the larger, the better a value is."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from app.checkpoints.resume import contents_everywhere
 from app.config import BestMetric, RunConfig
-from app.config.score_names import AVERAGE, PLAIN, ScoreName
+from app.config.score_names import PLAIN
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
@@ -83,8 +83,8 @@ def _check_best(settings: RunConfig, averages: Averages) -> None:
     Raises:
         UserError: there is none.
     """
-    best = ScoreName.parse(BestMetric.parse(settings.best).name)
-    if best is not None and best.kind == AVERAGE and (averages.settings is None or averages.replaces):
+    best = BestMetric.parse(settings.best).of_average
+    if best and (averages.settings is None or averages.replaces):
         plain = str(best._replace(kind=PLAIN))
         raise UserError(
             f"--run.best {settings.best}: "

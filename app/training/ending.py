@@ -8,7 +8,6 @@ from torch import nn
 
 from app.checkpoints import sharded
 from app.checkpoints.export import save_model
-from app.config.score_names import AVERAGE, ScoreName
 from app.distributed import collectives
 from app.errors import UserError, mendable
 from app.training.step_loop import StepLoop
@@ -74,14 +73,8 @@ def _choose_weights(loop: StepLoop) -> int:
 
 def _averaged(loop: StepLoop) -> bool:
     """Tell whether the finished model has the average of the weights."""
-    averages = loop.services.averages
-    return averages.replaces or (loop.settings.model == "best" and averages.settings is not None and _by_average(loop))
-
-
-def _by_average(loop: StepLoop) -> bool:
-    """Tell whether --run.best names a score of the average of the weights."""
-    best = ScoreName.parse(loop.services.checkpoint_store.retention.metric.name)
-    return best is not None and best.kind == AVERAGE
+    averages, by_average = loop.services.averages, bool(loop.services.checkpoint_store.retention.metric.of_average)
+    return averages.replaces or (loop.settings.model == "best" and averages.settings is not None and by_average)
 
 
 def _best_state(loop: StepLoop) -> tuple[int, Path | None, str]:
@@ -110,7 +103,7 @@ def _best_in_words(loop: StepLoop, best: tuple[int, float] | None, used: int) ->
         return ""
     (step, value), run, services = best, loop.services.folder.path, loop.services
     told = f"{services.checkpoint_store.retention.metric.name} {value:.4f} after step {step}"
-    if step == used and (_averaged(loop) or not _by_average(loop)):
+    if step == used and (_averaged(loop) or not services.checkpoint_store.retention.metric.of_average):
         return f"{told}{', the last' * (step == loop.steps_done)}: it is the model above"
     return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 
