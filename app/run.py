@@ -23,7 +23,7 @@ from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training import beginning, ending, evaluation, exact_gradients
 from app.training.gradients import Gradients
@@ -94,7 +94,8 @@ class Run:
             taken.enter_context(regional_compilation.settings(compiling, settings.exact))
         kind = exact_gradients.ExactGradients if settings.exact else Gradients
         self.gradients = kind(self.accelerator, settings.seed)
-        # Called now for its error: it does not depend on the data, which may take long to load.
+        # Called now for their errors: they do not depend on the data, which may take long to load.
+        batch_sizes(settings)
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
         self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
         taken.callback(lambda: self.folder.release(discard=not (self._opened and self._opened.begun)))
@@ -215,7 +216,8 @@ class Run:
 
         Args:
             data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
-            collate: makes the model inputs from a list of rows.
+            collate: makes the model inputs from a list of rows; if it has a method `at`, `collate.at(step)` does so in
+                a training step, counted from 0.
             lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
             weights: one for each sample, in the loss; default: all 1.
             augment: changes one row; it gets a random generator for that row.

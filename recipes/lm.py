@@ -125,6 +125,7 @@ def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Con
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
     from app.data.corpus.blocks import token_loss
+    from app.data.corpus.shorter import RampedCollate
     from app.tasks.language.attention import Attention
 
     with Run(config) as run:
@@ -135,7 +136,7 @@ def main(config: Config) -> dict[str, float]:
         run.say(about)
         plain = build_model(config, tokenizer)
         attention = Attention.of(plain, config.attention, config.data.packing, run)
-        collate, cost = attention.collate, Cost.of(plain, config.data.block)
+        collate, cost = RampedCollate(attention.collate, config.data), Cost.of(plain, config.data.block)
         run.keep_best("-eval/loss")
         model, optimizer = run.prepare(plain, config.optim)
         criterion = run.compiled(token_loss)

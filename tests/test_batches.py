@@ -1,5 +1,6 @@
 """batch_plan: every sample once, the same micro-batches for any number of ranks, at a cost that knows no size."""
 
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -25,6 +26,21 @@ EITHER = st.booleans()
 
 
 @st.composite
+def ramps(draw, final):
+    """Draw the parts of a ramp up to `final`."""
+    ends = sorted(draw(st.sets(st.integers(1, 12), max_size=3)))
+    return tuple((end, draw(st.integers(1, final))) for end in ends)
+
+
+def sizes_of(ramp, final: int, steps: int) -> list[int]:
+    """Give the sizes of the first steps under a ramp, in another way than the plan does."""
+    sizes = [final] * steps
+    for end, value in reversed(ramp):
+        sizes[:end] = [value] * min(end, steps)
+    return sizes
+
+
+@st.composite
 def plans(draw, lengths=EITHER, weights=EITHER, least=1):
     """Draw a plan of a few short epochs, samples that weigh at least so much, and a number of ranks that it allows."""
     samples = draw(st.integers(1, 50))
@@ -39,6 +55,7 @@ def plans(draw, lengths=EITHER, weights=EITHER, least=1):
         seed=draw(st.integers(0, 9)),
         lengths=columns.integers(0, 60, samples) if draw(lengths) else None,
         weights=columns.integers(least, 9, samples) if draw(weights) else None,
+        ramp=draw(ramps(global_batch)),
     )
     return plan, draw(st.integers(1, plan.micro_batches_per_step))
 
@@ -71,10 +88,11 @@ def test_every_sample_once_an_epoch(drawn):
 @properties
 @given(plans())
 def test_a_step_is_its_place_in_the_stream(drawn):
-    """Global batches are cut from the epochs one after another, and only the last one is short."""
+    """Global batches are cut from the epochs one after another, in the ramp's sizes; only the last one is short."""
     plan, ranks = drawn
+    ends = [0, *np.cumsum(sizes_of(plan.ramp, plan.global_batch, plan.steps))]
     for step, steps in steps_of_ranks(plan, ranks):
-        places = np.arange(step * plan.global_batch, min((step + 1) * plan.global_batch, plan.total))
+        places = np.arange(ends[step], min(ends[step + 1], plan.total))
         epochs = np.concatenate([turn.epochs for turn in real(steps)])
         assert np.array_equal(np.sort(epochs), places // plan.samples)
         assert (plan.seen(step), plan.seen(step + 1)) == (places[0], places[-1] + 1)
@@ -152,7 +170,7 @@ def test_rows_are_spread_nearly_evenly_and_never_above_the_micro_batch(drawn):
 @given(plans(lengths=st.just(True)))
 def test_lengths_sort_within_the_global_batch_and_change_no_sample(drawn):
     plan, _ = drawn
-    plain = BatchPlan(plan.samples, plan.total, plan.global_batch, plan.micro_batch, plan.seed)
+    plain = dataclasses.replace(plan, lengths=None, weights=None)
     for step in range(plan.steps):
         rows, micros = plain.micro_batches(step), plan.micro_batches(step)
         pairs = [sorted((e, i) for ids, es in cut for i, e in zip(ids, es, strict=True)) for cut in (rows, micros)]
@@ -260,6 +278,24 @@ def test_last_step_with_fewer_micro_batches_than_ranks(lengths):
     assert {step.weight for step in last} == {2}
 
 
+def test_a_ramp_is_declared_ahead_and_refused_where_it_says_nothing():
+    """Smaller batches come first, and the run is longer for them; each mistake names its flag."""
+    config = RunConfig(epochs=1, global_batch=8, micro_batch=4, batch_ramp=("2:2", "5:4"))
+    plan = BatchPlan.of_run(config, 40)
+    assert str(plan.sizes) == "8 (2 until step 2, 4 until step 5)"
+    assert plan.steps == 8 and [plan.seen(i) for i in range(9)] == [0, 2, 4, 8, 12, 16, 24, 32, 40]
+    assert BatchPlan.of_run(dataclasses.replace(config, steps=7), 40).total == 32
+    for words, message in {
+        ("2-2",): r"--run\.batch-ramp 2-2: give STEP:VALUE, for example 100:4",
+        ("2:9",): r"--run\.batch-ramp 2:9: 9 must be at least 1 and at most --run\.global-batch 8",
+        ("2:0",): "0 must be at least 1",
+        ("5:2", "5:4"): "each step must be later than the one before it",
+        ("0:2",): "and not 0",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            BatchPlan.of_run(dataclasses.replace(config, batch_ramp=words), 40)
+
+
 @properties
 @given(st.integers(1, 60), st.integers(1, 60), st.data())
 def test_accumulation_has_room_for_all_micro_batches_and_wastes_no_turn(global_batch, micro_batch, data):
@@ -329,24 +365,28 @@ def test_a_stop_that_is_not_reached_is_refused():
     samples=st.integers(1, 90),
     batch=st.integers(1, 20),
     launches=st.lists(st.tuples(st.booleans(), st.integers(1, 70)), min_size=1, max_size=5),
+    data=st.data(),
 )
-def test_the_plan_of_a_run_that_has_ended_or_gone_on_is_valid_from_its_first_step(samples, batch, launches):
+def test_the_plan_of_a_run_that_has_ended_or_gone_on_is_valid_from_its_first_step(samples, batch, launches, data):
     """Its steps are the ones that were made; where not just the last was short, as many and of as many samples."""
-    made = [0]  # samples seen before each step
+    made, ramp = [0], data.draw(ramps(batch))  # samples seen before each step
+    words = tuple(f"{end}:{value}" for end, value in ramp)
+    sizes = sizes_of(ramp, batch, 500)
     for by_steps, more in launches:
         step, seen = len(made) - 1, made[-1]
         length = {"steps": step + more} if by_steps else {"epochs": (seen + more) / samples}
-        config = RunConfig(global_batch=batch, micro_batch=4, **length)
+        config = RunConfig(global_batch=batch, micro_batch=4, batch_ramp=words, **length)
         plan = BatchPlan.of_run(config, samples).going_on(config, step, seen)
         following = [plan.seen(i) for i in range(step, plan.steps + 1)]
-        assert following == [min(seen + i * batch, plan.total) for i in range(len(following))]
+        expected = seen + np.concatenate([[0], np.cumsum(sizes[step : step + len(following) - 1])])
+        assert following == np.minimum(expected, plan.total).tolist()
         made += following[1:]
         ended = BatchPlan.of_run(config, samples).going_on(config, plan.steps, plan.total)
         for known in (plan, ended):
             places = [known.seen(i) for i in range(known.steps + 1)]
             assert places[0] == 0 and places[-1] == plan.total and 0 < min(np.diff(places)) <= batch
             assert all(len(known.micro_batches(i)) for i in {0, step // 2, known.steps - 1})
-        if all(np.diff(made)[:-1] == batch):
+        if all(np.diff(made)[:-1] == sizes[: len(made) - 2]):
             assert [ended.seen(i) for i in range(ended.steps + 1)] == made
 
 

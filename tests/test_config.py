@@ -240,6 +240,7 @@ def test_what_may_change_on_resume_is_what_does_not_change_the_run():
     assert refused == groups | {"model", "quick", "sizes"} | {
         "run.seed",
         "run.global_batch",
+        "run.batch_ramp",
         "run.micro_batch",
         "run.exact",
         "run.sync_bn",

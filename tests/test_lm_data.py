@@ -15,9 +15,12 @@ from app.data.corpus import corpus
 from app.data.corpus.blocks import IGNORED, Blocks, collate, token_loss
 from app.data.corpus.documents import start_of
 from app.data.corpus.encode import tokenize
+from app.data.corpus.shorter import RampedCollate
 from app.data.tables.text_files import PIECE, piece_rows
 from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan
+from app.training.loader import load
 
 SIZE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 LLAMA = LlamaConfig(vocab_size=258, max_position_embeddings=64, num_key_value_heads=1, **SIZE)
@@ -85,6 +88,25 @@ def test_positions_restart_with_documents_and_blocks(data_cache, write):
         [0, 1, 0, 1, 2, 3],
     ]
     assert "position_ids" not in Blocks(blocks.documents, 6, BEGIN, False)[0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_block_ramp_cuts_blocks_into_shorter_ones(data_cache, write, apart):
+    """The rows of a block that is cut are the blocks of that size, position by position; evaluations see it whole."""
+    documents = documents_of(write({"text": text} for text in TEXTS))
+    whole, short = (Blocks(documents, size, BEGIN, apart) for size in (24, 6))
+    batches = RampedCollate(collate, config_of("", block=24, block_ramp=("2:6", "5:12")))
+    plan = BatchPlan(len(whole), 2 * len(whole), len(whole), 2)
+    for step in load(plan, range(2), whole, batches, 0, 1, torch.device("cpu")):
+        for turn in step.turns:
+            for i, sample in enumerate(turn.ids):
+                rows = collate([short[row] for row in range(4 * sample, min(4 * sample + 4, len(short)))])
+                for name, values in rows.items():
+                    assert torch.equal(turn.inputs[name][4 * i : 4 * i + len(values)], values), name
+            assert (turn.inputs["targets"] != IGNORED).sum() == whole.weights[turn.ids].sum()
+    assert [batches.at(step)([whole[0]])["input_ids"].shape for step in (1, 4, 5)] == [(4, 6), (2, 12), (1, 24)]
+    evaluated = load(EvaluationPlan(len(whole), 2), range(1), whole, batches, 0, 1, torch.device("cpu"))
+    assert next(evaluated).turns[0].inputs["input_ids"].shape == (2, 24)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -268,6 +290,8 @@ def test_the_loss_is_the_mean_over_what_is_learnt():
         ([{"text": "a"}] * 4, {"prompt": "text", "completion": "answer"}, ["--data.completion answer"]),
         ([{"text": "a"}] * 4, {"messages": "text"}, ["no chat template"]),
         ([{"text": "a"}] * 4, {"block": 1}, ["--data.block 1"]),
+        ([{"text": "a"}] * 4, {"block_ramp": ("9:3",)}, ["--data.block-ramp 9:3: 3 does not divide --data.block 8"]),
+        ([{"text": "a"}] * 4, {"block_ramp": ("9:9",)}, ["--data.block-ramp 9:9: 9 must be", "--data.block 8"]),
     ],
 )
 def test_bad_flags_and_columns_are_refused(data_cache, write, rows, flags, words):

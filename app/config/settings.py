@@ -43,6 +43,9 @@ class RunConfig:
     """Length of the run in optimizer steps. 0: as many as --run.epochs needs."""
     global_batch: int = setting(64, at_least=1)
     """Samples in one optimizer step, over all processes. It does not depend on the hardware."""
+    batch_ramp: tuple[str, ...] = setting(())
+    """Smaller global batches at the beginning, as STEP:SAMPLES: 100:16 200:32 takes 16 samples until step 100, 32 until
+    step 200, and --run.global-batch from then on."""
     micro_batch: int = setting(16, at_least=1)
     """Samples in one forward and backward pass on one process. Make it smaller if memory runs out."""
     eval_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)

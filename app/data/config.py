@@ -74,6 +74,9 @@ class CorpusData(TableData):
     concat: they form one stream, in which the end-of-text token ends each document."""
     block: int = 256
     """Tokens of a block. A block is one sample: all that the model sees at a time."""
+    block_ramp: tuple[str, ...] = ()
+    """Shorter sequences at the beginning, as STEP:TOKENS: 100:64 200:128 cuts each block into rows of 64 tokens until
+    step 100, of 128 until step 200, and into none from then on. Every token is still learnt once an epoch."""
 
 
 @dataclass

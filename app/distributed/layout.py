@@ -109,16 +109,19 @@ def header(plan: BatchPlan, accelerator: Accelerator) -> list[str]:
     """Describe how a step is spread: `64 samples/step = 2 data ranks x 2 accumulation x 16, FSDP2, fp32, cpu`.
 
     Returns:
-        One line, and a second one if the model is compiled.
+        One line, and more where the global batch never gets to its full size, and where the model is compiled.
     """
     ranks = accelerator.data_ranks
     turns = plan.accumulation(ranks)
     split = f"{ranks} data rank{'s' * (ranks > 1)} x {turns} accumulation x {plan.rows}"
-    line = f"{plan.global_batch} samples/step = {split}"
+    line = f"{plan.sizes} samples/step = {split}"
     kind = [wrapping(accelerator)] if wrapping(accelerator) else []
     line = ", ".join([line, *kind, precision(accelerator), device(accelerator)])
     idle = plan.idle(ranks)
     if idle:
         line += f" ({idle:.0%} of the turns idle: {plan.micro_batches_per_step} micro-batches)"
+    lines = [line]
+    if plan.ramp and plan.ramp[-1][0] >= plan.steps:
+        lines.append(f"--run.batch-ramp: the run ends after {plan.steps} steps, before its last part does")
     slow = f"compiling ({compiler(accelerator)}): the first step with inputs of a new shape takes longer"
-    return [line, slow] if accelerator.compiles else [line]
+    return [*lines, slow] if accelerator.compiles else lines

@@ -17,6 +17,7 @@ from app.config import RunConfig
 from app.errors import UserError
 from app.sampling import permutation
 from app.sampling.cuts import equal_cost_cuts, even_cuts, even_start
+from app.sampling.ramp import Ramp
 from app.sampling.seeding import EVALUATION
 
 # Lengths or weights to hash at a time.
@@ -60,6 +61,7 @@ class BatchPlan:
             short, and the run may have been made longer after it.
         made: the number of steps made so far. The plan does not know which of them were short and assumes the last
             ones; only questions about those steps depend on this.
+        ramp: the parts of a Ramp: sizes of the global batch in the first steps, at most `global_batch`.
     """
 
     samples: int
@@ -71,6 +73,7 @@ class BatchPlan:
     weights: np.ndarray | None = None
     short: int = 0
     made: int = 0
+    ramp: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of_run(
@@ -83,14 +86,16 @@ class BatchPlan:
         """
         if not samples:
             raise UserError("the training set is empty: there is nothing to train on")
-        total = settings.steps * settings.global_batch if settings.steps else round(settings.epochs * samples)
+        sizes = batch_sizes(settings)
+        total = sizes.before(settings.steps) if settings.steps else round(settings.epochs * samples)
         if not total:
             raise UserError(f"--run.epochs {settings.epochs} of {samples} samples is less than one sample")
-        return cls(samples, total, settings.global_batch, settings.micro_batch, settings.seed, lengths, weights)
+        batch, micro = settings.global_batch, settings.micro_batch
+        return cls(samples, total, batch, micro, settings.seed, lengths, weights, ramp=sizes.parts)
 
     def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
         """Plan what follows step `step`, after which `seen` samples were used."""
-        short = step * self.global_batch - seen
+        short = self.sizes.before(step) - seen
         if not short:
             return self
         total = self.total - short if settings.steps else self.total
@@ -101,10 +106,15 @@ class BatchPlan:
         if settings.stop_at > self.steps:
             raise UserError(f"--run.stop-at {settings.stop_at}: the run has {self.steps} steps")
 
+    @cached_property
+    def sizes(self) -> Ramp:
+        """Return the size of the global batch as a function of the step."""
+        return Ramp(self.global_batch, self.ramp)
+
     @property
     def steps(self) -> int:
         """Count the steps of the run."""
-        return -(-(self.total + self.short) // self.global_batch)
+        return self.sizes.steps(self.total + self.short)
 
     @property
     def micro_batches_per_step(self) -> int:
@@ -155,9 +165,9 @@ class BatchPlan:
 
     def seen(self, step: int) -> int:
         """Count the samples used before step `step`, counted from 0."""
-        seen = min(max(step, self.made) * self.global_batch - self.short, self.total)
+        seen = min(self.sizes.before(max(step, self.made)) - self.short, self.total)
         # For a step before `made`: each step from it to `made` used at least one sample.
-        return seen if step >= self.made else min(step * self.global_batch, seen - (self.made - step))
+        return seen if step >= self.made else min(self.sizes.before(step), seen - (self.made - step))
 
     def epoch_ends(self, step: int) -> bool:
         """Tell whether an epoch ends in step `step`, counted from 0."""
@@ -190,6 +200,15 @@ class BatchPlan:
                 # may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is NaN.
                 own.append(Turn(index, *cuts[int(np.argmax(weights))], 0.0, idle=True))
         return Step(step, own, len(cuts), sum(weights))
+
+
+def batch_sizes(settings: RunConfig) -> Ramp:
+    """Return the size of a run's global batch as a function of the step.
+
+    Raises:
+        UserError: --run.batch-ramp is no ramp up to --run.global-batch.
+    """
+    return Ramp.parse(settings.batch_ramp, settings.global_batch, "--run.batch-ramp", "--run.global-batch")
 
 
 @dataclass(frozen=True)

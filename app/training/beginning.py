@@ -42,7 +42,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     """
     services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
     _check_best(loop.settings, services.averages)
-    order = f"{plan.fingerprint} {plan.seed} {plan.global_batch} {plan.micro_batch} {plan.steps}"
+    order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
         logger.progress.say(line)

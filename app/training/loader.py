@@ -13,7 +13,7 @@ from app.data.rows import fetch
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
-from app.sampling.seeding import sample_generator, seed_all
+from app.sampling.seeding import EVALUATION, sample_generator, seed_all
 
 Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
 Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
@@ -44,7 +44,13 @@ class _Steps(Dataset):
     def _inputs(self, step: Step, turn: Turn) -> Any:
         # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
         seed_all(self.plan.seed, step.index, turn.index, -1)
-        return inputs_of(self.data, self.collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+        collate = collate_of(self.collate, step.index)
+        return inputs_of(self.data, collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+
+
+def collate_of(collate: Collate, step: int) -> Collate:
+    """Return what collates the rows of a step, counted from 0, or of an evaluation (EVALUATION)."""
+    return collate.at(step) if step != EVALUATION and hasattr(collate, "at") else collate
 
 
 def inputs_of(
@@ -74,7 +80,8 @@ def load(
     Args:
         steps: indices of the steps, counted from 0.
         data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
-        collate: makes model inputs (nested dicts and lists of tensors) from a micro-batch's rows.
+        collate: makes model inputs (nested dicts and lists of tensors) from a micro-batch's rows. If it has a method
+            `at`, that returns the function for a training step, counted from 0.
         workers: loader processes; 0: this process loads.
         augment: changes one row; its random generator is seeded by (seed, epoch, sample).
     """

@@ -128,7 +128,7 @@ class StepLoop:
         metrics = StepMetrics(accelerator, step, self._faults, self.settings.nonfinite == "skip")
         self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), undo)
         self.services.watchdog.beat(number)
-        self.optimizers.set_rates(step.index, self.plan.steps, self.plan.global_batch)
+        self.optimizers.set_rates(step.index, self.plan.steps, self.plan.sizes.at(step.index))
         self.gradients.begin(step, self._triggers.reads_losses(number))
         # Loading this rank's rows may have drawn random numbers; seeded again, all ranks draw the same in the body.
         seed_all(self.plan.seed, step.index)

@@ -26,7 +26,9 @@ CASES = {
         schedule="points",
         points=("0:0.1", "30%:1", "100%:0.2"),
     ),
+    "ramps": replace(PLAIN, batch_scaling="linear", base_batch=20),
 }
+SETTINGS = {"ramps": {"batch_ramp": ("4:3", "9:8")}}  # at first, a single micro-batch
 
 
 @dataclass
@@ -39,6 +41,16 @@ class Config:
             global_batch=20, micro_batch=3, steps=STEPS, log_every=1, save_every=100, trackers=(), exact=True
         )
     )
+
+
+class Collate:
+    """Stack rows, and round them in the first steps, as an example of inputs that depend on the step."""
+
+    def __call__(self, rows):
+        return torch.stack(rows)
+
+    def at(self, step: int):
+        return (lambda rows: torch.stack(rows).round()) if step < STOP + 1 else self
 
 
 class Model(nn.Module):
@@ -65,7 +77,7 @@ def train(folder: Path, optim: OptimConfig, **settings) -> None:
         setattr(config.run, name, value)
     with Run(config) as run:
         model, optimizer = run.prepare(Model(), config.optim)
-        for batch in run.batches(ROWS, torch.stack):
+        for batch in run.batches(ROWS, Collate()):
             for micro in batch.micros(model):
                 run.backward((model(micro.inputs) - 1).square().mean(), micro)
             run.step(optimizer)
@@ -75,9 +87,10 @@ def train(folder: Path, optim: OptimConfig, **settings) -> None:
 def main(folder: Path) -> None:
     """Run all cases: whole, and stopped and resumed."""
     for name, optim in CASES.items():
-        train(folder / name, optim)
-        train(folder / f"{name}-stopped", optim, stop_at=STOP)
-        train(folder / f"{name}-stopped", optim)
+        more = SETTINGS.get(name, {})
+        train(folder / name, optim, **more)
+        train(folder / f"{name}-stopped", optim, stop_at=STOP, **more)
+        train(folder / f"{name}-stopped", optim, **more)
     train(folder / "kept", CASES["frozen"], save_every=1, keep=99)
 
 

@@ -59,3 +59,11 @@ def test_learning_rates_are_logged_before_factors(methods):
     """The rate of weights without a factor of their own."""
     rates = [line["lr"] for line in steps(methods("cpu", 1) / "rates")]
     assert rates[0] == pytest.approx(0.1 * 0.02) and max(rates) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_batch_ramp_uses_each_sample_in_its_turn(methods):
+    """The rate follows the size of the batch; 4 steps of 3 samples, 5 of 8 and 5 of 20 end in the fourth epoch."""
+    lines = steps(methods("ddp_cpu", 3) / "ramps")
+    assert [round(line["epoch"] * 43) for line in lines] == [3, 6, 9, 12, 20, 28, 36, 44, 52, 72, 92, 112, 132, 152]
+    rates = [line["lr"] / (0.02 * (1 - step / STEPS)) for step, line in enumerate(lines)]
+    assert rates == pytest.approx([3 / 20] * 4 + [8 / 20] * 5 + [1] * 5)

@@ -94,8 +94,14 @@ def _usual() -> list[str]:
 def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
     import numpy as np
 
-    found = {"samples": plan.samples, "seen": plan.total, "epochs": plan.total / plan.samples, "steps": plan.steps}
+    found: dict[str, Any] = {
+        "samples": plan.samples,
+        "seen": plan.total,
+        "epochs": plan.total / plan.samples,
+        "steps": plan.steps,
+    }
     found |= {"steps_per_epoch": plan.samples / plan.global_batch, "global_batch": plan.global_batch}
+    found |= {"batch_sizes": str(plan.sizes)}
     found |= {"micro_batches": plan.micro_batches_per_step, "stop_at": run.config.stop_at}
     if plan.lengths is None:
         return {**found, "tokens_per_step": None, "padding": None}

@@ -26,7 +26,7 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
     frozen = a["parameters"] - a["trained"]
     lines = {
         "samples": f"{a['samples']:,}, seen {a['epochs']:.4g} times: {a['seen']:,}",
-        "steps": f"{a['steps']:,} of {a['global_batch']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
+        "steps": f"{a['steps']:,} of {a['batch_sizes']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
         "micro-batches": f"{a['micro_batches']} a step, so at most as many processes",
         "tokens": "lengths are not known"
         if a["tokens_per_step"] is None

@@ -9,8 +9,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from app.config import RunConfig
 from app.rundir.history import History, age
 from app.rundir.progress import duration
+from app.sampling.batch_plan import batch_sizes
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
@@ -33,11 +35,11 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 def seconds_left(run: History) -> float | None:
     """Estimate, by the last speed, the seconds that the remaining steps take; None if no speed is known."""
     speeds = [value for value in run.column("samples_per_second")[1] if value > 0]
-    batch = run.config.get("run", {}).get("global_batch")
-    steps = run.info.get("steps")
-    if not speeds or not batch or not steps:
+    settings, steps = run.config.get("run", {}), run.info.get("steps")
+    if not speeds or not settings.get("global_batch") or not steps:
         return None
-    return max(0, steps - run.step) * batch / speeds[-1]
+    sizes = batch_sizes(RunConfig(global_batch=settings["global_batch"], batch_ramp=settings.get("batch_ramp", ())))
+    return max(0, sizes.before(steps) - sizes.before(run.step)) / speeds[-1]
 
 
 def view(run: History) -> RenderableType:

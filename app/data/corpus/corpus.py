@@ -6,6 +6,7 @@ from app.data.config import CorpusData
 from app.data.corpus.blocks import Blocks, collate
 from app.data.corpus.documents import start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
+from app.data.corpus.shorter import block_sizes
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import trained_once
 from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
@@ -27,6 +28,7 @@ def load(config: CorpusData) -> Tables:
     columns = columns_of(config)
     if config.block < 2:
         raise UserError(f"--data.block {config.block}: must be at least 2")
+    block_sizes(config)
     return load_tables(config, columns=columns)
 
 
