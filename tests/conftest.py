@@ -38,8 +38,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory):
-    """Keep the user's caches out of the tests, and the tests out of the user's caches."""
-    folder = tmp_path_factory.mktemp("caches")
+    """Keep the user's caches out of the tests, and the tests out of the user's caches.
+
+    pytest-xdist's workers share them: what one has parsed, tokenized or compiled, the others find.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "caches"
+    folder.mkdir(exist_ok=True)
     os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets")}
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     return folder
@@ -78,15 +83,23 @@ def rows(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def data_cache(tmp_path_factory):
-    """Give the tests of data a cache of their own, and no progress bars."""
+def data_cache(caches):
+    """Give tests in this process the caches that launches have, and no progress bars."""
+    yield from _cached_in(caches / "datasets")
+
+
+@pytest.fixture(scope="module")
+def own_data_cache(tmp_path_factory):
+    """Give the tests of a module an empty cache of their own."""
+    yield from _cached_in(tmp_path_factory.mktemp("cache"))
+
+
+def _cached_in(folder: Path):
     import datasets
 
-    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
         patch.setenv("HF_DATASETS_CACHE", str(folder))
-        patch.setenv("HF_HOME", str(folder / "home"))
         datasets.disable_progress_bars()
         yield folder
         datasets.enable_progress_bars()

@@ -11,7 +11,7 @@ from app.data.cache import remember, using_cache
 from app.data.tables.json_files import as_records
 from tables import load, refused, texts_of, write_card
 
-pytestmark = pytest.mark.usefixtures("data_cache")
+pytestmark = pytest.mark.usefixtures("own_data_cache")
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -27,7 +27,7 @@ def test_files_changed_on_disk_are_read_again(tmp_path, folder):
     assert keys[0] != keys[1]
 
 
-def test_a_folder_with_a_card_is_read_again_once_it_changes(tmp_path, data_cache):
+def test_a_folder_with_a_card_is_read_again_once_it_changes(tmp_path, own_data_cache):
     """The cache of datasets knows neither the files' content nor the folder's parent."""
     file = write_card(tmp_path / "a" / "rows")
     other = write_card(tmp_path / "b" / "rows")
@@ -51,13 +51,13 @@ def test_a_file_of_another_size_is_read_again_whatever_its_time(tmp_path):
         assert texts_of(load(str(file))) == sorted(words)
 
 
-def test_what_an_earlier_version_left_in_the_cache_is_removed_the_day_after(tmp_path, data_cache):
+def test_what_an_earlier_version_left_in_the_cache_is_removed_the_day_after(tmp_path, own_data_cache):
     file = tmp_path / "rows.jsonl"
-    before = set(data_cache.glob("samestep/tables/*"))
+    before = set(own_data_cache.glob("samestep/tables/*"))
     for version in range(3):
         file.write_text('{"text": "a"}\n' * (2 + version))
         load(str(file))
-        (folder,) = set(data_cache.glob("samestep/tables/*")) - before
+        (folder,) = set(own_data_cache.glob("samestep/tables/*")) - before
         if version == 0:
             (first,) = folder.iterdir()
             os.utime(first, (1, 1))

@@ -16,7 +16,7 @@ from app.data.tables.sources import open_source
 from app.data.text.labeled_text import read_labels
 from tables import load, python, refused, table, texts_of, write_card
 
-pytestmark = pytest.mark.usefixtures("data_cache")
+pytestmark = pytest.mark.usefixtures("own_data_cache")
 
 
 ROWS = [("ham", "good morning"), ("spam", 'win "cash" now'), ("ham", "see you at NA"), ("spam", "12 prizes")]
@@ -233,11 +233,11 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch, inside):
         load("nyu-mll/glue", name="sst2")
 
 
-def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, data_cache):
+def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, own_data_cache):
     """A warm cache is what an earlier download leaves: here a folder's, under the name of a Hub set."""
     path, _ = write(tmp_path, "hub")
     load(shutil.move(path, tmp_path / "spam"))
-    (prepared,) = (file.parent for file in data_cache.glob("**/spam/default/0.0.0/*/dataset_info.json"))
+    (prepared,) = (file.parent for file in own_data_cache.glob("**/spam/default/0.0.0/*/dataset_info.json"))
     shutil.copytree(prepared, tmp_path / "warm" / "someone___spam" / "default" / "0.0.0" / prepared.name)
     code = """
 from app.data.config import TableData
@@ -312,7 +312,7 @@ def test_a_configuration_of_what_has_none_is_refused(tmp_path):
         ({"train.tsv": "text\tlabel\na\t1\n", "test.json": '{"text": "a"}\n'}, "several formats: name those to read"),
     ],
 )
-@pytest.mark.usefixtures("data_cache")
+@pytest.mark.usefixtures("own_data_cache")
 def test_what_datasets_says_in_its_own_words_is_said_in_ours(tmp_path, files, told):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
