@@ -117,7 +117,12 @@ class OptimConfig:
 
     name: str = "AdamW"
     """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others. Muon updates
-    the matrices of hidden layers, and AdamW the rest."""
+    the matrices of hidden layers, and AdamW the rest. One of another package goes by its import path: lion_pytorch.Lion
+    or schedulefree.AdamWScheduleFree."""
+    implementation: Literal["auto", "foreach", "fused", "for-loop"] = setting("auto", on_resume=OnResume.IF_ACCEPTED)
+    """Kernels of the optimizer, in torch's words. fused: one for all that an update does. foreach: one for each
+    operation, over many weights. for-loop: weight by weight. auto: fused for Adam and AdamW where that is right, and
+    torch's choice for the others."""
     lr: float | None = setting(5e-4, on_resume=OnResume.IF_ACCEPTED)
     """Peak learning rate, reached at the end of the warm-up. None: the recipe chooses what suits a model from scratch,
     a pretrained one, or adapters, and says so."""
