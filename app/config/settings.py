@@ -95,6 +95,10 @@ class RunConfig:
     """Seconds without progress after which a rank counts as hung: all ranks then show their stacks and end with status
     1. Progress is a step, a micro-batch of an evaluation, or bytes of a checkpoint or of the finished model, read or
     written. 0: wait forever."""
+    inspect_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two lines of diagnostics.jsonl: of every weight its norm, the norm and a histogram of its gradient
+    before clipping, the norm of its update, and the ratio of update to weight. In such a step the weights are held
+    twice. 0: never."""
     exact: bool = setting(False)
     """Compute the same bits on every layout: gradients are summed in a way that does not depend on their order. Costs
     time, and 8 bytes of memory for each parameter."""
