@@ -66,7 +66,7 @@ def _check_state(name: str, state: dict[nn.Parameter, dict[str, Any]], sharded: 
     """Refuse state that checkpoints cannot keep, or that has no place in shards."""
     for parameter, values in state.items():
         tensors: dict[str, Tensor] = {}
-        state_dict.split_tensors(values, f"--optim.name {name}", tensors)
+        state_dict.split_tensors(values, f"--optim.name {name}: state", tensors)
         for place, tensor in tensors.items():
             if type(tensor) not in (Tensor, nn.Parameter):
                 raise UserError(
