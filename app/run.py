@@ -28,7 +28,7 @@ from app.sampling.seeding import seed_all
 from app.training import beginning, ending, evaluation, exact_gradients
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
-from app.training.optimizer import Optimizers, build_optimizer
+from app.training.optimizer import Optimizers, Place, build_optimizer
 from app.training.optimizer import check as check_optim
 from app.training.scores import Scores, as_numbers, renamed
 from app.training.services import Services
@@ -188,15 +188,15 @@ class Run:
             check_optim(optim)
             if not self.accelerator.is_fsdp2:  # FSDP2 moves one shard at a time
                 model.to(self.accelerator.device)
-            optim = build_optimizer(model, optim)
+            ours = Place(self.accelerator.device, self.accelerator.is_fsdp2, self.config.exact)
+            optim = build_optimizer(model, optim, None if self.dry_run else ours)
         if not model.training:
             model.train()  # from_pretrained returns a model in evaluation mode
         if note := batch_norm.note(model, self.accelerator, self.config):
             self.warn(note) if note.startswith("warning") else self.say(note)
         model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
-        if averaged:
-            self.services.averages.add(model, optimizer)
+        self.services.averages.add(model, optimizer, averaged)
         return model, optimizer
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

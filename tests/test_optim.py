@@ -11,7 +11,8 @@ from app.config import OptimConfig, points
 from app.errors import UserError
 from app.training.learning_rate import check_points, learning_rate
 from app.training.muon import orthogonal
-from app.training.optimizer import UNSUITABLE, build_optimizer, check
+from app.training.optimizer import build_optimizer, check
+from app.training.optimizer_classes import UNSUITABLE
 from app.training.parameter_groups import Frozen
 
 USABLE = sorted(

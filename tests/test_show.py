@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from app.commands import curves
-from app.commands.plot import command
+from app.commands.plot import command, layers
 from app.commands.runs import command as runs
 from app.commands.watch import live
 from app.errors import UserError
@@ -217,6 +217,29 @@ def test_several_runs_are_drawn_into_the_newest_ones_folder(tmp_path, monkeypatc
     command.main(command.Options((tmp_path / "one", tmp_path / "two")))
     assert capsys.readouterr().out.split() == [str(tmp_path / "one" / f"comparison.{kind}") for kind in ("png", "html")]
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_layers_are_drawn(tmp_path, capsys):
+    """Of a run that has looked at them; the shares of a step are those of all its gradients."""
+    train(tmp_path / "run", log_every=1, inspect_every=2)
+    train(tmp_path / "other", log_every=1)
+    read = history.read(tmp_path / "run")
+    names = layers.names(read)
+    assert names and {name for line in read.diagnostics for name in line["layers"]} == set(names)
+    steps, norms = layers.column(read, names[0], "gradient_norm")
+    assert steps == [2, 4, 6, 8] and norms == [line["layers"][names[0]]["gradient_norm"] for line in read.diagnostics]
+    found = layers.heat(read)
+    shares = [sum(row[place] or 0 for row in found.shares) for place in range(len(found.steps))]
+    zeros = [sum(layer["histogram"].get("zero", 0) for layer in line["layers"].values()) for line in read.diagnostics]
+    counts = [sum(sum(layer["histogram"].values()) for layer in line["layers"].values()) for line in read.diagnostics]
+    assert shares == pytest.approx([100 * (1 - zero / count) for zero, count in zip(zeros, counts, strict=True)])
+    capsys.readouterr()
+    command.main(command.Options((tmp_path / "run", tmp_path / "other"), to=str(tmp_path / "both")))
+    files = [tmp_path / f"both{end}" for end in (".png", "-layers.png", ".html")]
+    assert capsys.readouterr().out.split() == list(map(str, files)) and all(file.stat().st_size for file in files)
+    page = files[-1].read_text()
+    assert page.count('id="layers-') == 1 and "Layers of run" in page and "Layers of other" not in page
+    assert names[0] in page and layers.HEAT in page
 
 
 def test_plot_says_what_is_missing(folder, tmp_path):

@@ -133,6 +133,8 @@ def load(accelerator: Accelerator, folder: str) -> None:
 def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) -> None:
     """Read the models' weights from what `save` wrote on any layout but DeepSpeed's, and nothing else of it.
 
+    Where an optimizer trains with other weights than are scored (schedule-free), they are those that are scored.
+
     Args:
         averaged: read their averages instead.
 
@@ -144,10 +146,18 @@ def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) 
         targets = _average_targets(accelerator, saved) if averaged else {}
         if averaged and not targets:
             raise UserError(f"{folder} has no average of the weights: its run was made without --ema.decay")
+        for index, optimizer in switching:
+            targets |= state_dict.optimizer_targets(index, optimizer, names, saved)
         return targets
 
+    switching = [(i, o.optimizer) for i, o in enumerate(accelerator.optimizers) if state_dict.switches(o.optimizer)]
+    names = naming.parameter_names(accelerator.models) if switching else {}
     objects = json.loads(Path(folder, OBJECTS).read_text())
     tensors = _load_models(accelerator, folder, objects, wanted)
+    for index, optimizer in switching:
+        state_dict.restore_optimizer(optimizer, names, tensors, objects["optimizers"][index])
+        optimizer.eval()
+        optimizer.state.clear()  # so that these weights stay, whatever mode it is put into
     with torch.no_grad():
         for weight, average in _loaded_averages(accelerator, tensors).items():
             weight.copy_(average)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from app.distributed import collectives, naming
 from app.distributed.naming import local_shard
@@ -99,9 +100,23 @@ def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -
                 f"optimizer {index} updates a parameter of shape {tuple(parameter.shape)} that no prepared model has: "
                 "it cannot be saved; make it part of a model that is given to prepare"
             )
-        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", tensors)
+        found: dict[str, Tensor] = {}
+        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", found)
+        if isinstance(parameter, DTensor):
+            _check_sharded(index, found)
+        tensors |= found
     groups = [{k: v for k, v in group.items() if k not in _IMPLEMENTATION} for group in optimizer.param_groups]
     return tensors, {"groups": split_tensors(groups, f"optimizers.{index}.groups", tensors), "state": state}
+
+
+def _check_sharded(index: int, state: dict[str, Tensor]) -> None:
+    """Refuse state of a sharded parameter that each rank has made for its own shard: one rank's would be saved."""
+    for name, value in state.items():
+        if value.numel() != 1 and not isinstance(value, DTensor):
+            raise UserError(
+                f"optimizer {index} keeps {name}, of shape {tuple(value.shape)}, apart from FSDP2's shards, so "
+                "it cannot be saved: take a profile without FSDP, or another optimizer"
+            )
 
 
 def optimizer_targets(
@@ -125,6 +140,11 @@ def optimizer_targets(
         else:
             targets[name] = torch.zeros(shape, dtype=dtype)
     return targets
+
+
+def switches(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer trains with other weights than are to be scored, and changes between the two."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: dict[str, Tensor], plain: dict) -> None:

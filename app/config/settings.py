@@ -98,6 +98,10 @@ class RunConfig:
     """Seconds without progress after which a rank counts as hung: all ranks then show their stacks and end with status
     1. Progress is a step, a micro-batch of an evaluation, or bytes of a checkpoint or of the finished model, read or
     written. 0: wait forever."""
+    inspect_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
+    """Steps between two lines of diagnostics.jsonl: of every weight its norm, the norm and a histogram of its gradient
+    before clipping, the norm of its update, and the ratio of update to weight. In such a step the weights are held
+    twice. 0: never."""
     exact: bool = setting(False)
     """Compute the same bits on every layout: gradients are summed in a way that does not depend on their order. Costs
     time, and 8 bytes of memory for each parameter."""
@@ -120,7 +124,12 @@ class OptimConfig:
 
     name: str = "AdamW"
     """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others. Muon updates
-    the matrices of hidden layers, and AdamW the rest."""
+    the matrices of hidden layers, and AdamW the rest. One of another package goes by its import path: lion_pytorch.Lion
+    or schedulefree.AdamWScheduleFree."""
+    implementation: Literal["auto", "foreach", "fused", "for-loop"] = setting("auto", on_resume=OnResume.IF_ACCEPTED)
+    """Kernels of the optimizer, in torch's words. fused: one for all that an update does. foreach: one for each
+    operation, over many weights. for-loop: weight by weight. auto: fused for Adam and AdamW where that is right, and
+    torch's choice for the others."""
     lr: float | None = setting(5e-4, on_resume=OnResume.IF_ACCEPTED)
     """Peak learning rate, reached at the end of the warm-up. None: the recipe chooses what suits a model from scratch,
     a pretrained one, or adapters, and says so."""

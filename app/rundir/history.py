@@ -1,5 +1,6 @@
 """Runs as their folders show them. Nothing here changes a folder or imports torch."""
 
+import functools
 import json
 import math
 import time
@@ -122,6 +123,12 @@ class History:
     def launches(self) -> list[dict[str, Any]]:
         """List the launches of the run: the `step` after which each began, when, and its `layout` in a few words."""
         return list(self.info.get("launches", self.info.get("sittings", [])))  # as an earlier version called them
+
+    @functools.cached_property
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """List the lines of diagnostics.jsonl; empty for a run without --run.inspect-every."""
+        lines = metrics_file.read(self.folder / metrics_file.DIAGNOSTICS)
+        return [line for line in lines if isinstance(line.get("layers"), dict)]
 
     @property
     def pictures(self) -> dict[str, list[Path]]:

@@ -148,6 +148,11 @@ class RunLogger:
             self.file.write(done, values)
             self.trackers.log(done, values)
 
+    def track(self, done: int, values: dict[str, float]) -> None:
+        """Hand numbers that have a file of their own to the trackers alone."""
+        if self.speaks and values:
+            self.trackers.log(done, values)
+
     def log_model(self, model: Path) -> None:
         """Hand a finished model to the trackers that store models."""
         if self.speaks:

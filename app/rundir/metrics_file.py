@@ -1,4 +1,4 @@
-"""metrics.jsonl and audit.jsonl: one JSON object a line, each with its `step`, in order.
+"""metrics.jsonl, diagnostics.jsonl and audit.jsonl: one JSON object a line, each with its `step`, in order.
 
 One run writes such a file, and anybody may read it at any time. No step is in it twice: a run that resumes takes back
 the lines of the steps that it makes again.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from app.config import finite
 from app.rundir import atomic
 
+DIAGNOSTICS = "diagnostics.jsonl"
 _OF_STEPS = {"ids", "skipped_steps"}  # a line that the step itself writes has one of them, whatever its body logs
 
 

@@ -1,4 +1,7 @@
-"""Averages of weights over the steps, sharded as the weights are: an exponential moving average, or a uniform one.
+"""Weights that are scored and exported in place of those in training: averages over the steps, sharded as they are.
+
+They are an exponential moving average, or a uniform one, kept here; or those of an optimizer that has an average of its
+own and gives it by `eval()`, as schedule-free ones do (Defazio et al., *The Road Less Scheduled*, 2024).
 
 The update of step t is a function of t and of the weights alone, and is computed number by number, so it is the same on
 every layout. Running statistics of norms are averaged with the weights; other buffers are taken as they are.
@@ -8,14 +11,15 @@ Optima*, 2018.)
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
 
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from app.checkpoints import state_dict
 from app.config import EMAConfig
 from app.config.score_names import AVERAGE, PLAIN
 from app.distributed.accelerator import Accelerator
@@ -44,9 +48,10 @@ class Averages:
         self.settings = settings if settings is not None and settings.on else None
         self.accelerator, self._buffers = accelerator, buffers
         self._models: list[tuple[nn.Module, torch.optim.Optimizer]] = []
+        self._switching: list[torch.optim.Optimizer] = []
         self._start = 0
         self.applied = False
-        """Whether the models have the average in place of their weights now."""
+        """Whether the models have other weights now than those in training."""
         if settings is not None:
             _check(settings)
         if self.settings is not None and accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -59,15 +64,35 @@ class Averages:
 
     def header(self) -> list[str]:
         """Say in a line that there is an average; none if there is not."""
+        names = dict.fromkeys(type(optimizer).__name__ for optimizer in self._switching)
+        own = [f"{name}: scores and the finished model have the weights of its eval()" for name in names]
+        if own and any(self._statistics(model) for model in self.accelerator.models):
+            own[-1] += "; running statistics of norms stay those of the weights in training"
         if self.settings is None:
-            return []
+            return own
         kind = "uniform" if self.settings.uniform else f"decay {self.settings.decay:g}"
         whose = "scores and the finished model are the average's" if self.replaces else "its scores are named ema/..."
-        return [f"average of the weights: {kind}; {whose} (--ema.use {self.settings.use})"]
+        return [f"average of the weights: {kind}; {whose} (--ema.use {self.settings.use})", *own]
 
-    def add(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Begin to average the weights of a prepared model, which an optimizer updates."""
-        if self.settings is not None:
+    def add(self, model: nn.Module, optimizer: torch.optim.Optimizer, averaged: bool = True) -> None:
+        """Take a prepared model, which an optimizer updates.
+
+        Args:
+            averaged: whether to average its weights.
+
+        Raises:
+            UserError: the optimizer averages them too.
+        """
+        plain = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's, which has a train() itself
+        if state_dict.switches(plain):
+            if self.settings is not None and averaged:
+                raise UserError(
+                    f"--ema: {type(plain).__name__} keeps an average of its own, which is scored and exported: leave "
+                    "--ema out"
+                )
+            cast(Any, plain).train()
+            self._switching.append(plain)
+        if self.settings is not None and averaged:
             self._models.append((model, optimizer))
             self.accelerator.averages |= {p: _copy(p) for p in _trained(optimizer)}
 
@@ -103,21 +128,34 @@ class Averages:
 
     def passes(self) -> list[tuple[str, AbstractContextManager[None]]]:
         """List the passes of an evaluation: what its scores begin with, and a block that has the weights for it."""
-        if self.settings is None:
-            return [(PLAIN, nullcontext())]
-        return [(PLAIN, self.in_place())] if self.replaces else [(PLAIN, nullcontext()), (AVERAGE, self.in_place())]
+        if self.settings is None or self.replaces:
+            return [(PLAIN, self.in_place())]
+        return [(PLAIN, self.in_place(average=False)), (AVERAGE, self.in_place())]
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Give the models their averages in place of their weights, for a block that trains nothing."""
+    def in_place(self, average: bool = True) -> Iterator[None]:
+        """Give the models the weights that are scored, for a block that trains nothing; inside another one, do nothing.
+
+        Args:
+            average: give them those that --ema keeps too, and not only those of an optimizer's own.
+        """
+        known = self.accelerator.averages if average else {}
+        if self.applied or not (known or self._switching):
+            yield
+            return
         self._buffers.statistics.fold()  # what is folded in the block would replace the average's statistics
-        known = self.accelerator.averages
-        kept = {tensor: local_shard(tensor.detach()).clone() for tensor in known}
+        switched = [weight for optimizer in self._switching for weight in _trained(optimizer)]
+        # A copy: what eval() changes, train() changes back only up to rounding.
+        kept = {tensor: local_shard(tensor.detach()).clone() for tensor in (*known, *switched)}
         self.applied = True
         try:
+            for optimizer in self._switching:
+                cast(Any, optimizer).eval()
             self._write(known)
             yield
         finally:
+            for optimizer in self._switching:
+                cast(Any, optimizer).train()
             self._write(kept)
             self.applied = False
 

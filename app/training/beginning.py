@@ -14,6 +14,7 @@ from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan
 from app.training.audit import Audit
 from app.training.averages import Averages
+from app.training.diagnostics import Diagnostics
 from app.training.nonfinite import FirstNonfinite
 from app.training.optimizer import CHANGEABLE, check_change
 from app.training.step_loop import StepLoop
@@ -71,7 +72,8 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
     faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
     audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
-    steps = loop.begin(plan, start, faults, drift, audit)
+    diagnostics = Diagnostics(ours, loop.settings, services.folder.path, start.step, logger.progress.warn)
+    steps = loop.begin(plan, start, faults, drift, audit, diagnostics)
     services.preemption.start()
     services.watchdog.start()
     return plan, steps

@@ -24,8 +24,8 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
     collectives.from_main(services.folder.check)
     with services.watchdog.long_work():
         used = _choose_weights(loop)
-        in_place = _averaged(loop) and used == loop.steps_done  # another step's average has been loaded
-        with services.averages.in_place() if in_place else nullcontext():
+        last = used == loop.steps_done  # of another step, the weights to export have been loaded
+        with services.averages.in_place(_averaged(loop)) if last else nullcontext():
             save_model(services.accelerator, model, folder, *parts)
     if settings.log_model:
         with services.watchdog.unwatched():

@@ -30,7 +30,8 @@ def turns(
     accelerator = services.accelerator
     indices = range(plan.steps(accelerator.data_ranks))
     services.buffers.find_changes()
-    with services.logger.time_aside(), aside(accelerator.device), evaluating(model):
+    scored = services.averages.in_place(average=False)  # inside of run.evaluate they are in place already
+    with services.logger.time_aside(), aside(accelerator.device), scored, evaluating(model):
         allowed = services.preemption.turns(len(indices), accelerator.is_fsdp2) if may_stop else indices
         for _, step in zip(allowed, services.load(plan, indices, data, collate), strict=True):
             services.watchdog.beat()

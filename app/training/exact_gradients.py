@@ -22,6 +22,7 @@ from app.sampling.batch_plan import Step
 from app.training import deterministic_settings, grid_rounding, nondeterministic_ops, reproducible_sums
 from app.training.gradient_grid import GRID, Grid, ShardedRounding, Sums
 from app.training.gradients import Gradients
+from app.training.optimizer import fills_vectors
 
 _deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
 
@@ -52,7 +53,7 @@ class ExactGradients(Gradients):
         _check_model(model)
         if self.accelerator.device.type == "cpu":
             for group in optimizer.param_groups:
-                group["fused"] = bool(group.get("fused")) and all(map(_fills_vectors, group["params"]))
+                group["fused"] = bool(group.get("fused")) and all(map(fills_vectors, group["params"]))
         if not self.sharded:
             model, optimizer = super().prepare(model, optimizer, clip)
             self.sums[model] = Sums(model, self.grid)
@@ -200,14 +201,6 @@ def refusal(zero: bool, whole: bool) -> str:
             "to the profile's dynamo_config, or take dynamo_config out"
         )
     return ""
-
-
-def _fills_vectors(parameter: nn.Parameter) -> bool:
-    """Tell whether fused CPU kernels compute the same bits for a whole tensor and for shards of whole rows.
-
-    They round the last numbers, which do not fill a vector of up to 16 numbers, in another way.
-    """
-    return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
 
 
 def _check_model(model: nn.Module) -> None:

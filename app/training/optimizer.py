@@ -1,6 +1,5 @@
 """The optimizers of a run: built from settings, with the learning rate of each step."""
 
-import difflib
 import functools
 import inspect
 import math
@@ -12,34 +11,81 @@ import torch
 from app.config import OptimConfig
 from app.config.points import Point
 from app.errors import UserError
+from app.training import shard_trial
 from app.training.learning_rate import check_points, learning_rate
 from app.training.muon import Muon, is_for_muon
+from app.training.optimizer_classes import find_class, is_imported, make
 from app.training.parameter_groups import groups_of
 
-UNSUITABLE = {
-    "LBFGS": "it evaluates the loss several times a step",
-    "SparseAdam": "it takes sparse gradients only",
-}
-# SGD and Adagrad have fused kernels too, but torch 2.13 cannot run those on FSDP's DTensors.
+# torch 2.13 cannot run the other fused kernels, those of SGD and Adagrad, on FSDP's DTensors.
 FUSED = ("Adam", "AdamW")
 
 
-def build_optimizer(model: torch.nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+class Place(typing.NamedTuple):
+    """Where an optimizer will work."""
+
+    device: torch.device
+    sharded: bool
+    """Whether FSDP2 shards the weights."""
+    exact: bool
+
+
+def build_optimizer(model: torch.nn.Module, config: OptimConfig, place: Place | None = None) -> torch.optim.Optimizer:
     """Build the optimizer that the config names, for the parameters that require a gradient.
 
+    Args:
+        place: None where nothing is trained.
+
     Raises:
-        UserError: the name is unknown or unsuitable, a pattern of names fits none, or no parameter requires a gradient.
+        UserError: the name is unknown or unsuitable, a pattern of names fits none, no parameter requires a gradient, or
+            the optimizer cannot work at this place.
     """
-    optimizer_class = _find_class(config.name)
+    optimizer_class = find_class(config.name)
     accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
     arguments = _fitting(config, accepted)
+    if place and is_imported(config.name):
+        small = functools.partial(make, config.name, optimizer_class, arguments=arguments)
+        shard_trial.check(config.name, small, place.device, place.sharded, place.exact)
     matrices = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
     groups = groups_of(model, config, "weight_decay" in accepted, matrices)
+    arguments |= _kernels(config, accepted, groups, place)
+    return make(config.name, optimizer_class, groups, arguments)
+
+
+def _kernels(
+    config: OptimConfig, accepted: dict[str, typing.Any], groups: list[dict], place: Place | None
+) -> dict[str, bool]:
+    """Return the options that choose an optimizer's kernels, as --optim.implementation asks."""
+    kind, optimizer_class = config.implementation, find_class(config.name)
     parameters = [parameter for group in groups for parameter in group["params"]]
-    usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
-    if optimizer_class.__name__ in FUSED and usual:
-        arguments["fused"] = True
-    return optimizer_class(groups, **arguments)
+    if kind == "auto":
+        usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+        return {"fused": True} if optimizer_class.__name__ in FUSED and "fused" in accepted and usual else {}
+    named = f"--optim.implementation {kind}: "
+    if kind != "for-loop" and kind not in accepted:
+        raise UserError(f"{named}{config.name} has no such kernels: use auto")
+    if kind == "fused" and place and place.sharded and optimizer_class.__name__ not in FUSED:
+        raise UserError(f"{named}torch's kernels for {config.name} do not take the shards of FSDP2: use foreach")
+    if (
+        kind == "fused"
+        and place
+        and place.exact
+        and place.device.type == "cpu"
+        and not all(map(fills_vectors, parameters))
+    ):
+        raise UserError(
+            f"{named}on a CPU these kernels round numbers that fill no vector of 16 in another way, so layouts would "
+            "differ with --run.exact: use auto, or foreach"
+        )
+    return {name: name == kind for name in ("foreach", "fused") if name in accepted}
+
+
+def fills_vectors(parameter: torch.nn.Parameter) -> bool:
+    """Tell whether fused CPU kernels compute the same bits for a whole tensor and for shards of whole rows.
+
+    They round the last numbers, which do not fill a vector of up to 16 numbers, in another way.
+    """
+    return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
 
 
 CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")
@@ -66,8 +112,12 @@ def check_change(config: typing.Any, changed: dict[str, list]) -> None:
 def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Return the settings among `known`, the options of an optimizer with a value that each can have."""
     values = {name: getattr(config, name) for name in ("lr", *CHANGEABLE)}
-    # Adafactor's eps is a pair, with another meaning.
-    return {k: v for k, v in values.items() if k in known and isinstance(v, tuple) == isinstance(known[k], tuple)}
+    # Adafactor's eps is a pair, with another meaning, and some optimizers have three betas.
+    return {k: v for k, v in values.items() if k in known and _length(v) == _length(known[k])}
+
+
+def _length(value: typing.Any) -> int:
+    return len(value) if isinstance(value, tuple | list) else 0
 
 
 class Optimizers:
@@ -134,8 +184,8 @@ class Optimizers:
 
 def check(config: OptimConfig) -> None:
     """Raise UserError for the first invalid value."""
-    _find_class(config.name)
-    for field in ("schedule", "batch_scaling"):
+    find_class(config.name)
+    for field in ("schedule", "batch_scaling", "implementation"):
         names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
         _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")
     _require(0 < config.lr < math.inf, config, "lr", "above 0, for example 5e-4")
@@ -177,23 +227,6 @@ def _check_schedule(config: OptimConfig) -> None:
     known = [Point.parse(text) for text in config.points]
     if known and not max(point.factor for point in known):
         raise UserError("--optim.points: all factors are 0, so nothing would be trained")
-
-
-def _find_class(name: str) -> type[torch.optim.Optimizer]:
-    classes = {
-        key: value
-        for key, value in vars(torch.optim).items()
-        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
-    }
-    classes["Muon"] = Muon  # torch's takes matrices only
-    if name in UNSUITABLE:
-        raise UserError(f"--optim.name {name} does not work here ({UNSUITABLE[name]}): use AdamW or SGD, for example")
-    usable = {key.lower(): key for key in classes if key not in UNSUITABLE}
-    if name not in classes and name.lower() not in usable:
-        near = difflib.get_close_matches(name.lower(), usable, cutoff=0.5)
-        names = [usable[key] for key in near] or sorted(usable.values())
-        raise UserError(f"--optim.name {name} is no optimizer of torch.optim: use {' or '.join(names)}")
-    return classes[name] if name in classes else classes[usable[name.lower()]]
 
 
 def _require(good: bool, config: OptimConfig, field: str, what: str) -> None:

@@ -1,7 +1,7 @@
 """Do everything around the body of a recipe's visible loop, step by step."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from accelerate.utils import DistributedType
@@ -18,6 +18,7 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training import parameter_groups
 from app.training.audit import Audit
+from app.training.diagnostics import Diagnostics
 from app.training.gradients import Gradients
 from app.training.loss_means import LossMeans
 from app.training.nonfinite import FirstNonfinite
@@ -52,6 +53,7 @@ class StepLoop:
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
+        self._diagnostics: Diagnostics | None = None
 
     @property
     def steps_done(self) -> int:
@@ -71,7 +73,13 @@ class StepLoop:
         return self.plan is not None and (self.steps_done == self.plan.steps or self.patience.over)
 
     def begin(
-        self, plan: BatchPlan, start: Start, faults: FirstNonfinite, drift: DesyncCheck | None, audit: Audit | None
+        self,
+        plan: BatchPlan,
+        start: Start,
+        faults: FirstNonfinite,
+        drift: DesyncCheck | None,
+        audit: Audit | None,
+        diagnostics: Diagnostics,
     ) -> range:
         """Set where this launch begins, and return the indices of its steps, counted from 0.
 
@@ -79,8 +87,9 @@ class StepLoop:
             faults: checks losses and norms of steps that are not logged.
             drift: compares ranks; None on one process.
             audit: records each step; None without --run.audit.
+            diagnostics: looks at weights and gradients every --run.inspect-every steps.
         """
-        self.plan, self.start = plan, start
+        self.plan, self.start, self._diagnostics = plan, start, diagnostics
         if start.step:
             self.scores = dict(start.scores)
         self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
@@ -174,13 +183,15 @@ class StepLoop:
         if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
         parameter_groups.drop_frozen(optimizer, step.number - 1, self._triggers.plan.steps if self._triggers else 0)
-        if step.again:
-            self._undo(step)
-        elif self._usable(step, optimizer, index, clip):
-            optimizer.step()
-            self.services.averages.update(step.number, optimizer)
-        else:
-            step.skipped = True
+        watched = self._diagnostics and not step.again
+        with self._diagnostics.watching(step.number, optimizer) if watched else nullcontext():
+            if step.again:
+                self._undo(step)
+            elif self._usable(step, optimizer, index, clip):
+                optimizer.step()
+                self.services.averages.update(step.number, optimizer)
+            else:
+                step.skipped = True
         self.gradients.clear(optimizer)
 
     def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
@@ -277,6 +288,7 @@ class StepLoop:
         else:
             step.metrics.note()
         services.logger.write_pending(step.number)
+        services.logger.track(step.number, self._diagnostics.write(step.number))
         if self._audit:
             services.buffers.statistics.fold()
             self._audit.step(step.number, step.metrics)
@@ -290,7 +302,7 @@ class StepLoop:
         self.check_begun("run.save")
         if self.services.averages.applied:
             raise UserError(
-                "run.save inside run.evaluate, where the model has an average of its weights: call it after"
+                "run.save inside an evaluation, where the model has an average of its weights: call it after"
             )
         step = self.current
         if step is not None and step.open and not step.updated:

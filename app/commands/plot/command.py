@@ -4,8 +4,10 @@
     python -m app plot runs/one runs/two --to comparison
 
 Shows loss, scores, learning rate, gradient norm and speed over the steps. Lines mark the steps after which a run was
-resumed, its new layout, and the settings that changed there. The page smooths curves with a slider, and holds the last
-pictures and the settings in which the runs differ. It needs one file next to it, plotly.min.js, which pages share.
+resumed, its new layout, and the settings that changed there. Of runs with --run.inspect-every it shows update-to-weight
+ratios and gradient norms by layer and the sizes of gradients, also in TO-layers.png. The page smooths curves with a
+slider, and holds the last pictures and the settings in which the runs differ. It needs one file next to it,
+plotly.min.js, which pages share.
 """
 
 import sys
@@ -36,7 +38,7 @@ def main(options: Options) -> int:
         UserError: a folder holds no run, nothing has been logged yet, or the files cannot be written.
     """
     from app.commands import curves
-    from app.commands.plot import page
+    from app.commands.plot import layers, page
     from app.rundir import history
 
     if not options.runs:
@@ -56,6 +58,10 @@ def main(options: Options) -> int:
     try:
         for file in files:
             kinds[file.suffix[1:]][1](runs, file)
+        inspected = [run for run in runs if run.diagnostics]
+        if inspected and "png" not in missing:
+            files.insert(1, stem.with_name(f"{stem.name}-layers.png"))
+            layers.draw(inspected, files[1])
     except OSError as error:
         raise UserError(f"--to {stem}: {error.strerror}; give a place that can be written") from None
     for file in files:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.commands.curves import Panel, class_names, curves_of, labels, last_values, marks, neighbours, panels, widths
+from app.commands.plot import layers
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
 from app.rundir import atomic
@@ -45,6 +46,10 @@ input { vertical-align: middle; width: 14em } output { font-variant-numeric: tab
 <output id="weight">0.00</output></p>
 {{ curves | safe }}
 <script>{{ script | safe }}</script>
+{% for label, charts in layers %}
+<h2>Layers of {{ label }}</h2>
+{{ charts | safe }}
+{% endfor %}
 {% if marks %}
 <h2>Resumed</h2>
 {{ table(["run", "after step", "how it went on"], marks) }}
@@ -116,6 +121,11 @@ def write(runs: Sequence[History], file: Path) -> None:
         summary=_summary(runs),
         curves=curves,
         script=SCRIPT,
+        layers=[
+            (name, _layers(run, place))
+            for place, (run, name) in enumerate(zip(runs, names, strict=True))
+            if run.diagnostics
+        ],
         marks=[[name, m.step, m.text] for run, name in zip(runs, names, strict=True) for m in marks(run)],
         classes=[(panel.title, _classes(panel, runs)) for panel in panels(runs) if panel.by_class],
         differences=_differences(runs),
@@ -127,6 +137,14 @@ def write(runs: Sequence[History], file: Path) -> None:
     there = file.with_name(LIBRARY)
     if not there.exists() or there.stat().st_size != len(library.encode()):
         atomic.write_text(there, library)
+
+
+def _layers(run: History, place: int) -> str:
+    """Draw a run's diagnostics; the library is on the page already."""
+    import plotly.io
+
+    options = {"include_plotlyjs": False, "full_html": False, "div_id": f"layers-{place}"}
+    return plotly.io.to_html(layers.figure(run), config={"displaylogo": False}, **options)
 
 
 def _figure(runs: Sequence[History]) -> Any:

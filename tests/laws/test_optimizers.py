@@ -1,0 +1,124 @@
+"""Laws 3 and 4 for optimizers of other packages, and for diagnostics."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from app import EMAConfig, Run, UserError
+from app.checkpoints import sharded
+from app.errors import is_installed
+from app.rundir import metrics_file
+from launching import ROOT, filled, saved_state, scores, steps, weights
+from laws.averaged import Config as Averaged
+from laws.methods import Model
+from laws.optimizers import CASES, STEPS, Config
+
+PACKAGES = {"lion": "lion_pytorch", "free": "schedulefree"}
+THERE = [name for name in CASES if name not in PACKAGES or is_installed(PACKAGES[name])]
+KNOWN = [
+    pytest.param(name, marks=[] if name in THERE else pytest.mark.skip(f"{PACKAGES[name]} is not installed"))
+    for name in CASES
+]
+OTHERS = [("ddp_cpu", 2), ("fsdp_cpu", 2)]
+LAYOUTS = [("cpu", 1), *OTHERS]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function from a layout to the folder of its runs."""
+    runs = filled(tmp_path_factory.mktemp("optimizers"), ROOT / "tests" / "laws" / "optimizers.py")
+    return lambda profile, processes: runs(profile, processes, *THERE)[0]
+
+
+def diagnostics(folder):
+    return metrics_file.read(folder / "diagnostics.jsonl")
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_exact_mode_gives_every_layout_the_same_bits(trained, name, layout):
+    """Of losses, scores, weights, state, the finished model, and diagnostics."""
+    reference, other = trained("cpu", 1) / name, trained(*layout) / name
+    assert steps(other) == steps(reference) and len(steps(other)) == STEPS
+    assert scores(other) == scores(reference) and weights(other) == weights(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+    assert diagnostics(other) == diagnostics(reference)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stop_changes_nothing(trained, layout):
+    """And leaves no line of diagnostics of a step after the checkpoint."""
+    whole, stopped = trained(*layout) / THERE[-1], trained(*layout) / f"{THERE[-1]}-stopped"
+    assert steps(stopped) == steps(whole) and scores(stopped) == scores(whole)
+    assert saved_state(stopped, STEPS) == saved_state(whole, STEPS) and weights(stopped) == weights(whole)
+    assert diagnostics(stopped) == diagnostics(whole)
+    assert [line["step"] for line in diagnostics(whole)] == [3, 6, 9, 12]
+    assert len(json.loads((stopped / "run.json").read_text())["launches"]) == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.skipif("free" not in THERE, reason="schedulefree is not installed")
+def test_schedule_free_weights(trained, layout):
+    """Scores and the finished model have those of eval(); evaluations leave those in training as they were."""
+    run, seldom = trained(*layout) / "free", trained(*layout) / "free-seldom"
+    state = saved_state(run, STEPS)
+    assert weights(run)["layers.0.weight"] != state["models.0.layers.0.weight"]
+    assert saved_state(seldom, STEPS) == state and weights(seldom) == weights(run)
+    assert scores(seldom) == scores(run)[-1:]
+
+
+@pytest.mark.skipif("free" not in THERE, reason="schedulefree is not installed")
+def test_a_checkpoint_gives_the_weights_that_are_scored(trained, tmp_path):
+    """As `export` and `evaluate` read it; they stay, whatever mode the optimizer is put into."""
+    folder = trained("cpu", 1) / "free"
+    config = Config(optim=CASES["free"])
+    config.run.dir = str(tmp_path / "run")
+    with Run(config) as run:
+        model, optimizer = run.prepare(Model(), config.optim)
+        sharded.load_weights(run.accelerator, str(folder / "checkpoints" / f"step-{STEPS:08d}" / "state"))
+        optimizer.train()
+    expected = load_file(folder / "model" / "model.safetensors")
+    assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.skipif("free" not in THERE, reason="schedulefree is not installed")
+def test_an_average_of_an_average_is_refused(tmp_path):
+    config = Averaged(optim=CASES["free"], ema=EMAConfig(decay=0.9))
+    config.run.dir = str(tmp_path / "run")
+    with pytest.raises(UserError, match="--ema: AdamWScheduleFree keeps an average of its own"), Run(config) as run:
+        run.prepare(Model(), config.optim)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_diagnostics_change_nothing(trained, layout):
+    watched, plain = trained(*layout) / "adamw", trained(*layout) / "plain"
+    assert steps(watched) == steps(plain) and saved_state(watched, STEPS) == saved_state(plain, STEPS)
+    assert not (plain / "diagnostics.jsonl").exists()
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_without_exact_mode_diagnostics_agree(trained, layout):
+    for line, other in zip(
+        diagnostics(trained("cpu", 1) / "usual"), diagnostics(trained(*layout) / "usual"), strict=True
+    ):
+        for name, layer in line["layers"].items():
+            for what, value in layer.items():
+                found = other["layers"][name][what]
+                if what == "histogram":
+                    assert sum(found.values()) == sum(value.values())
+                else:
+                    assert found == pytest.approx(value, rel=1e-5)
+
+
+def test_diagnostics_are_those_of_the_step(trained):
+    """The norm of all gradients is the one in the log, before clipping."""
+    run = trained("cpu", 1) / "adamw"
+    logged = {line["step"]: line["grad_norm"] for line in steps(run)}
+    for line in diagnostics(run):
+        layers = line["layers"].values()
+        total = sum(layer["gradient_norm"] ** 2 for layer in layers) ** 0.5
+        assert total == pytest.approx(logged[line["step"]], rel=1e-9) and total > 0.1  # which clipping leaves
+        assert all(layer["update_ratio"] == layer["update_norm"] / layer["weight_norm"] for layer in layers)
+        assert sum(line["layers"]["layers.0.weight"]["histogram"].values()) == 16 * 16
