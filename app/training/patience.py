@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from app.config import BestMetric, RunConfig
+from app.errors import UserError, did_you_mean
 
 
 class Patience:
@@ -16,6 +17,7 @@ class Patience:
             known: `record` of the checkpoint from which the run goes on; empty if there is none.
         """
         self.allowed, self._least, self._named = settings.patience, settings.min_change, settings.best
+        self._picks_model = settings.model == "best"
         self.metric = BestMetric.parse(settings.best)
         if known.get("metric") != settings.best:
             known = {}
@@ -23,9 +25,23 @@ class Patience:
         self._best_step: int = known.get("best_step", 0)
         self._after: list[int] = list(known.get("after", ()))  # steps of the evaluations since then
 
-    def note(self, step: int, scores: dict[str, float]) -> None:
-        """Count the evaluation of a step, if it had one; one that was evaluated before counts once."""
+    def note(self, step: int, scores: dict[str, float], due: bool) -> None:
+        """Count the evaluation of a step, if it had one; one that was evaluated before counts once.
+
+        Args:
+            due: whether an evaluation was.
+
+        Raises:
+            UserError: the evaluation that was due has no score of the metric, which decides when the run ends or which
+                model it leaves.
+        """
         value = scores.get(self.metric.name)
+        if value is None and scores and due and (self.allowed or self._picks_model):
+            needs = f"--run.patience {self.allowed}" if self.allowed else "--run.model best"
+            raise UserError(
+                f"{needs} goes by --run.best {self.metric.name}, and there is no such score"
+                f"{did_you_mean(self.metric.name, scores)}; the evaluation of step {step} has {', '.join(scores)}"
+            )
         if value is None or step in self._after or (self._best is not None and step == self._best_step):
             return
         if math.isfinite(value) and (self._best is None or self._gain(value) > self._least):

@@ -12,7 +12,7 @@ from app.checkpoints.manager import Measured
 from app.checkpoints.resume import Start
 from app.config import RunConfig
 from app.distributed.desync import DesyncCheck
-from app.errors import UserError, did_you_mean
+from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
@@ -241,8 +241,7 @@ class StepLoop:
             return
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
-            self._check_metric(step)
-            self.patience.note(step.number, step.scores)
+            self.patience.note(step.number, step.scores, self._triggers.may_be_best(step.number))
             self.leaving |= self.patience.over
         if step.updated and not step.again:
             self._after_update(step)
@@ -253,21 +252,6 @@ class StepLoop:
             self._undo(step)  # the checkpoint still says that the step is not evaluated
         elif not step.updated and self.stopped_in_evaluation and step.done:
             self.save()  # the step before
-
-    def _check_metric(self, step: CurrentStep) -> None:
-        """Refuse an evaluation without the score that decides when the run ends, or which model it leaves.
-
-        Raises:
-            UserError: it is not there.
-        """
-        asked = self.settings.patience or self.settings.model == "best"
-        name = self.patience.metric.name
-        if asked and step.scores and self._triggers.may_be_best(step.number) and name not in step.scores:
-            needs = f"--run.patience {self.settings.patience}" if self.settings.patience else "--run.model best"
-            raise UserError(
-                f"{needs} goes by --run.best {name}, and there is no such score{did_you_mean(name, step.scores)}; the "
-                f"evaluation of step {step.number} has {', '.join(step.scores)}"
-            )
 
     def _undo(self, step: CurrentStep) -> None:
         """Undo what the forward passes of a step that runs again have done to buffers."""
