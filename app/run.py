@@ -289,7 +289,10 @@ class Run:
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):
-                    self.log(renamed(function(self, model, each, *more), kind, name if index else ""))
+                    name = name if index else ""
+                    before, self.logger.pending_images = self.logger.pending_images, {}
+                    self.log(renamed(function(self, model, each, *more), kind, name))
+                    self.logger.pending_images = before | renamed(self.logger.pending_images, kind, name)
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.
