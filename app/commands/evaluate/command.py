@@ -66,7 +66,7 @@ def main(options: Options, flags: list[str]) -> int:
     from app.launching import profiles
     from app.rundir import history
 
-    profile = profiles.read(options.profile)
+    profiles.read(options.profile)  # for its error, before anything else
     if models.is_model(options.run):
         found = models.of_model(options, flags)
     else:
@@ -74,7 +74,7 @@ def main(options: Options, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
         job.write_text(json.dumps({"state": found.state, "averaged": found.averaged, "result": str(result)}))
-        status = _launch(profile, found, job, flags)
+        status = _launch(options.profile, found, job, flags)
         if status or not result.exists():
             return status or 1
         numbers = json.loads(result.read_text())
@@ -85,14 +85,11 @@ def main(options: Options, flags: list[str]) -> int:
     return 0
 
 
-def _launch(profile: Any, found: "Subject", job: Path, flags: list[str]) -> int:
+def _launch(profile: str, found: "Subject", job: Path, flags: list[str]) -> int:
     """Run the recipe on the profile's processes, with its loop entered once to evaluate; return the exit status."""
-    from app.launching.launcher import environment, launcher_words
-
     own = [str(job), str(found.recipe), found.imports, *found.flags, *flags]
-    words = launcher_words(profile.file, profile.processes, WORKER, *own)
     sys.stdout.flush()
-    return subprocess.run(words, env=environment()).returncode
+    return subprocess.run([sys.executable, "-m", "app", "launch", profile, str(WORKER), *own]).returncode
 
 
 def _show(found: dict[str, Any], what: str) -> None:
