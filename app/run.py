@@ -71,8 +71,13 @@ class Run:
 
     @property
     def dry_run(self) -> bool:
-        """Tell whether this is a dry run, for a plan or an export: on a CPU, without a run folder."""
+        """Tell whether this is a dry run, for a plan, an export or an evaluation: without a run folder."""
         return self._dry is not None
+
+    @property
+    def for_other_device(self) -> bool:
+        """Tell whether this is a dry run on a CPU, whatever device the run itself is for."""
+        return self._dry is not None and self._dry.on_cpu
 
     def __enter__(self) -> "Run":
         check(self._asked.config)
@@ -181,7 +186,7 @@ class Run:
         if isinstance(optim, OptimConfig):
             optim = dataclasses.replace(optim, points=points.read(optim.points))
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
+        if self.config.sync_bn and not self.dry_run:  # training alone needs it; it keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
         if isinstance(optim, OptimConfig):
             check_optim(optim)

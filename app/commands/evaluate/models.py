@@ -49,9 +49,9 @@ def of_model(options: "Options", given: list[str]) -> Subject:
             f"--weights {options.weights}: {name} is a finished model, with weights of one kind: leave it out"
         )
     recipe, imports, file, config = _origin(Path(name), options.recipe)
+    data = data_of(options, config)
     kind = _kind(name, config)
     flags = ["--run.trackers"] if file is None else settings(file, config)
-    data = data_of(options, config)
     if not data and file is None:
         raise UserError(f"{name}: give the data to evaluate it on after it, for example data.csv; they need labels")
     if data:  # and nothing else is needed

@@ -74,13 +74,14 @@ class _Network:
         self.values = np.array(card["values"], np.int64)
         self.dims = len(card["window"])
 
-    def probabilities(self, case: "Case") -> np.ndarray:
-        """Return the probabilities of the classes, float32 [classes, *sides]."""
+    def predict(self, case: "Case") -> tuple[np.ndarray, np.ndarray]:
+        """Return the classes, [*sides], and the probability of each, float32 [classes, *sides]."""
         from functools import partial
 
         import torch
 
         from app.data.volumes.cases import Cases
+        from app.tasks.segmentation.losses import classes_of
         from app.tasks.segmentation.networks import logits_of
         from app.tasks.segmentation.windows import sliding_window
 
@@ -92,10 +93,9 @@ class _Network:
             logits = sliding_window(
                 partial(logits_of, self.model), image, window, self.at_once, card["overlap"]
             ).float()
-            if card["outputs"] == 1:
-                second = logits.sigmoid()
-                return torch.cat([1 - second, second], 1)[0].cpu().numpy()
-            return logits.softmax(1)[0].cpu().numpy()
+            second = logits.sigmoid()
+            shares = torch.cat([1 - second, second], 1) if card["outputs"] == 1 else logits.softmax(1)
+        return classes_of(logits)[0, 0].cpu().numpy(), shares[0].cpu().numpy()
 
 
 def _case(file: Path, network: _Network) -> "Case":
@@ -121,10 +121,10 @@ def _written(network: _Network, file: Path, draft: Path, options: "Options") -> 
 
     case = _case(file, network)
     if case.mask.ndim > network.dims:
-        shares = np.stack([network.probabilities(each) for each in case.slices()], case.about["axis"])
+        pairs, axis = zip(*map(network.predict, case.slices()), strict=True), case.about["axis"]
+        classes, shares = (np.stack(part, where) for part, where in zip(pairs, (axis - 1, axis), strict=True))
     else:
-        shares = network.probabilities(case)
-    classes = shares.argmax(0)
+        classes, shares = network.predict(case)
     name = mask_files.mask_name(file, case.mask.ndim == 3)
     colours = network.card["colours"]
     lookup = dict(zip(network.card["values"], colours, strict=True)) if colours else None

@@ -116,10 +116,11 @@ def load_tables(
     with using_cache():
         if dry_run.evaluates_model() and not config.path and config.eval_path:
             table, note = _other_set(config, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            return Tables(table, table, note=note)
-        source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
-        trained = source.rows(config.split, "--data.split")
-        tables = _first_tables(config, source, trained, needed, seed, columns)
+            source, trained, tables = None, [], Tables(table, table, note=note)
+        else:
+            source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
+            trained = source.rows(config.split, "--data.split")
+            tables = _first_tables(config, source, trained, needed, seed, columns)
         for name, path in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, "--data.eval-sets", path, "", columns, source, trained)
         return tables

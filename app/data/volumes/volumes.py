@@ -114,7 +114,7 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
     names: tuple[str, ...]
     if dry_run.evaluates_model() and not config.path and config.eval_path:
         cases, note = _to_evaluate(config, "--data.eval-path", config.eval_path, config.eval_masks, colours)
-        return {"train": cases, "": cases}, (), note
+        return {"train": cases, "": cases, **_further_sets(config, colours)}, (), note
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
@@ -132,11 +132,17 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
     sets = {"train": splits["train"], "": splits["evaluation"]}
-    for name, path in named_sets(config.eval_sets).items():
-        if name == "train":
-            raise UserError(f"--data.eval-sets {name}={path}: give the set another name")
-        sets[name], _ = _to_evaluate(config, "--data.eval-sets", path, "", colours, trained)
-    return sets, names, note
+    return {**sets, **_further_sets(config, colours, trained)}, names, note
+
+
+def _further_sets(
+    config: VolumeData, colours: np.ndarray | None, trained: Sequence[Pair] = ()
+) -> dict[str, list[Case]]:
+    """Load the cases of --data.eval-sets, by the names of the sets."""
+    paths = named_sets(config.eval_sets)
+    if "train" in paths:
+        raise UserError(f"--data.eval-sets train={paths['train']}: give the set another name")
+    return {n: _to_evaluate(config, "--data.eval-sets", path, "", colours, trained)[0] for n, path in paths.items()}
 
 
 def _to_evaluate(
