@@ -94,6 +94,16 @@ def test_a_finished_model_has_the_scores_of_its_run(run, rows, tmp_path):
     assert found["scores"] == pytest.approx(hard, rel=1e-6) and list(found["classes"]) == ["blue", "green", "red"]
 
 
+@pytest.mark.parametrize("name", ["lm", "img"])
+def test_finished_models_of_other_recipes(rows, tmp_path, name):
+    """Documents that share a block stay apart in an evaluation too."""
+    recipe = load(ROOT / "recipes" / f"{name}.py")
+    words = [*SMALL[name].flags(rows), *FLAGS[:4], "--run.exact", "true", "--run.steps", 1, "--run.trackers"]
+    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
+    found = as_it_is(tmp_path / "run" / "model", *(["--sample-length", 0] if name == "lm" else []))
+    assert found["scores"] == logged(tmp_path / "run", 1, "eval")
+
+
 def test_a_model_from_elsewhere_has_the_scores_of_a_plain_loop(run, rows, tmp_path):
     """Its classes are in another order than the data would give them, which have their numbers or other letters."""
     model = BertForSequenceClassification.from_pretrained(run / "model").eval()
