@@ -71,8 +71,13 @@ class Run:
 
     @property
     def dry_run(self) -> bool:
-        """Tell whether this is a dry run, for a plan or an export: on a CPU, without a run folder."""
+        """Tell whether this is a dry run, for a plan, an export or an evaluation: without a run folder."""
         return self._dry is not None
+
+    @property
+    def for_other_device(self) -> bool:
+        """Tell whether this is a dry run on a CPU, whatever device the run itself is for."""
+        return self._dry is not None and self._dry.on_cpu
 
     def __enter__(self) -> "Run":
         check(self._asked.config)
@@ -182,7 +187,7 @@ class Run:
         if isinstance(optim, OptimConfig):
             optim = dataclasses.replace(optim, points=points.read(optim.points))
         settings = optim if isinstance(optim, OptimConfig) else None
-        if self.config.sync_bn and not self.dry_run:  # a dry run is on a CPU; SyncBatchNorm keeps the names of weights
+        if self.config.sync_bn and not self.dry_run:  # training alone needs it; it keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
         if isinstance(optim, OptimConfig):
             check_optim(optim)
@@ -291,7 +296,10 @@ class Run:
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):
-                    self.log(renamed(function(self, model, each, *more), kind, name if index else ""))
+                    name = name if index else ""
+                    before, self.logger.pending_images = self.logger.pending_images, {}
+                    self.log(renamed(function(self, model, each, *more), kind, name))
+                    self.logger.pending_images = before | renamed(self.logger.pending_images, kind, name)
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.

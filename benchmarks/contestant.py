@@ -37,7 +37,7 @@ def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
 
     config = parse(cls.Config, flags)
     with Run(config) as run:
-        train, held, labels, tokenizer, _ = cls.load_data(config)
+        train, sets, labels, tokenizer, _ = cls.load_data(config)
         collate = PadCollate.of(tokenizer)
         model, optimizer = run.prepare(cls.build_model(config, labels, tokenizer), config.optim)
         for batch in run.batches(train, collate, train.lengths):
@@ -47,7 +47,7 @@ def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
             break
         gate.begin()
         while gate.left >= 0:
-            found = cls.evaluate(run, model, held, collate, labels)
+            found = cls.evaluate(run, model, sets[""], collate, labels)
             gate(found["eval/samples"])
     return {}
 

@@ -121,7 +121,7 @@ def _classifier(flags: list[str], bf16: bool) -> Job:
     from recipes import cls
 
     config = parse(cls.Config, flags)
-    train, held, labels, tokenizer, _ = cls.load_data(config)
+    train, sets, labels, tokenizer, _ = cls.load_data(config)
     seed_all(config.run.seed)
     return _job(
         config, train, None, bf16,
@@ -129,7 +129,7 @@ def _classifier(flags: list[str], bf16: bool) -> Job:
         collate=PadCollate.of(tokenizer),
         loss=lambda model, inputs: model(**inputs).loss,
         items=lambda inputs: len(inputs["labels"]),
-        eval_rows=held,
+        eval_rows=sets[""],
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def _images(flags: list[str], bf16: bool) -> Job:
     from recipes import img
 
     config = parse(img.Config, flags)
-    train, held, labels, processor, _ = img.load_data(config)
+    train, sets, labels, processor, _ = img.load_data(config)
     collate = ImageCollate.of(processor)
     seed_all(config.run.seed)
 
@@ -155,26 +155,28 @@ def _images(flags: list[str], bf16: bool) -> Job:
         collate=collate,
         loss=loss,
         items=lambda inputs: len(inputs["labels"]),
-        eval_rows=held,
+        eval_rows=sets[""],
     )  # fmt: skip
 
 
 def _segmenter(flags: list[str], bf16: bool) -> Job:
     from app.data.volumes.cases import stack
     from app.tasks.segmentation.losses import channels_of, dice_loss
+    from app.tasks.segmentation.networks import logits_of
     from recipes import seg
 
     config = parse(seg.Config, flags)
-    patches, cases, _ = seg.load_data(config)
-    loss_of = dice_loss(config.loss, channels_of(config.loss, len(cases.names)))
+    patches, _, _ = seg.load_data(config)
+    names = patches.cases.names
+    loss_of = dice_loss(config.loss, channels_of(config.loss, len(names)))
     seed_all(config.run.seed)
-    network, _ = seg.build_model(config, patches, cases.names)
+    network, _ = seg.build_model(config, patches, names)
     held = [patches.cut(patches[i], np.random.default_rng(i)) for i in range(16)]
     return _job(
         config, patches, patches.cut, bf16,
         model=network.train(),
         collate=stack,
-        loss=lambda model, inputs: loss_of(seg.predict(model, inputs["image"]), inputs["mask"]),
+        loss=lambda model, inputs: loss_of(logits_of(model, inputs["image"]), inputs["mask"]),
         items=lambda inputs: len(inputs["mask"]),
         eval_rows=held,
     )  # fmt: skip
@@ -186,7 +188,8 @@ def _language(flags: list[str], bf16: bool, variant: str) -> Job:
     from recipes import lm
 
     config = parse(lm.Config, flags)
-    train, held, tokenizer, _ = lm.load_data(config)
+    train, sets, tokenizer, _ = lm.load_data(config)
+    held = sets[""]
     if variant == "padded":
         train, held = _Pieces(train), _Pieces(held)
     seed_all(config.run.seed)

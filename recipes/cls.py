@@ -39,7 +39,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation rows as token ids, their labels, the tokenizer, and a description of them."""
+    """Return training rows and sets of evaluation rows as token ids, labels, the tokenizer, and a description."""
     from app.data.text import labeled_text
 
     tables, labels = labeled_text.load_labelled(config.data)
@@ -49,14 +49,12 @@ def load_data(config: Config):
     else:
         tokenizer = labeled_text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
     train_rows = labeled_text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
-    eval_rows = labeled_text.tokenize(tables.evaluation, columns, tokenizer, length, labels.eval_values)
-    return (
-        train_rows,
-        eval_rows,
-        labels,
-        tokenizer,
-        labeled_text.describe(tables, labels, train_rows, eval_rows, length),
-    )
+    eval_sets = {
+        name: labeled_text.tokenize(table, columns, tokenizer, length, labels.sets[name])
+        for name, table in tables.sets.items()
+    }
+    about = labeled_text.describe(tables, labels, train_rows, eval_sets, length)
+    return train_rows, eval_sets, labels, tokenizer, about
 
 
 def build_model(config: Config, labels, tokenizer):
@@ -122,7 +120,7 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_shape(config.scratch)
         with run.main_process_first():
-            train_rows, eval_rows, labels, tokenizer, about = load_data(config)
+            train_rows, eval_sets, labels, tokenizer, about = load_data(config)
         run.say(about)
         run.keep_best("-eval/mse" if labels.problem == "regression" else "eval/accuracy")
         collate = PadCollate.of(tokenizer, config.data.pad_to_multiple_of)
@@ -137,7 +135,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, eval_rows, collate, labels)
+                run.evaluate(evaluate, model, eval_sets, collate, labels)
         return run.finish(model, tokenizer, use=USE_IT)
 
 

@@ -41,20 +41,25 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation images, the classes, the image processor, and a line that describes them."""
+    """Return training images and sets of evaluation images, classes, the image processor, and a description."""
     from app.data.images import labeled_images
 
     tables, labels = labeled_images.load_labelled(config.data)
-    columns = [labeled_images.ImageColumn(table, config.data.image) for table in (tables.train, tables.evaluation)]
+    column = labeled_images.ImageColumn(tables.train, config.data.image)
     if config.model:
         processor = load_processor(config.model, config.data.size)
     else:
-        processor = labeled_images.own_processor(columns[0], config.data.size)
-    limit, values = config.data.cache_gb, (labels.train_values, labels.eval_values)
-    train_rows, eval_rows = map(labeled_images.load_images, columns, [processor] * 2, [limit] * 2, values)
+        processor = labeled_images.own_processor(column, config.data.size)
+    limit = config.data.cache_gb
+    train_rows = labeled_images.load_images(column, processor, limit, labels.train_values)
+    columns = {name: labeled_images.ImageColumn(table, config.data.image) for name, table in tables.sets.items()}
+    eval_sets = {
+        name: labeled_images.load_images(column, processor, limit, labels.sets[name])
+        for name, column in columns.items()
+    }
     if not config.model:
         processor.image_mean, processor.image_std = train_rows.statistics(processor.rescale_factor)
-    return train_rows, eval_rows, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_rows)
+    return train_rows, eval_sets, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_sets)
 
 
 def build_model(config: Config, labels, rows, collate):
@@ -123,7 +128,7 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         with run.main_process_first():
-            train_rows, eval_rows, labels, processor, about = load_data(config)
+            train_rows, eval_sets, labels, processor, about = load_data(config)
         run.say(about)
         collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
         loss_of = ClassLoss(config.loss, labels.names, train_rows.labels)
@@ -134,7 +139,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, eval_rows, collate, labels)
+                run.evaluate(evaluate, model, eval_sets, collate, labels)
         return run.finish(model, processor, use=USE_IT)
 
 

@@ -59,7 +59,7 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return training and evaluation blocks, the tokenizer, and a line that describes them."""
+    """Return training blocks and sets of evaluation blocks, the tokenizer, and a line that describes them."""
     from app.data.corpus import corpus
 
     tables = corpus.load(config.data)
@@ -68,8 +68,8 @@ def load_data(config: Config):
     else:
         tokenizer = corpus.own_tokenizer(tables.train, config.data, config.scratch.tokenizer, config.scratch.vocab)
     train_blocks = corpus.blocks(tables.train, config.data, tokenizer)
-    eval_blocks = corpus.blocks(tables.evaluation, config.data, tokenizer)
-    return train_blocks, eval_blocks, tokenizer, corpus.describe(tables, train_blocks, eval_blocks, tokenizer)
+    eval_sets = {name: corpus.blocks(table, config.data, tokenizer) for name, table in tables.sets.items()}
+    return train_blocks, eval_sets, tokenizer, corpus.describe(tables, train_blocks, eval_sets, tokenizer)
 
 
 def build_model(config: Config, tokenizer):
@@ -132,7 +132,7 @@ def main(config: Config) -> dict[str, float]:
         check_shape(config.scratch)
         check_lora(config.lora)
         with run.main_process_first():
-            train_blocks, eval_blocks, tokenizer, about = load_data(config)
+            train_blocks, eval_sets, tokenizer, about = load_data(config)
         run.say(about)
         plain = build_model(config, tokenizer)
         attention = Attention.of(plain, config.attention, config.data.packing, run)
@@ -146,7 +146,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, eval_blocks, collate, criterion, tokenizer, config)
+                run.evaluate(evaluate, model, eval_sets, collate, criterion, tokenizer, config)
         return run.finish(model, tokenizer, use=USE_A_CHAT if config.data.messages else USE_IT)
 
 

@@ -16,7 +16,17 @@ from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
 from app.checkpoints.export import Card
 from app.data.config import VolumeData
 from app.tasks.from_scratch import UNetScratch, check_unet
-from app.tasks.pretrained import check_installed, check_patches, image_channels, load_segmenter
+from app.tasks.pretrained import check_installed
+from app.tasks.segmentation.networks import (
+    card_of,
+    check_patches,
+    image_channels,
+    is_unet,
+    load_segmenter,
+    logits_of,
+    read_card,
+    unet,
+)
 
 USE_IT = (
     "python -c 'import json, monai, safetensors.torch as st; "
@@ -31,8 +41,8 @@ class Config:
     """Train a segmentation model."""
 
     model: str = ""
-    """Pretrained model for two-dimensional images: a Hub id or a folder. Default: train a U-Net from scratch, in the
-    shape of --scratch."""
+    """Pretrained model: a Hub id or a folder, of transformers for two-dimensional images; or the folder of a U-Net that
+    this recipe has trained. Default: train a U-Net from scratch, in the shape of --scratch."""
     loss: Literal["ce-dice", "bce-dice"] = "ce-dice"
     """Dice loss of each patch, plus cross-entropy over the classes (ce) or binary cross-entropy of each class (bce)."""
     scratch: UNetScratch = field(default_factory=UNetScratch)
@@ -49,10 +59,10 @@ class Config:
 
 
 def load_data(config: Config):
-    """Return patches to train on, whole images to evaluate on, and a line that describes them."""
+    """Return patches to train on, sets of whole images to evaluate on, and a line that describes them."""
     from app.data.volumes import volumes
 
-    if config.model and config.data.dims != 2:
+    if config.model and not is_unet(config.model) and config.data.dims != 2:
         raise UserError(f"--model {config.model} takes images of two dimensions: use --data.dims 2, or leave it out")
     return volumes.load(config.data, image_channels(config.model) if config.model else 0)
 
@@ -61,13 +71,13 @@ def build_model(config: Config, patches, names):
     """Build a model whose logits have the channels that the loss needs, and the parts to save with it."""
     from app.tasks.segmentation.losses import channels_of
 
-    channels = channels_of(config.loss, len(names))
+    channels, about = channels_of(config.loss, len(names)), card_of(patches.cases)
     if config.model:
         model = load_segmenter(config.model, names if channels > 1 else names[1:])
+        if is_unet(config.model):
+            return model, [Card(arguments=read_card(config.model)["arguments"], **about)]
         check_patches(model, config.model, patches.cases.channels, patches.cases.window)
-        return model, []
-    from monai.networks.nets import UNet
-
+        return model, [Card(**about)]
     check_unet(config.scratch, patches.cases.window)
     shape = config.scratch
     norm = {"instance": "INSTANCE", "batch": "BATCH", "group": ("GROUP", {"num_groups": 1})}[shape.norm]
@@ -81,21 +91,7 @@ def build_model(config: Config, patches, names):
         "norm": norm,
         "dropout": shape.dropout,
     }
-    network = UNet(**arguments)
-    # FSDP shards these one by one. If it sharded whole units, gradients that meet at a skip would add in another order.
-    network._no_split_modules = ["Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"]  # type: ignore[assignment]  # a list
-    return network, [Card(arguments=arguments, window=patches.cases.window, classes=names)]
-
-
-def predict(model, images):
-    """Return logits of the same height and width as the images."""
-    from torch.nn.functional import interpolate
-
-    output = model(images)
-    logits = getattr(output, "logits", output)
-    if logits.shape[2:] != images.shape[2:]:
-        logits = interpolate(logits, images.shape[2:], mode="bilinear", align_corners=False)
-    return logits
+    return unet(arguments), [Card(arguments=arguments, **about)]
 
 
 def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
@@ -109,7 +105,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     scores, shown = run.scores_of(Overlap(cases.names, bool(cases.ignored))), dict[str, list]()
     for micro in run.evaluation(model, cases, stack, micro_batch=1):
         images, truth = micro.inputs["image"], micro.inputs["mask"]
-        logits = sliding_window(partial(predict, model), images, cases.window, run.config.micro_batch, cases.overlap)
+        logits = sliding_window(partial(logits_of, model), images, cases.window, run.config.micro_batch, cases.overlap)
         predicted = classes_of(logits)
         scores.update(micro.weight, predicted, truth, loss=loss_of(logits, truth))
         if len(shown) < PICTURES:
@@ -127,19 +123,20 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_installed("monai")
         with run.main_process_first():
-            patches, cases, about = load_data(config)
+            patches, eval_sets, about = load_data(config)
         run.say(about)
-        loss_of = dice_loss(config.loss, channels_of(config.loss, len(cases.names)), bool(cases.ignored))
-        network, parts = build_model(config, patches, cases.names)
+        names, ignores = patches.cases.names, bool(patches.cases.ignored)
+        loss_of = dice_loss(config.loss, channels_of(config.loss, len(names)), ignores)
+        network, parts = build_model(config, patches, names)
         model, optimizer = run.prepare(network, config.optim)
         for batch in run.batches(patches, stack, augment=patches.cut):
             for micro in batch.micros(model):
-                loss = loss_of(predict(model, micro.inputs["image"]), micro.inputs["mask"])
+                loss = loss_of(logits_of(model, micro.inputs["image"]), micro.inputs["mask"])
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, cases, loss_of)
-        return run.finish(model, *parts, use="" if config.model else USE_IT)
+                run.evaluate(evaluate, model, eval_sets, loss_of)
+        return run.finish(model, *parts, use="" if config.model and not is_unet(config.model) else USE_IT)
 
 
 if __name__ == "__main__":

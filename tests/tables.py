@@ -39,9 +39,9 @@ def python(code: str, **env: str) -> str:
     return done.stdout
 
 
-def labels_of(train, evaluation=None, label=("label",), problem="auto"):
+def labels_of(train, evaluation=None, label=("label",), problem="auto", classes=()):
     """Read the labels of a table, and of itself where there is no other to evaluate on."""
-    config = TextData(label=label, problem=problem)
+    config = TextData(label=label, problem=problem, classes=classes)
     return read_labels(train, train if evaluation is None else evaluation, config)
 
 

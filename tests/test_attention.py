@@ -36,7 +36,8 @@ def using(kind, model, packing="documents", device="cpu", halves=False):
     """Have a model use a kind of attention, and return it with what run.json would say."""
     said = {}
     accelerator = SimpleNamespace(mixed_precision="bf16" if halves else "no", device=torch.device(device))
-    run = SimpleNamespace(accelerator=accelerator, config=SimpleNamespace(exact=False), note=said.update, dry_run=False)
+    run = SimpleNamespace(accelerator=accelerator, config=SimpleNamespace(exact=False), note=said.update)
+    run.for_other_device = False
     return Attention.of(model, kind, packing, run), said["attention"]
 
 

@@ -37,8 +37,8 @@ def test_commands_options_and_files():
     options = [
         "--step",
         "--best",
-        "--average",
         "--weights",
+        "--average",
         "--to",
         "--shard",
         "--push",

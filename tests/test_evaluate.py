@@ -1,18 +1,25 @@
 """python -m app evaluate and predict: the scores of the run on any layout, on any data, and a table of predictions."""
 
 import json
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassCalibrationError
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from app import UserError, parse
 from app.__main__ import main as app
+from app.commands.evaluate import command
 from app.commands.predict import command as predict
 from app.commands.predict import tables
+from app.data.tables.splits import named_sets
+from app.launching.flags import parse_command
 from app.training.metrics import Calibration
+from evaluating import as_it_is
 from launching import ROOT, scores
 from laws.many import load
 from laws.small import SMALL
@@ -20,6 +27,7 @@ from laws.small import SMALL
 STEPS = 4
 FLAGS = ["--run.global-batch", 8, "--run.micro-batch", 3, "--run.trackers", "--run.steps", STEPS, "--run.save-every", 2]
 FLAGS += ["--run.exact", "true", "--run.eval-every", 2, "--ema.decay", 0.8, "--ema.use", "also"]
+FLAGS += ["--run.best", "eval-hard/loss"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +35,7 @@ def run(tmp_path_factory, rows):
     """Return the folder of a run of cls, with an average of its weights."""
     folder = tmp_path_factory.mktemp("evaluate") / "cls"
     recipe = load(ROOT / "recipes" / "cls.py")
-    words = [*SMALL["cls"].flags(rows), *FLAGS, "--run.dir", folder]
+    words = [*SMALL["cls"].flags(rows), *FLAGS, "--run.dir", folder, "--data.eval-sets", f"hard={rows(11)}"]
     recipe.main(parse(recipe.Config, list(map(str, words))))
     return folder
 
@@ -39,10 +47,11 @@ def evaluate(run, *words):
     return json.loads(file.read_text())
 
 
-def logged(run, step, kind):
-    """What the run itself has logged of a step, under the names of an evaluation."""
-    (line,) = (line for line in scores(run) if line["step"] == step and f"{kind}/loss" in line)
-    return {name.replace(f"{kind}/", "eval/"): value for name, value in line.items() if name != "step"}
+def logged(run, step, *kinds):
+    """What the run itself has logged of a step, under the names of an evaluation; the first kind is named eval."""
+    lines = [line for line in scores(run) if line["step"] == step and any(f"{kind}/loss" in line for kind in kinds)]
+    found = {name: value for line in lines for name, value in line.items() if name != "step"}
+    return {name.replace(f"{kinds[0]}/", "eval/"): value for name, value in found.items()}
 
 
 @pytest.mark.launches
@@ -50,7 +59,7 @@ def test_scores_are_those_of_the_run(run):
     """To the last bit, on one process and two; of the newest weights, and of the average at an earlier step."""
     before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
     one = evaluate(run)
-    assert one["scores"] == logged(run, STEPS, "eval")
+    assert one["scores"] == logged(run, STEPS, "eval", "eval-hard") and "eval-hard/accuracy" in one["scores"]
     same = yaml.safe_load((run / "config.yaml").read_text())["data"]["eval_path"]
     two = evaluate(run, same, "--profile", "fsdp_cpu:2", "--step", 2, "--weights", "ema")
     assert two["scores"] == logged(run, 2, "ema") != logged(run, 2, "eval")
@@ -73,6 +82,97 @@ def test_scores_are_those_of_the_run(run):
 def test_what_cannot_be_evaluated(run, words, said):
     with pytest.raises(UserError, match=said):
         app(["evaluate", str(run), *words])
+
+
+def test_a_finished_model_has_the_scores_of_its_run(run, rows, tmp_path):
+    """With the run's data; with one of its sets; and elsewhere, without its run and without its training data."""
+    assert as_it_is(run / "model")["scores"] == logged(run, STEPS, "eval", "eval-hard")
+    hard = logged(run, STEPS, "eval-hard")
+    assert as_it_is(run / "model", "--set", "hard")["scores"] == hard
+    alone = shutil.copytree(run / "model", tmp_path / "alone")
+    found = as_it_is(alone, rows(11), "--run.exact", "true", "--run.micro-batch", 3)
+    assert found["scores"] == pytest.approx(hard, rel=1e-6) and list(found["classes"]) == ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize("name", ["lm", "img"])
+def test_finished_models_of_other_recipes(rows, tmp_path, name):
+    """Documents that share a block stay apart in an evaluation too."""
+    recipe = load(ROOT / "recipes" / f"{name}.py")
+    words = [*SMALL[name].flags(rows), *FLAGS[:4], "--run.exact", "true", "--run.steps", 1, "--run.trackers"]
+    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
+    found = as_it_is(tmp_path / "run" / "model", *(["--sample-length", 0] if name == "lm" else []))
+    assert found["scores"] == logged(tmp_path / "run", 1, "eval")
+
+
+def test_a_model_from_elsewhere_has_the_scores_of_a_plain_loop(run, rows, tmp_path):
+    """Its classes are in another order than the data would give them, which have their numbers or other letters."""
+    model = BertForSequenceClassification.from_pretrained(run / "model").eval()
+    names = ["RED", "Blue", "green"]
+    model.config.id2label, model.config.label2id = dict(enumerate(names)), {n: i for i, n in enumerate(names)}
+    model.config.problem_type = None
+    model.save_pretrained(tmp_path / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    data = [json.loads(line) for line in rows(23).read_text().splitlines()]
+    truth = torch.tensor([[name.lower() for name in names].index(row["label"]) for row in data])
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(row["text"], return_tensors="pt")).logits for row in data])
+    lines = [f"{row['text']},{number}" for row, number in zip(data, truth.tolist(), strict=True)]
+    (tmp_path / "numbers.csv").write_text("\n".join(["said,is", *lines]))
+    for words in ([rows(23)], [tmp_path / "numbers.csv", "--data.text", "said", "--data.label", "is"]):
+        found = as_it_is(tmp_path / "bert", *words)
+        assert found["scores"]["eval/accuracy"] == (logits.argmax(1) == truth).double().mean()
+        assert found["scores"]["eval/loss"] == pytest.approx(cross_entropy(logits, truth).item(), rel=1e-5)
+        assert list(found["classes"]) == names
+
+
+def test_no_model_is_evaluated_with_new_weights_or_other_classes(run, rows, tmp_path):
+    headless = shutil.copytree(run / "model", tmp_path / "headless")
+    AutoModel.from_pretrained(run / "model").save_pretrained(headless)
+    (headless / "config.json").write_text((run / "model" / "config.json").read_text())
+    with pytest.raises(UserError, match=r"no weights that fit classifier.bias and 1 others .* --model"):
+        as_it_is(headless, rows(7))
+    (tmp_path / "odd.jsonl").write_text("".join(f'{{"text": "a", "label": "{n}"}}\n' for n in ("red", "pink", "grey")))
+    with pytest.raises(UserError, match=r"none of the 3 classes, .* blue, green, red. Such labels: pink, grey\. .*"):
+        as_it_is(headless, tmp_path / "odd.jsonl")
+    recipe = load(ROOT / "recipes" / "cls.py")
+    words = [*SMALL["cls"].flags(rows), "--run.dir", tmp_path / "none", "--data.eval-sets", f"x={tmp_path}/odd.jsonl"]
+    with pytest.raises(UserError, match=r"row 1 .* of --data.eval-sets .*odd.jsonl has the label .pink., which no"):
+        recipe.main(parse(recipe.Config, list(map(str, words))))
+    with pytest.raises(UserError, match=r"--data.path is empty"):  # nothing is trained without data
+        recipe.main(parse(recipe.Config, [*map(str, words), "--data.path"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "said"),
+    [
+        ('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}', ["x"], "is a BertForMaskedLM: evaluate takes"),
+        ('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}', [], "give the data to evaluate"),
+        ('{"model_type": "beit", "architectures": ["BeitForSemanticSegmentation"]}', ["x"], "recipes/seg.py --model"),
+        ("{}", ["x", "--best"], "--best chooses a checkpoint of a run"),
+        ("{}", ["x", "--weights", "ema"], "weights of one kind"),
+        ("{}", ["x", "--set", "hard"], "give one of them"),
+        ("", ["x"], "holds adapters and no whole model"),
+    ],
+)
+def test_models_that_cannot_be_evaluated(tmp_path, config, words, said):
+    (tmp_path / ("config.json" if config else "adapter_config.json")).write_text(config)
+    with pytest.raises(UserError, match=said):
+        as_it_is(tmp_path, *words)
+
+
+@pytest.mark.parametrize("given", ["hard", "=x", "a=", "a=x a=y"])
+def test_sets_need_names_and_paths(given):
+    with pytest.raises(UserError, match=r"NAME=PATH|names two sets a"):
+        named_sets(given.split())
+
+
+def test_flags_of_the_recipe_leave_the_commands_own_arguments_alone(capsys):
+    options, flags = parse_command(command.Options, ["runs/x", "--best", "--data.text", "a", "b"], "", True)
+    assert (options.data, options.best, flags) == ("", True, ["--data.text", "a", "b"])
+    with pytest.raises(SystemExit):
+        parse_command(command.Options, ["--help"], "", True)
+    assert "[OPTIONS] RUN [DATA]" in capsys.readouterr().out
 
 
 def test_calibration_is_torchmetrics():
@@ -106,6 +206,39 @@ def test_predictions_are_in_the_order_of_the_data(run, rows, tmp_path, end, monk
         assert sum(chances.values()) == pytest.approx(1) and line["probability"] == chances[line["prediction"]]
         assert max(chances, key=chances.get) == line["prediction"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_the_accuracy_of_kept_labels_is_said(run, rows, tmp_path, capsys):
+    assert app(["predict", str(run), str(rows(23)), "--to", str(tmp_path / "a.jsonl"), "--keep", "label"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    share = sum(line["label"] == line["prediction"] for line in lines) / 23
+    assert f"a.jsonl: 23 rows, accuracy {share:.4f} (by label)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_predictions_of_several_labels_and_of_amounts(run, rows, tmp_path, problem):
+    """They are the model's own numbers: sigmoids of each label, or amounts as they are."""
+    amounts = problem == "regression"
+    kind = AutoConfig.from_pretrained(run / "model", num_labels=1 if amounts else 3, problem_type=problem)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(kind).eval()
+    torch.nn.init.normal_(model.classifier.weight, std=1.0)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert app(["predict", str(tmp_path / "model"), str(rows(7)), "--to", str(tmp_path / "a.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in rows(7).read_text().splitlines()]
+    with torch.no_grad():
+        logits = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+    if amounts:
+        assert [line["prediction"] for line in lines] == pytest.approx(logits[:, 0].tolist(), rel=1e-4)
+        return
+    names = [model.config.id2label[i] for i in range(3)]
+    for line, shares in zip(lines, logits.sigmoid().tolist(), strict=True):
+        assert [line[f"p/{name}"] for name in names] == pytest.approx(shares, rel=1e-4)
+        assert set(line["prediction"]) == {name for name, share in zip(names, shares, strict=True) if share >= 0.5}
+    assert {len(line["prediction"]) for line in lines} - {0, 3}  # some labels of a row, and not others
 
 
 def test_a_table_that_is_not_whole_has_no_name(tmp_path):

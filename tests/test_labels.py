@@ -42,6 +42,49 @@ def test_labels_of_every_kind(values, feature, problem, names, expected):
     assert labels.train_values.dtype == (np.int64 if problem == SINGLE else np.float32)
 
 
+@pytest.mark.parametrize(
+    ("values", "classes", "expected"),
+    [
+        (["b", "a", "b"], ("b", "a", "c"), [0, 1, 0]),
+        (["b", "a"], ("B", "A"), [0, 1]),
+        (["b", "B"], ("B", "b"), [1, 0]),  # which differ in nothing else
+        ([4, 1], ("1", "4", "2"), [1, 0]),
+        ([1, 0, 1], ("low", "high"), [1, 0, 1]),
+        ([1.0, 0.0], ("low", "high"), [1, 0]),
+        ([True, False], ("False", "True"), [1, 0]),
+        ([["b"], ["a", "b"]], ("b", "a"), [[1, 0], [1, 1]]),
+        ([[0.0, 1.0], [1.0, 0.0]], ("x", "y"), [[0, 1], [1, 0]]),
+    ],
+)
+def test_given_classes_are_in_their_order(values, classes, expected):
+    """Whatever the data have, and even if they lack some."""
+    labels = labels_of(table(label=values), classes=classes)
+    assert labels.names == list(classes) and labels.eval_values.tolist() == expected
+    assert ("their numbers" in labels.summary()) == (classes == ("low", "high"))
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "said"),
+    [
+        (["a", "x", "y", "x"], ("a", "b"), "Such labels: x, y."),
+        ([0, 2], ("low", "high"), "Such labels: 2."),
+        ([["a"], ["z"]], ("a", "b"), "Such labels: z."),
+        ([[0.0, 1.0]], ("a", "b", "c"), "has 2 values a row, for 3 classes"),
+    ],
+)
+def test_labels_that_are_none_of_the_given_classes_are_named(values, classes, said):
+    with refused(said):
+        labels_of(table(label=values), classes=classes)
+
+
+def test_columns_of_given_classes_are_in_their_order():
+    data = table(x=[1, 0], y=[0, 0])
+    labels = labels_of(data, label=("x", "y"), classes=("y", "x"))
+    assert labels.names == ["y", "x"] and labels.eval_values.tolist() == [[0, 1], [0, 0]]
+    with refused("the classes are y, z; name these columns"):
+        labels_of(data, label=("x", "y"), classes=("y", "z"))
+
+
 def test_few_whole_floats_are_classes():
     """pandas writes integers as floats where some are missing; amounts have many values, or fractions."""
     for values, problem in (

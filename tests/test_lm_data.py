@@ -381,7 +381,7 @@ def test_what_is_held_out_is_said_in_terms_that_are_true(data_cache, tmp_path, d
     config = config_of(tmp_path / "a.txt", txt="line", holdout=0.2 if len(documents) < 3 else 0.1)
     tables = corpus.load(config)
     train, held = (corpus.blocks(table, config, byte_tokenizer(8)) for table in (tables.train, tables.evaluation))
-    about = corpus.describe(tables, train, held, byte_tokenizer(8))
+    about = corpus.describe(tables, train, {"": held}, byte_tokenizer(8))
     assert held_out in about and " 0 documents" not in about
 
 

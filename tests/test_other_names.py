@@ -52,6 +52,13 @@ def test_what_is_no_setting_here_is_explained(words, told):
         parse(RECIPES["cls"], words.split())
 
 
+@pytest.mark.parametrize("flag", ["--model", "--model_name_or_path"])
+def test_a_recipe_without_pretrained_models_says_so(flag):
+    """And does not name --run.model, which chooses among a run's own weights."""
+    with pytest.raises(UserError, match="it takes no pretrained model"):
+        parse(load(ROOT / "recipes" / "gan.py").Config, [flag, "x"])
+
+
 def test_what_another_trainer_calls_it_names_flags_that_exist():
     """Of all recipes together; a renamed setting must be renamed here too."""
     from app.launching.other_names import NAMES

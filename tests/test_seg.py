@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import shutil
+from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -15,13 +18,18 @@ from safetensors.torch import load_file
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from app import UserError
+from app.__main__ import main as app
 from app.data.rows import IGNORED
+from app.data.volumes.grains import grains
+from app.data.volumes.mask_files import write_mask
+from app.data.volumes.pairs import read_mask
 from app.tasks.from_scratch import UNetScratch, check_unet
-from app.tasks.pretrained import check_patches
 from app.tasks.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
+from app.tasks.segmentation.networks import check_patches, checked_card
 from app.tasks.segmentation.overlap import Overlap
 from app.tasks.segmentation.panels import colours, panel
 from app.tasks.segmentation.windows import passes, sliding_window
+from evaluating import as_it_is
 from launching import ROOT, launch_many, scores, steps
 
 RECIPE = ROOT / "recipes" / "seg.py"
@@ -251,3 +259,91 @@ def test_a_model_of_transformers_goes_through(trained):
     model = AutoModelForSemanticSegmentation.from_pretrained(trained / "fsdp_cpu" / "segformer" / "model")
     assert model.config.id2label == {0: "0", 1: "255"}
     assert scores(trained / "fsdp_cpu" / "segformer")[-1]["eval/samples"] == len(SIDES)
+
+
+@pytest.mark.parametrize("name", ["sizes", "segformer"])
+def test_masks_are_those_that_the_run_has_scored(trained, tmp_path, name):
+    """Read as an evaluation reads masks, they have the scores of the run; and its model scores as the run does."""
+    run = trained / "cpu" / name
+    words = [
+        "predict",
+        run,
+        trained / "data" / "val" / "image",
+        "--to",
+        tmp_path / "out",
+        *("--probabilities", "--overlay", "--batch", 2),  # as the run, because sums in other batches round otherwise
+    ]
+    assert app(list(map(str, words))) == 0
+    overlap = Overlap(["0", "255"])
+    for index, sides in enumerate(SIDES):
+        mask, truth = (read_mask(folder / f"{index}.png") for folder in (tmp_path / "out", trained / "data/val/label"))
+        shares = np.load(tmp_path / "out" / "probabilities" / f"{index}.npy")
+        assert mask.shape == sides and shares.shape == (2, *sides) and np.allclose(shares.sum(0), 1, atol=1e-5)
+        assert np.array_equal(mask, shares.argmax(0) * 255)
+        assert np.asarray(Image.open(tmp_path / "out" / "overlays" / f"{index}.png")).shape == (*sides, 3)
+        overlap.update(*(torch.from_numpy((each == 255).astype(np.int64))[None] for each in (mask, truth)))
+    last = scores(run)[-1]
+    assert overlap.alone() == {key: last[f"eval/{key}"] for key in overlap.alone()}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_file()) == [
+        f"{i}.png" for i in range(5)
+    ]
+    again = shutil.copytree(run / "model", tmp_path / "alone")
+    exact = ["--run.micro-batch", 2, *(["--run.exact", "true"] if name == "sizes" else [])]
+    found = as_it_is(again, trained / "data", "--data.eval-sets", f"hard={trained / 'data'}", *exact)["scores"]
+    for score in ("dice", "iou", "loss", "samples"):
+        assert found[f"eval/{score}"] == found[f"eval-hard/{score}"] == pytest.approx(last[f"eval/{score}"], rel=1e-6)
+
+
+def test_volumes_have_masks_of_their_own_kind(trained, tmp_path):
+    """A NIfTI file that is turned has the mask of the TIFF file with the same voxels, turned in the same way."""
+    image = grains(3)[0][1][:20, :24, :28]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pages = [Image.fromarray(page) for page in image]
+    pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
+    turned = nibabel.Nifti1Image(np.flip(image, 1).transpose(2, 0, 1), np.array(TURNED, float))
+    nibabel.save(turned, folder / "turned.nii.gz")
+    assert app(["predict", str(trained / "cpu" / "volume"), str(folder), "--to", str(tmp_path / "out")]) == 0
+    first, second = read_mask(tmp_path / "out" / "pages.tif"), nibabel.load(tmp_path / "out" / "turned.nii.gz")
+    assert first.shape == image.shape and 0 < first.mean() < 1
+    assert np.array_equal(second.affine, turned.affine) and second.shape == turned.shape
+    assert np.array_equal(read_mask(tmp_path / "out" / "turned.nii.gz"), first)
+    assert np.array_equal(np.asarray(second.dataobj), np.flip(first, 1).transpose(2, 0, 1))
+
+
+TURNED = [[0, 2.0, 0, 1], [0, 0, -1.5, 7], [1.0, 0, 0, 0], [0, 0, 0, 1]]  # of axes z, x and y backwards
+
+
+def test_coloured_masks_and_large_values(tmp_path):
+    mask, colours = np.array([[0, 2], [5, 0]]), {0: [1, 2, 3], 2: [0, 0, 9], 5: [7, 7, 7]}
+    write_mask(tmp_path / "a.png", mask, Path("a.jpg"), colours)
+    assert np.asarray(Image.open(tmp_path / "a.png")).tolist() == [[[1, 2, 3], [0, 0, 9]], [[7, 7, 7], [1, 2, 3]]]
+    write_mask(tmp_path / "b.png", mask * 100, Path("b.png"))
+    assert np.array_equal(read_mask(tmp_path / "b.png"), mask * 100)
+    with pytest.raises(UserError, match=r"c.png: the value -1 does not fit"):
+        write_mask(tmp_path / "c.png", mask - 1, Path("c.png"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "val"], "has the images themselves"),
+        (["--to", "full"], "full is not empty: .* --overwrite"),
+        (["--keep", "label"], "--keep: a segmentation model takes a folder of images"),
+    ],
+)
+def test_masks_that_are_not_written(trained, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "0.png").write_text("precious")
+    (tmp_path / "val").symlink_to(trained / "data" / "val" / "image")
+    call = ["predict", str(trained / "cpu" / "sizes"), "val", *words]
+    with pytest.raises(UserError, match=said):
+        app(call)
+    assert (tmp_path / "full" / "0.png").read_text() == "precious"
+
+
+def test_a_card_of_an_earlier_version_is_refused(tmp_path):
+    (tmp_path / "network.json").write_text('{"window": [16, 16], "classes": ["a", "b"], "arguments": {}}')
+    with pytest.raises(UserError, match=r"of an earlier version: add the masks' values"):
+        checked_card(str(tmp_path))

@@ -51,7 +51,8 @@ def save(file, array):
 
 
 def loaded(path, **flags):
-    return load(VolumeData(path=str(path), **{"patch": (16,), **flags}))
+    patches, sets, about = load(VolumeData(path=str(path), **{"patch": (16,), **flags}))
+    return patches, sets[""], about
 
 
 def refused(*parts, path, **flags):

@@ -152,8 +152,8 @@ def test_a_split_without_labels_is_left_out(tmp_path, extension, name):
     assert tables.evaluation["sentence"][0] == f'{name} 0 is "so' and labels.eval_values.tolist() == [0, 1, 0, 1, 0]
     assert tables.note == NO_LABEL
     tokenizer = own_tokenizer(tables.train, config.text, 300, 16)
-    rows = [tokenize(table, config.text, tokenizer, 16) for table in (tables.train, tables.evaluation)]
-    assert describe(tables, labels, *rows, 16).splitlines()[-1] == NO_LABEL
+    train, held = (tokenize(table, config.text, tokenizer, 16) for table in (tables.train, tables.evaluation))
+    assert describe(tables, labels, train, {"": held}, 16).splitlines()[-1] == NO_LABEL
     with refused("--data.label label", "split test", "index, sentence"):
         load_labelled(TextData(path=(str(folder),), text=("sentence",), eval_split="test"))
 

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+CARD = "network.json"
+
+
 class Card:
-    """network.json: what is needed to build a network whose class has no `from_pretrained`."""
+    """network.json: what a model's own files do not say of it, such as how to build a network of MONAI's."""
 
     def __init__(self, **fields: Any):
         """Keep the fields of network.json."""
@@ -31,7 +34,7 @@ class Card:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write network.json into a folder."""
-        (folder / "network.json").write_text(json.dumps(self.fields, indent=2) + "\n")
+        (folder / CARD).write_text(json.dumps(self.fields, indent=2) + "\n")
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:

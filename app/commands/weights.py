@@ -1,31 +1,35 @@
 """Which weights a command takes out of a run: of which checkpoint, and themselves or their average."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
 
 from app.config import BestMetric, EMAConfig
 from app.config.score_names import AVERAGE, PLAIN, ScoreName
 from app.errors import UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from app.checkpoints.store import CheckpointStore
 
 
-class Asked(Protocol):
+@dataclass
+class Options:
     """The options that say it."""
 
-    @property
-    def run(self) -> "Path": ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def best(self) -> bool: ...
-    @property
-    def weights(self) -> str: ...
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run's folder."""
+    step: int = 0
+    """Step of the checkpoint; 0: the newest one. `python -m app runs RUN` lists them."""
+    best: bool = False
+    """Take the checkpoint with the best value of the run's --run.best."""
+    weights: Literal["auto", "plain", "ema"] = "auto"
+    """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
+    scored; with --best, those that have the best score."""
 
 
-def one_step(options: Asked, checkpoints: "CheckpointStore") -> int:
+def one_step(options: Options, checkpoints: "CheckpointStore") -> int:
     """Choose the step of a checkpoint: the one that is asked for, the best, or the newest.
 
     Raises:
@@ -37,7 +41,7 @@ def one_step(options: Asked, checkpoints: "CheckpointStore") -> int:
     return _best_step(options, checkpoints) if options.best else options.step or there[-1]
 
 
-def _best_step(options: Asked, checkpoints: "CheckpointStore") -> int:
+def _best_step(options: Options, checkpoints: "CheckpointStore") -> int:
     there = ", ".join(map(str, checkpoints.steps()))
     if options.step:
         raise UserError(f"--best and --step {options.step}: give one of the two")
@@ -55,7 +59,7 @@ def _best_step(options: Asked, checkpoints: "CheckpointStore") -> int:
     return best[0]
 
 
-def averaged(options: Asked, config: dict[str, Any]) -> bool:
+def averaged(options: Options, config: dict[str, Any]) -> bool:
     """Tell whether to take the average of the weights that the run has kept.
 
     Raises:

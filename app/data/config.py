@@ -10,6 +10,8 @@ class TableData:
 
     # What a document is in txt files; only data that are texts to model have a flag for it.
     txt = "file"
+    # Only where there are scores, there is a flag for further sets.
+    eval_sets = tuple[str, ...]()
 
     path: tuple[str, ...] = ("builtin:stdlib",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
@@ -31,7 +33,25 @@ class TableData:
 
 
 @dataclass
-class TextData(TableData):
+class EvalSets:
+    """Further sets to evaluate on."""
+
+    eval_sets: tuple[str, ...] = ()
+    """Further data to evaluate on, each as NAME=PATH: the scores of hard=hard.csv are named eval-hard/accuracy and so
+    on. Of data with several splits, the validation or test split is taken."""
+
+
+@dataclass
+class Classes:
+    """The classes of labels."""
+
+    classes: tuple[str, ...] = ()
+    """Classes, in the order of the model's outputs. Default: those of the training data, in the order of its ClassLabel
+    or sorted."""
+
+
+@dataclass
+class TextData(Classes, EvalSets, TableData):
     """Texts and their labels: where they come from, and which columns hold them."""
 
     text: tuple[str, ...] = ("text",)
@@ -50,7 +70,7 @@ class TextData(TableData):
 
 
 @dataclass
-class CorpusData(TableData):
+class CorpusData(EvalSets, TableData):
     """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)
@@ -97,7 +117,7 @@ class ImageData(TableData):
 
 
 @dataclass
-class ClassData(ImageData):
+class ClassData(Classes, EvalSets, ImageData):
     """Images and their classes."""
 
     label: str = "label"
@@ -146,6 +166,9 @@ class VolumeData:
     """Images to evaluate on: anything that --data.path takes. Default: the folder val, else see --data.holdout."""
     eval_masks: str = ""
     """Masks of the images to evaluate on, as --data.masks."""
+    eval_sets: tuple[str, ...] = ()
+    """Further folders to evaluate on, each as NAME=FOLDER with images and masks in it: the scores of hard=hard/ are
+    named eval-hard/dice and so on."""
     holdout: float = 0.2
     """Fraction of the images that is held out for evaluation if no others are given."""
     dims: Literal[2, 3] = 2
@@ -160,6 +183,9 @@ class VolumeData:
     augment: tuple[Literal["flip", "rotate", "intensity"], ...] = ("flip", "rotate", "intensity")
     """Random changes of patches. flip: mirror along each axis; rotate: turn by 90 degrees in planes whose sides are
     equal; intensity: change brightness and contrast. The flag without a value: no changes."""
+    values: tuple[int, ...] = ()
+    """Values of the masks that are classes; the model's outputs are in their order, the smallest first. Default: all
+    that occur in the masks to train on."""
     names: tuple[str, ...] = ()
     """Names of the classes, in the order of their values in the masks. Default: the values."""
     classes: str = ""

@@ -62,7 +62,9 @@ class Loop:
 class DryRun:
     """Take the place of training in a Run."""
 
-    def __init__(self, loop: Loop | None = None, to_end: bool = False, on_cpu: bool = True):
+    def __init__(
+        self, loop: Loop | None = None, to_end: bool = False, on_cpu: bool = True, evaluates_model: bool = False
+    ):
         """Describe where the recipe is left.
 
         Args:
@@ -70,8 +72,9 @@ class DryRun:
             to_end: whether the recipe goes on after the loop until it would write its finished model; if not, it is
                 left at the loop.
             on_cpu: whether it runs as one process on the CPU; if not, on the device and processes that there are.
+            evaluates_model: whether the model that --model names is evaluated as it is.
         """
-        self.loop, self.to_end, self.on_cpu = loop, to_end, on_cpu
+        self.loop, self.to_end, self.on_cpu, self.evaluates_model = loop, to_end, on_cpu, evaluates_model
 
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Take the place of run.batches."""
@@ -88,6 +91,11 @@ class DryRun:
 def current() -> DryRun | None:
     """Return the dry run that is active; None if the recipe trains. A Run asks once, when it is made."""
     return _current
+
+
+def evaluates_model() -> bool:
+    """Tell whether the model that --model names is evaluated as it is: it lacks no weights, and needs no other data."""
+    return _current is not None and _current.evaluates_model
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 
@@ -49,8 +49,36 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
     switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
     followed = zip(words, [*words[1:], ""], strict=False)
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
-    found = _read(options_class, words, about, prog=name, return_unknown_args=rest)
-    return found if rest else (found, [])
+    own, others = _divided(options_class, words) if rest else (words, [])
+    _name_positionals(options_class)
+    return _read(options_class, own, about, prog=name), others
+
+
+def _divided(options_class: type["DataclassInstance"], words: list[str]) -> tuple[list[str], list[str]]:
+    """Divide words into a command's own and the flags of a recipe with their values.
+
+    tyro's own way (return_unknown_args, tyro 1.0.17) takes a positional argument that is left out for `[]`.
+    """
+    known = {"--help", *(as_flag(field.name) for field in dataclasses.fields(options_class))}
+    divided: tuple[list[str], list[str]] = ([], [])
+    foreign = False
+    for word in words:
+        if word.startswith("--"):
+            foreign = word.partition("=")[0].replace("_", "-") not in known
+        divided[foreign].append(word)
+    return divided
+
+
+def _name_positionals(options_class: type["DataclassInstance"]) -> None:
+    """Have tyro show each positional argument by its name, as RUN or DATA, and not by its type."""
+    import tyro
+
+    for kind in options_class.__mro__:
+        for field_name, hint in vars(kind).get("__annotations__", {}).items():
+            marks = getattr(hint, "__metadata__", ())
+            if tyro.conf.Positional in marks and not any(hasattr(mark, "metavar") for mark in marks):
+                shown = f"[{field_name.upper()}]" if field_name in vars(kind) else field_name.upper()
+                kind.__annotations__[field_name] = Annotated[hint, tyro.conf.arg(metavar=shown)]
 
 
 # tyro does not know the flag.

@@ -58,6 +58,7 @@ _ELSEWHERE = {
     **dict.fromkeys(["bf16", "fp16", "mixed-precision", "precision", "fsdp", "deepspeed", "strategy"], _OF_PROFILE),
     **dict.fromkeys(["devices", "device", "num-processes", "no-cuda", "use-cpu", "gpus", "accelerator"], _OF_PROFILE),
     **dict.fromkeys(["gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum"], _OF_BATCHES),
+    **dict.fromkeys(["model", "model-name-or-path"], "this recipe has no such flag: it takes no pretrained model"),
     **dict.fromkeys(["push-to-hub", "hub-model-id", "push-to-hub-model-id"], _OF_EXPORT),
 }
 """What is not a flag of a recipe, and where it is."""
@@ -82,7 +83,8 @@ def check(config_class: type, words: list[str]) -> None:
 def _meant(known: list[str], bare: str) -> str:
     """Name the flags that another trainer's name, without dashes in front, stands for; empty if there are none."""
     meant = [flag for flag, others in NAMES.items() if flag in known and bare in others.split()]
-    meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare]
+    # --run.model chooses among a run's own weights: nobody who types --model means it.
+    meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare and flag != "--run.model"]
     return f"there is no such flag; did you mean {' or '.join(meant)}?" if meant else ""
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +11,7 @@ from app.data.images.processor import ImageProcessor
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
+from app.launching import dry_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -64,11 +65,22 @@ def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel"
     Args:
         kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
         settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
+
+    Raises:
+        UserError: it cannot be loaded; or it is evaluated as it is, and would need new weights.
     """
     import torch
 
     with loading(name, "weights"):
-        return kind.from_pretrained(name, **{"dtype": torch.float32, **settings})
+        asked = {"dtype": torch.float32, **settings}
+        model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
+    new = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    if new and dry_run.evaluates_model():
+        raise UserError(
+            f"{name} has no weights that fit {new[0]}{f' and {len(new) - 1} others' if new[1:] else ''} of a "
+            f"{type(model).__name__}, and new ones would say nothing: train it for this task first, with --model {name}"
+        )
+    return model
 
 
 def load_processor(name: str, size: int = 0) -> ImageProcessor:
@@ -138,34 +150,6 @@ def check_installed(package: str, why: str = "") -> None:
     """Raise a UserError if a package is not installed; `why` begins its message."""
     if not is_installed(package):
         raise UserError(f"{why}{not_installed(package)}")
-
-
-def image_channels(name: str) -> int:
-    """Return how many channels the images have that the model named by --model takes."""
-    from transformers import AutoConfig
-
-    with loading(name):
-        return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
-
-
-def check_patches(model: "PreTrainedModel", name: str, channels: int, sides: Sequence[int]) -> None:
-    """Raise a UserError if the segmentation model that --model names does not take patches of this shape."""
-    import torch
-
-    flags = f"--model {name} with --data.patch {' '.join(map(str, sides))}"
-    check_images(model, flags, {"pixel_values": torch.zeros(1, channels, *sides)})
-
-
-def load_segmenter(name: str, labels: Sequence[str]) -> "PreTrainedModel":
-    """Load the semantic segmentation model that --model names, with a head for these classes."""
-    from transformers import AutoModelForSemanticSegmentation
-
-    head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
-    # Some have a second head, whose loss only they compute. DDP waits for a gradient of each parameter that wants one.
-    if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
-        auxiliary.requires_grad_(False)
-    return model
 
 
 def check_positions(model: "PreTrainedModel", name: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from app.training.torchmetrics_adapter import adapted, is_torchmetric
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+T = TypeVar("T")
+
 
 def as_numbers(values: dict[str, Any]) -> dict[str, float]:
     """Convert scores to plain numbers, for example from tensors with one element."""
@@ -29,8 +31,8 @@ def as_numbers(values: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def renamed(scores: dict[str, float], kind: str, set_name: str) -> dict[str, float]:
-    """Name the scores of a further evaluation: eval/loss becomes eval-hard/loss, ema/loss or ema-hard/loss.
+def renamed(scores: dict[str, T], kind: str, set_name: str) -> dict[str, T]:
+    """Name the scores, or the pictures, of a further evaluation: eval/loss becomes eval-hard/loss or ema-hard/loss.
 
     Args:
         kind: of the weights; see ScoreName.

@@ -1,12 +1,15 @@
-"""Evaluate a run's model on any data, without training: scores, a report by class, the confusion matrix, calibration.
+"""Evaluate a run or a finished model on any data, without training: scores, a report by class, confusions, calibration.
 
     python -m app evaluate runs/cls
     python -m app evaluate runs/cls new.jsonl --best
     python -m app evaluate runs/cls --split test --profile ddp_cpu:3 --json scores.json
+    python -m app evaluate models/sentiment reviews.csv --data.text title --data.label stars
 
-The recipe kept in the run folder builds the model and scores it, as in training, on any layout; every sample counts
-once. Its training data must still be where the run found them, because classes follow from them. The run folder is only
-read. Flags that are not named below go to the recipe, such as --data.text.
+A recipe builds the model and scores it, as in training, on any layout; every sample counts once. Of a run, it is the
+recipe kept in its folder, and the training data must still be where the run found them, because classes follow from
+them. A finished model (a run's model/, an export, any folder that save_pretrained wrote, or a Hub id) is scored as it
+is, by the recipe that trained it or one for its task; its own classes count, and no other data than those to evaluate
+on are needed. Nothing is written there. Flags that are not named below go to the recipe, such as --data.text.
 """
 
 import json
@@ -15,37 +18,34 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from app.config import EMAConfig
-from app.errors import UserError
+from app.commands import weights
 
 if TYPE_CHECKING:
-    from app.rundir.history import History
+    from app.commands.evaluate.subject import Subject
 
 WORKER = Path(__file__).with_name("worker.py")
 MOST = 12  # pairs of classes that are named
 
 
 @dataclass
-class Options:
+class Options(weights.Options):
     """What to evaluate, on which data, and on which processes."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
+    """The folder of a run or of a model, or a model's Hub id."""
     data: Annotated[str, tyro.conf.Positional] = ""
     """Data to evaluate on: anything that --data.eval-path takes. Default: those of the run."""
     split: str = ""
     """Split to evaluate on, as --data.eval-split."""
-    step: int = 0
-    """Step of the checkpoint; 0: the newest one."""
-    best: bool = False
-    """Evaluate the checkpoint with the best value of the run's --run.best."""
-    weights: Literal["auto", "plain", "ema"] = "auto"
-    """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
-    scored; with --best, those that have the best score."""
+    set: str = ""
+    """Evaluate on this one of the run's --data.eval-sets. Default: on all sets of the run, if no data are given."""
+    recipe: str = ""
+    """Recipe that scores a finished model. Default: the one that trained it, else recipes/cls.py, lm.py or img.py, by
+    its task."""
     profile: str = "cpu"
     """Profile to compute under; FILE:3 starts 3 processes, whatever the file says."""
     json: str = ""
@@ -59,66 +59,47 @@ def main(options: Options, flags: list[str]) -> int:
         flags: of the recipe.
 
     Raises:
-        UserError: there is no such run or checkpoint, or no recipe.
+        UserError: there is no such run, model or checkpoint, or no recipe for it.
     """
-    from app.checkpoints.store import CheckpointStore
-    from app.commands import weights
+    from app.commands.evaluate import models, subject
     from app.commands.output import write_json
     from app.launching import profiles
     from app.rundir import history
 
-    if options.run.name == "model" and (options.run.parent / "run.json").exists():
-        raise UserError(f"{options.run} is the finished model of a run: evaluate the run, {options.run.parent}")
-    run = history.read(options.run)
-    profile = profiles.read(options.profile)
-    checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
-    step = weights.one_step(options, checkpoints)
-    state, _ = checkpoints.at(step)
+    profiles.read(options.profile)  # for its error, before anything else
+    if models.is_model(options.run):
+        found = models.of_model(options, flags)
+    else:
+        found = subject.of_run(options, history.read(options.run))
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
-        about = {"state": str(state), "averaged": weights.averaged(options, run.config), "result": str(result)}
-        job.write_text(json.dumps(about))
-        status = _launch(profile, run, job, [*_data_flags(options), *flags])
+        job.write_text(json.dumps({"state": found.state, "averaged": found.averaged, "result": str(result)}))
+        status = _launch(options.profile, found, job, flags)
         if status or not result.exists():
             return status or 1
-        found = json.loads(result.read_text())
-    _show(found, f"step {step} of {run.folder}")
-    write_json(options.json, {"run": str(run.folder), "step": step, **found})
+        numbers = json.loads(result.read_text())
+    _show(numbers, found.name)
+    write_json(options.json, {**found.about, **numbers})
     if options.json:
         print(f"\nall numbers: {options.json}")
     return 0
 
 
-def _data_flags(options: Options) -> list[str]:
-    return [
-        *(["--data.eval-path", options.data] if options.data else []),
-        *(["--data.eval-split", options.split] if options.split else []),
-    ]
-
-
-def _launch(profile: Any, run: "History", job: Path, flags: list[str]) -> int:
+def _launch(profile: str, found: "Subject", job: Path, flags: list[str]) -> int:
     """Run the recipe on the profile's processes, with its loop entered once to evaluate; return the exit status."""
-    from app.launching.launcher import environment, launcher_words
-
-    recipe = run.folder / "recipe.py"
-    if not recipe.is_file():
-        raise UserError(
-            f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe: put it into a file"
-        )
-    config = ["--config", str(run.folder / "config.yaml"), "--run.trackers"]
-    if "ema" in run.config:  # one or the other is loaded as the weights
-        config += [word for name, value in vars(EMAConfig()).items() for word in (f"--ema.{name}", str(value).lower())]
-    imports = str(run.info.get("recipe_folder", ""))
-    words = launcher_words(profile.file, profile.processes, WORKER, str(job), str(recipe), imports, *config, *flags)
+    own = [str(job), str(found.recipe), found.imports, *found.flags, *flags]
     sys.stdout.flush()
-    return subprocess.run(words, env=environment()).returncode
+    return subprocess.run([sys.executable, "-m", "app", "launch", profile, str(WORKER), *own]).returncode
 
 
 def _show(found: dict[str, Any], what: str) -> None:
     """Print scores, and for classes a report of each, the commonest confusions, and how far probabilities are right."""
     from app.commands.output import table
 
-    print(f"\n{what}: " + ", ".join(f"{name} {_short(value)}" for name, value in found["scores"].items()))
+    print(f"\n{what}:")
+    for head in dict.fromkeys(name.partition("/")[0] for name in found["scores"]):  # a line for each set
+        own = {name: value for name, value in found["scores"].items() if name.startswith(f"{head}/")}
+        print("  " + ", ".join(f"{name} {_short(value)}" for name, value in own.items()))
     classes = found.get("classes")
     if not classes:
         return

@@ -16,10 +16,10 @@ class Evaluation(DryRun):
         """Describe what is evaluated.
 
         Args:
-            state: the folder of a checkpoint's state.
+            state: the folder of a checkpoint's state; empty: the model that --model names is evaluated as it is.
             averaged: evaluate the average of the weights.
         """
-        super().__init__(to_end=True, on_cpu=False)
+        super().__init__(to_end=True, on_cpu=False, evaluates_model=not state)
         self.state, self.averaged = state, averaged
         self.metrics: list[Any] = []
         """The recipe's own metrics of its main evaluation set."""
@@ -31,7 +31,8 @@ class Evaluation(DryRun):
         """Take the place of run.batches."""
         from app.checkpoints import sharded
 
-        sharded.load_weights(run.accelerator, self.state, self.averaged)
+        if self.state:
+            sharded.load_weights(run.accelerator, self.state, self.averaged)
         run.scores_of = self._watching(run.scores_of)
         yield from run.only_evaluation()
         self.scores = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}

@@ -15,9 +15,7 @@ repeats the run.
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING
 
 from app.checkpoints import sharded
 from app.commands import weights
@@ -30,21 +28,12 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Options:
+class Options(weights.Options):
     """What to export, and where to write it."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """The run's folder."""
-    step: int = 0
-    """Step of the checkpoint to export; 0: the newest one. `python -m app runs RUN` lists them."""
-    best: bool = False
-    """Export the checkpoint with the best value of the run's --run.best."""
     average: str = ""
     """Export the mean of the weights of several checkpoints: of the newest N, as in --average 3, or of all from one
     step to another, as in --average 100:300. --run.keep decides how many a run keeps."""
-    weights: Literal["auto", "plain", "ema"] = "auto"
-    """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
-    scored; with --best, those that have the best score."""
     to: str = ""
     """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
     shard: str = "5GB"

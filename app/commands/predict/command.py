@@ -1,11 +1,15 @@
-"""Predict the classes of texts or images with a finished model: a table with a probability for each class.
+"""Predict with a finished model: a table with probabilities for texts or images, or masks of images and volumes.
 
     python -m app predict runs/cls new.jsonl --to predictions.parquet
     python -m app predict runs/img photos/ --to predictions.jsonl
     python -m app predict models/sentiment reviews.csv --text title body
+    python -m app predict runs/seg micrographs/ --to masks/ --overlay
 
 Takes a run's finished model, or any folder or Hub id that transformers' pipelines read. The data need no labels. The
 table has a line for each row, in the order of the data, and is written while it grows, so it may be of any length.
+
+A model that recipes/seg.py has trained writes a mask for each image of a folder, one at a time: PNG, TIFF of several
+pages or NIfTI, as the image is, with the name of the image and the values, or colours, of the masks in training.
 """
 
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 TASKS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
+MASKS = "segmentation"
 OWN = ("row", "prediction", "probability")
 LIKELY = 0.5  # from this probability on, a label of several is predicted
 
@@ -33,8 +38,8 @@ class Options:
     """A run's folder, the folder of a model, or its Hub id."""
     data: Annotated[str, tyro.conf.Positional]
     """Data to predict: a file, a folder, or the id of a data set on the Hub, as --data.path of a recipe."""
-    to: str = "predictions.parquet"
-    """File to write: .parquet or .jsonl."""
+    to: str = ""
+    """File to write, .parquet or .jsonl; default: predictions.parquet. Of masks, a folder; default: masks."""
     split: str = "train"
     """Split to predict, or a slice of one, of data that have several."""
     text: tuple[str, ...] = ()
@@ -44,7 +49,13 @@ class Options:
     keep: tuple[str, ...] = ()
     """Columns of the data to copy into the table."""
     batch: int = 32
-    """Rows in one forward pass."""
+    """Rows, or windows of an image, in one forward pass."""
+    probabilities: bool = False
+    """Masks: also write the probabilities of the classes, to probabilities/NAME.npy, float32 [classes, *sides]."""
+    overlay: bool = False
+    """Masks: also draw each mask over its image, to overlays/NAME.png; of a volume, its middle slice."""
+    overwrite: bool = False
+    """Masks: write into a folder that is not empty, and replace files of the same names."""
 
 
 def main(options: Options) -> int:
@@ -53,13 +64,18 @@ def main(options: Options) -> int:
     Raises:
         UserError: there is no such model or data, or the model is for another task.
     """
-    from app.commands.predict import tables
+    from app.commands.predict import masks, tables
 
     model, data = _find(options.model)
-    task = _task(model)
-    tables.check(options.to)
     if options.batch < 1:
         raise UserError(f"--batch {options.batch}: must be 1 or more")
+    task = _task(model)
+    if task == MASKS:
+        return masks.main(options, model)
+    if wrong := [name for name in ("probabilities", "overlay", "overwrite") if getattr(options, name)]:
+        raise UserError(f"--{wrong[0]} is for masks, and {options.model} is for {task}: leave it out")
+    file = options.to or "predictions.parquet"
+    tables.check(file)
     rows = _open(options.data, options.split, list(options.keep))
     columns = list(options.text or data.get("text") or ["text"])
     inputs = (
@@ -70,10 +86,13 @@ def main(options: Options) -> int:
     kept = rows.select_columns(list(options.keep)) if options.keep else None
     count = 0
     kinds = kept.features.arrow_schema if kept else None
-    with tables.Writer(Path(options.to), kinds) as writer:
+    right = _Right(rows, data.get("label") or "label", options.keep)
+    with tables.Writer(Path(file), kinds) as writer:
         for count, found in enumerate(_predict(task, model, inputs, options.batch), 1):
-            writer.add({"row": count - 1, **(kept[count - 1] if kept else {}), **found})
-    print(f"{options.to}: {count:,} rows")
+            own = kept[count - 1] if kept else {}
+            writer.add({"row": count - 1, **own, **found})
+            right.count(own, found)
+    print(f"{file}: {count:,} rows{right}")
     return 0
 
 
@@ -101,20 +120,50 @@ def _task(model: str) -> str:
     """
     from transformers import AutoConfig
 
+    if Path(model, "network.json").is_file():
+        return MASKS
     try:
         kinds = AutoConfig.from_pretrained(model).architectures or []
     except (OSError, ValueError) as error:
-        if Path(model, "network.json").exists():
-            kinds = ["MONAI's networks"]
-        else:
-            raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
     for kind in kinds:
         for end, task in TASKS.items():
             if kind.endswith(end):
                 return task
     raise UserError(
-        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts or images"
+        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts or images, "
+        "and what recipes/seg.py has trained"
     )
+
+
+class _Right:
+    """Count how often the prediction is what a kept column of true labels says."""
+
+    def __init__(self, rows: "Dataset", columns: Any, keep: tuple[str, ...]):
+        """Find the column: the one that was trained on, or `label`."""
+        own = [columns] if isinstance(columns, str) else list(columns)
+        self.column = own[0] if len(own) == 1 and own[0] in keep else ""
+        self.names = getattr(rows.features[self.column], "names", None) if self.column else None
+        self.right = self.rows = self.known = 0
+
+    def count(self, row: dict[str, Any], found: dict[str, Any]) -> None:
+        """Count a row of the table."""
+        if not self.column or "probability" not in found:
+            return
+        label, classes = row[self.column], [name[2:] for name in found if name.startswith("p/")]
+        label = self.names[label] if self.names and isinstance(label, int) and label >= 0 else label
+        if isinstance(label, int) and str(label) not in classes and 0 <= label < len(classes):
+            label = classes[label]  # the number of a class
+        self.rows += 1
+        self.known += str(label) in classes
+        self.right += str(label) == found["prediction"]
+
+    def __str__(self) -> str:
+        """Say the accuracy; nothing where there is no such column."""
+        if not self.rows:
+            return ""
+        unknown = f"; {self.rows - self.known:,} have a {self.column} that is no class of the model"
+        return f", accuracy {self.right / self.rows:.4f} (by {self.column}{unknown if self.known < self.rows else ''})"
 
 
 def _open(data: str, split: str, keep: list[str]) -> "Dataset":

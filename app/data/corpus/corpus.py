@@ -60,17 +60,18 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
     return found
 
 
-def describe(tables: Tables, train: Blocks, evaluation: Blocks, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Describe the data in one line."""
+def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
     others = "held out" if tables.held_out else "to evaluate on"
     parts = [
-        f"{_amount(train)} to train on, {_amount(evaluation)} {others}",
+        (f"{_amount(train)} to train on, " if tables.has_training_rows else "") + f"{_amount(eval_sets[''])} {others}",
         f"{train.documents.bytes / train.tokens:.2f} bytes a token, vocabulary {len(tokenizer):,}",
         f"blocks of {train.size}, " + ("documents apart" if train.apart else "one stream"),
     ]
     if not train.documents.all_supervised:
         parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
-    return "\n".join(["; ".join(parts), *filter(None, [tables.note])])
+    more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
+    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 
 
 def _amount(found: Blocks) -> str:

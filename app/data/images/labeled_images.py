@@ -37,21 +37,22 @@ class _Wanted(NamedTuple):
     """The flags that app.data.tables.labels needs."""
 
     label: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     problem: str = SINGLE
 
 
 def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
     """Load the tables to train and to evaluate on, and the classes of their rows."""
-    wanted = _Wanted((config.label,))
+    wanted = _Wanted((config.label,), config.classes)
 
     def needed(table: "Dataset", out: np.ndarray) -> np.ndarray:
         _check_label(table, config.label)
         return only_of_their_class(table, out, wanted)
 
     tables = load_tables(config, needed, columns=(config.image, config.label))
-    for table in (tables.train, tables.evaluation):
+    for table in (tables.train, *tables.sets.values()):
         _check_label(table, config.label)
-    return tables, read_labels(tables.train, tables.evaluation, wanted)
+    return tables, read_labels(tables.train, tables.evaluation, wanted, tables.others)
 
 
 def _check_label(table: "Dataset", name: str) -> None:
@@ -63,12 +64,15 @@ def _check_label(table: "Dataset", name: str) -> None:
         raise UserError(f"--data.label {name} of {name_of(table)} holds {kind}: classes are integers or strings")
 
 
-def describe(tables: Tables, labels: Labels, rows: "Images", eval_rows: "Images") -> str:
-    """Describe the data: a line of numbers, a line of classes, and what there is to know of splits."""
+def describe(tables: Tables, labels: Labels, rows: "Images", eval_sets: "dict[str, Images]") -> str:
+    """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
     height, width = rows.shape[2:]
-    count = f"{len(rows):,} training images of {height} x {width}, {len(eval_rows):,} {others}"
-    return "\n".join([count, labels.summary(), *filter(None, [tables.note])])
+    size = f"of {height} x {width}"
+    trained = f"{len(rows):,} training images {size}, " if tables.has_training_rows else ""
+    count = f"{trained}{len(eval_sets['']):,} {others}{'' if trained else ' ' + size}"
+    more = tables.describe_others({name: f"{len(images):,} images" for name, images in eval_sets.items()})
+    return "\n".join([count, labels.summary(), *more, *filter(None, [tables.note])])
 
 
 def own_processor(column: ImageColumn, size: int) -> ImageProcessor:

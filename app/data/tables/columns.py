@@ -158,3 +158,10 @@ def is_number(kind: "pa.DataType") -> bool:
     import pyarrow.types as types
 
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def is_float(kind: "pa.DataType") -> bool:
+    """Tell whether an Arrow type is one of floats."""
+    import pyarrow.types as types
+
+    return types.is_floating(kind)

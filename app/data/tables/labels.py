@@ -1,24 +1,32 @@
 """Labels of a table, as the numbers that a loss takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from app.data.tables.columns import LabelColumn, check_columns, is_list, is_number, is_text, name_of, row_name
+from app.data.tables.classes import classes_of, codes_of, given_classes, some
+from app.data.tables.columns import (
+    LabelColumn,
+    check_columns,
+    is_float,
+    is_list,
+    is_number,
+    is_text,
+    name_of,
+    row_name,
+)
 from app.errors import UserError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from datasets import Dataset
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 # Whole-number floats count as classes if there are at most this many distinct values.
 FEW = 20
-# Names in a summary.
-SHOWN = 8
+NOTHING = np.zeros(0)
 
 
 class LabelFlags(Protocol):
@@ -26,6 +34,9 @@ class LabelFlags(Protocol):
 
     @property
     def label(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
 
     @property
     def problem(self) -> str: ...
@@ -45,59 +56,92 @@ class Labels:
     eval_values: np.ndarray
     whole_floats: bool = False
     """The classes are whole numbers that are stored as floats."""
+    other_values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Those of further evaluation tables, by name."""
+    numbered: bool = False
+    """The data have the numbers of the given classes, counted from 0."""
+
+    @property
+    def sets(self) -> dict[str, np.ndarray]:
+        """Return the values of all evaluation tables; the first one has no name."""
+        return {"": self.eval_values, **self.other_values}
 
     def summary(self) -> str:
         """Say in a few words what is predicted."""
         if self.problem == REGRESSION:
             columns = self.train_values.reshape(len(self.train_values), -1).T
             ranges = [f"{n} from {v.min():g} to {v.max():g}" for n, v in zip(self.names, columns, strict=True)]
-            return f"regression: {_some(ranges)}"
+            return f"regression: {some(ranges)}"
         kind = "labels, any number in a row" if self.problem == MULTI else "classes"
         if self.whole_floats:
             kind += ", whole numbers (--data.problem regression predicts amounts)"
-        return f"{len(self.names):,} {kind}: {_some(self.names)}"
+        kind += " (in the data, their numbers from 0)" if self.numbered else ""
+        return f"{len(self.names):,} {kind}: {some(self.names)}"
 
 
-def read_labels(train: "Dataset", evaluation: "Dataset", config: LabelFlags) -> Labels:
+def read_labels(
+    train: "Dataset", evaluation: "Dataset", config: LabelFlags, others: "dict[str, Dataset] | None" = None
+) -> Labels:
     """Read the label columns of the tables to train and to evaluate on.
 
-    The classes are those of the training table: in the order of its ClassLabel if it has one, else sorted.
+    The classes are those of the flag, else of the training table: in the order of its ClassLabel if it has one, else
+    sorted.
+
+    Args:
+        others: further tables to evaluate on, by name.
 
     Raises:
-        UserError: a label is missing, is of no type for labels, or occurs in the evaluation table alone.
+        UserError: a label is missing, is of no type for labels, or is none of the classes.
     """
-    columns, tables = tuple(config.label), (train, evaluation)
+    columns, tables = tuple(config.label), (train, evaluation, *(others or {}).values())
     for table in tables:
         check_columns(table, columns, "label")
     problem = problem_of(tables, columns, config.problem)
-    if problem == REGRESSION or len(columns) > 1:
-        read = _floats if problem == REGRESSION else _flags
-        values = [np.stack([read(LabelColumn(table, name)) for name in columns], axis=1) for table in tables]
-        if problem == REGRESSION and len(columns) == 1:
-            values = [column[:, 0] for column in values]
-        return Labels(problem, list(columns), values[0], values[1])
+    found = _numbers if problem == REGRESSION or len(columns) > 1 else _of_classes
+    labels, values = found(tables, columns, problem, config.classes)
+    labels.train_values, labels.eval_values, *rest = values
+    labels.other_values = dict(zip(others or {}, rest, strict=True))
+    return labels
 
+
+def _numbers(
+    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, given: tuple[str, ...]
+) -> tuple[Labels, list[np.ndarray]]:
+    """Read columns of amounts, or several columns of 0 and 1."""
+    if problem == MULTI and given:
+        if sorted(given) != sorted(columns):
+            raise UserError(f"--data.label {' '.join(columns)}: the classes are {some(given)}; name these columns")
+        columns = given
+    read = _floats if problem == REGRESSION else _flags
+    values = [np.stack([read(LabelColumn(table, name)) for name in columns], axis=1) for table in tables]
+    if problem == REGRESSION and len(columns) == 1:
+        values = [column[:, 0] for column in values]
+    return Labels(problem, list(columns), NOTHING, NOTHING), values
+
+
+def _of_classes(
+    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, given: tuple[str, ...]
+) -> tuple[Labels, list[np.ndarray]]:
+    """Read a column of classes, or of lists of them."""
     lists = [LabelColumn(table, columns[0]) for table in tables]
     if problem == MULTI and (width := _vector_width(lists[0])):
-        vectors = [_vectors(column, width) for column in lists]
-        return Labels(problem, [str(i) for i in range(width)], vectors[0], vectors[1])
-    whole = _is_float(lists[0].items.type)
-    classes = _classes(lists[0])
-    names = [str(name) for name in classes.to_pylist()]
-    codes = [_codes(column, classes) for column in lists]
+        if given and len(given) != width:
+            raise UserError(f"--data.label {columns[0]} has {width} values a row, for {len(given)} classes")
+        names = list(given) or [str(i) for i in range(width)]
+        return Labels(problem, names, NOTHING, NOTHING), [_vectors(column, width) for column in lists]
+    whole = is_float(lists[0].items.type)
+    classes = given_classes(lists, given) if given else classes_of(lists[0])
+    names = list(given) or [str(name) for name in classes.to_pylist()]
+    codes = [codes_of(column, classes, given) for column in lists]
+    labels = Labels(problem, names, NOTHING, NOTHING, whole and not given)
+    labels.numbered = bool(given) and list(given) != [str(name) for name in classes.to_pylist()]
     if problem == MULTI:
-        rows = [column.spread(items, len(names)) for column, items in zip(lists, codes, strict=True)]
-        return Labels(problem, names, rows[0], rows[1])
-    if len(np.unique(codes[0])) < 2:
+        return labels, [column.spread(items, len(names)) for column, items in zip(lists, codes, strict=True)]
+    if not given and len(np.unique(codes[0])) < 2:
         raise UserError(
             f"--data.label {columns[0]}: all training rows have the label {names[codes[0][0]]}; a classifier needs two"
         )
-    return Labels(problem, names, codes[0], codes[1], whole)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = [name if len(name) <= 30 else f"{name[:27]}..." for name in names[:SHOWN]]
-    return ", ".join(shown) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+    return labels, codes
 
 
 def only_of_their_class(table: "Dataset", out: np.ndarray, config: LabelFlags) -> np.ndarray:
@@ -128,7 +172,7 @@ def problem_of(tables: "Sequence[Dataset]", columns: Sequence[str], wanted: str)
     elif is_text(kind) or hasattr(train.features[columns[0]], "names"):
         possible = (SINGLE,)
     elif is_number(kind):
-        amounts = _is_float(kind) and not all(_few_whole(table, columns[0]) for table in tables)
+        amounts = is_float(kind) and not all(_few_whole(table, columns[0]) for table in tables)
         possible = (REGRESSION, SINGLE) if amounts else (SINGLE, REGRESSION)
     else:
         raise UserError(
@@ -154,49 +198,6 @@ def _few_whole(table: "Dataset", name: str) -> bool:
     return len(values) <= FEW and bool((np.isfinite(values) & (np.floor(values) == values)).all())
 
 
-def _classes(train: LabelColumn) -> "pa.Array":
-    """Return the classes as an Arrow array, in the order of the model's outputs."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if train.names:
-        return pa.array(train.names, pa.string())
-    if _is_float(train.items.type):
-        uneven = np.asarray(train.items) % 1 != 0
-        if uneven.any():
-            row, value = train.first(uneven)
-            raise UserError(
-                f"--data.label {train.name}: {row} has {value}, which is no class; use --data.problem regression"
-            )
-        train.items = train.items.cast(pa.int64())
-    distinct = sorted(pc.unique(train.items).to_pylist())
-    if not distinct:
-        raise UserError(f"--data.label {train.name}: no training row has a label")
-    return pa.array(distinct, train.items.type)
-
-
-def _codes(column: LabelColumn, classes: "pa.Array") -> np.ndarray:
-    """Return the position of each item among the classes, as int64."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    try:
-        items = column.items.cast(classes.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise UserError(
-            f"--data.label {column.name} is {classes.type} in the training data, {column.items.type} in the evaluation "
-            "data: give both the same labels"
-        ) from None
-    codes = pc.index_in(items, value_set=classes)
-    if codes.null_count:
-        row, value = column.first(np.asarray(codes.is_null()))
-        raise UserError(
-            f"--data.label {column.name}: {row} has the label {value!r}, which no training row has; leave such "
-            "rows out, or add training rows with it"
-        )
-    return np.asarray(codes).astype(np.int64)
-
-
 def _vector_width(column: LabelColumn) -> int:
     """Return the length of the rows' vectors of 0 and 1, or 0 if their lists name classes instead.
 
@@ -207,12 +208,12 @@ def _vector_width(column: LabelColumn) -> int:
     if column.names or not is_number(kind):
         return 0
     vectors = bool(width) and (column.counts == width).all() and np.isin(column.items, (0, 1)).all()
-    if _is_float(kind) and not vectors:
+    if is_float(kind) and not vectors:
         raise UserError(
             f"--data.label {column.name}: lists of {kind} must be vectors of 0 and 1, all of one length; name "
             "classes by integers or strings"
         )
-    return width if vectors and (width > 1 or _is_float(kind)) else 0
+    return width if vectors and (width > 1 or is_float(kind)) else 0
 
 
 def _vectors(column: LabelColumn, width: int) -> np.ndarray:
@@ -242,9 +243,3 @@ def _floats(column: LabelColumn) -> np.ndarray:
         row, value = column.first(~np.isfinite(values))
         raise UserError(f"--data.label {column.name}: {row} has {value}, which no model can predict")
     return values
-
-
-def _is_float(kind: "pa.DataType") -> bool:
-    import pyarrow.types as types
-
-    return types.is_floating(kind)

@@ -8,7 +8,7 @@ the file and the fix.
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +16,14 @@ import numpy as np
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
-from app.data.tables.columns import name_table
+from app.data.tables.columns import name_of, name_table
 from app.data.tables.files import READERS, extension, find_files, is_file_name
 from app.data.tables.read_errors import near
 from app.data.tables.readers import builder_of, read, read_files, read_folder
-from app.data.tables.splits import Rows, hold_out, hold_out_end, overlap, own_eval_splits, rows_of
+from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
+from app.launching import dry_run
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,26 @@ class Tables:
     """The rows to evaluate on were taken out of the training split."""
     note: str = ""
     """What the user should know of the choice of splits, on a line of its own."""
+    others: "dict[str, Dataset]" = field(default_factory=dict)
+    """Further sets to evaluate on, by name."""
+
+    @property
+    def sets(self) -> "dict[str, Dataset]":
+        """Return all sets to evaluate on; the first one has no name."""
+        return {"": self.evaluation, **self.others}
+
+    @property
+    def has_training_rows(self) -> bool:
+        """Tell whether there are rows to train on; a command that evaluates a model needs none."""
+        return self.train is not self.evaluation
+
+    def describe_others(self, amounts: dict[str, str]) -> list[str]:
+        """Describe the further sets, a line each.
+
+        Args:
+            amounts: how much each set has, in words.
+        """
+        return [f"evaluated too, as eval-{n}: {amounts[n]} ({name_of(table)})" for n, table in self.others.items()]
 
 
 @dataclass
@@ -93,42 +114,88 @@ def load_tables(
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
     with using_cache():
-        source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
-        trained = source.rows(config.split, "--data.split")
-        train, note = source[config.split], ""
-        other = _open_other(config) if config.eval_path else source
-        split = config.eval_split
-        if not split:
-            own, note = own_eval_splits(other.tables, [] if config.eval_path else trained, columns)
-            split = own or ("train" if config.eval_path else "")
-        if split:
-            _refuse_trained(config, source, trained, other, split)
-            return Tables(train, other[split], note=note)
-        if source.is_running_text:
-            return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
-        return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True, note=note)
+        if dry_run.evaluates_model() and not config.path and config.eval_path:
+            table, note = _other_set(config, "--data.eval-path", config.eval_path, config.eval_split, columns)
+            source, trained, tables = None, [], Tables(table, table, note=note)
+        else:
+            source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
+            trained = source.rows(config.split, "--data.split")
+            tables = _first_tables(config, source, trained, needed, seed, columns)
+        for name, path in named_sets(config.eval_sets).items():
+            tables.others[name], _ = _other_set(config, "--data.eval-sets", path, "", columns, source, trained)
+        return tables
 
 
-def _open_other(config: TableData) -> Source:
-    """Open the data of --data.eval-path; with --data.name and --data.columns where they apply."""
-    path = os.path.expanduser(config.eval_path)
+def _first_tables(
+    config: TableData,
+    source: Source,
+    trained: list[Rows],
+    needed: Callable[..., np.ndarray] | None,
+    seed: int,
+    columns: Sequence[str],
+) -> Tables:
+    """Return the rows of a source that are trained on, and the main set to evaluate on."""
+    train = source[config.split]
+    if config.eval_path:
+        flag, split = "--data.eval-path", config.eval_split
+        evaluation, note = _other_set(config, flag, config.eval_path, split, columns, source, trained)
+        return Tables(train, evaluation, note=note)
+    split, note = config.eval_split, ""
+    if not split:
+        split, note = own_eval_splits(source.tables, trained, columns)
+    if split:
+        _refuse_trained(config, source, trained, source, split, f"--data.eval-split {split}")
+        return Tables(train, source[split], note=note)
+    if source.is_running_text:
+        return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
+    return Tables(*hold_out(train, config.holdout, seed, needed), held_out=True, note=note)
+
+
+def _other_set(
+    config: TableData,
+    flag: str,
+    path: str,
+    split: str,
+    columns: Sequence[str],
+    source: Source | None = None,
+    trained: Sequence[Rows] = (),
+) -> "tuple[Dataset, str]":
+    """Open a set to evaluate on that a flag names, and say what the user should know of the choice of its split.
+
+    Args:
+        split: to take; empty: the validation or test split if there is one with the columns, else train.
+        source: what is trained on, the rows `trained` of it; None if nothing is.
+    """
+    path = os.path.expanduser(path)
     file = is_file_name(path)
-    columns = config.columns if file and READERS.get(extension(path)) == "csv" else ()
-    name = "" if file or path.startswith("builtin:") else config.name
-    return open_source("--data.eval-path", [path], name, columns, config.txt)
+    names = config.columns if file and READERS.get(extension(path)) == "csv" else ()
+    configuration = "" if file or path.startswith("builtin:") else config.name
+    other, note = open_source(flag, [path], configuration, names, config.txt), ""
+    if not split:
+        own, note = own_eval_splits(other.tables, [], columns)
+        split = own or "train"
+    other.rows(split, "--data.eval-split")  # for its error
+    if source is not None:
+        _refuse_trained(config, source, list(trained), other, split, f"{flag} {path}")
+    return other[split], note
 
 
-def _refuse_trained(config: TableData, source: Source, trained: list[Rows], other: Source, split: str) -> None:
-    """Refuse to evaluate on rows that are trained on."""
+def _refuse_trained(
+    config: TableData, source: Source, trained: list[Rows], other: Source, split: str, asked: str
+) -> None:
+    """Refuse to evaluate on rows that are trained on.
+
+    Args:
+        asked: the flag that asks for it, with its value.
+    """
     scored = other.rows(split, "--data.eval-split")
     same = other.places == source.places
     rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
-        flag = f"--data.eval-path {config.eval_path}" if config.eval_path else f"--data.eval-split {split}"
         raise UserError(
-            f"{flag}: {rows} would be both trained on and evaluated on (--data.split {config.split}, --data.eval-split "
-            f"{split}); give other data, or slices that share no row, such as --data.split train[:90%] and "
-            "--data.eval-split train[90%:], or leave the flag out to have a part held out"
+            f"{asked}: {rows} would be both trained on and evaluated on (--data.split {config.split}, "
+            f"--data.eval-split {split}); give other data, or slices that share no row, such as --data.split "
+            "train[:90%] and --data.eval-split train[90%:], or leave the flag out to have a part held out"
         )
 
 

@@ -47,6 +47,23 @@ def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Row
     return ranges
 
 
+def named_sets(given: Sequence[str]) -> dict[str, str]:
+    """Read --data.eval-sets, words such as hard=hard.csv: return the path of each set by its name.
+
+    Raises:
+        UserError: a word has no name or no path, or two have the same name.
+    """
+    found: dict[str, str] = {}
+    for word in given:
+        name, _, path = word.partition("=")
+        if not re.fullmatch(r"\w[\w.-]*", name) or not path:
+            raise UserError(f"--data.eval-sets {word}: give NAME=PATH, for example hard=hard.csv")
+        if name in found:
+            raise UserError(f"--data.eval-sets names two sets {name}: give each a name of its own")
+        found[name] = path
+    return found
+
+
 def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: Sequence[str]) -> tuple[str, str]:
     """Choose among the data's own splits one to evaluate on, with these columns, of which no row is trained on.
 

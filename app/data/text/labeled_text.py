@@ -54,19 +54,25 @@ def load_labelled(config: TextData) -> tuple[Tables, Labels]:
         )
     columns = (*config.text, *config.label)
     tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
-    return tables, read_labels(tables.train, tables.evaluation, config)
+    return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
 
 
-def describe(tables: Tables, labels: Labels, train_rows: TokenTable, eval_rows: TokenTable, max_length: int) -> str:
-    """Describe the data: a line of numbers, a line of classes, and what there is to know of splits."""
+def describe(
+    tables: Tables, labels: Labels, train_rows: TokenTable, eval_sets: dict[str, TokenTable], max_length: int
+) -> str:
+    """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
+    eval_rows = eval_sets[""]
     others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
-    parts = [f"{len(train_rows):,} training rows, {len(eval_rows):,} {others}"]
+    trained = f"{len(train_rows):,} training rows, " if tables.has_training_rows else ""
+    parts = [f"{trained}{len(eval_rows):,} {others}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
     if train_rows.truncated or eval_rows.truncated:
-        cut = f"{train_rows.truncated:,} training and {eval_rows.truncated:,} evaluation texts"
+        trained = f"{train_rows.truncated:,} training and " if tables.has_training_rows else ""
+        cut = f"{trained}{eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
-    return "\n".join(["; ".join(parts), labels.summary(), *filter(None, [tables.note])])
+    more = tables.describe_others({name: f"{len(rows):,} rows" for name, rows in eval_sets.items()})
+    return "\n".join(["; ".join(parts), labels.summary(), *more, *filter(None, [tables.note])])
 
 
 def tokenize(

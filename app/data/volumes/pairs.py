@@ -120,6 +120,20 @@ def _matched(flag: str, images: Path, masks: Path) -> list[Pair]:
     return [Pair(name, by_name[name], mask_of[name]) for name in sorted(by_name)]
 
 
+def find_pictures(flag: str, path: str) -> list[Path]:
+    """List the images in a folder, in the order of their names; or a single one.
+
+    Raises:
+        UserError: there are none.
+    """
+    root = Path(path).expanduser()
+    if not path or not root.exists():
+        raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
+    if root.is_file():
+        return [root]
+    return sorted(_files(flag, root, (*NIFTI, *PICTURES, *LOSSY)).values())
+
+
 def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
     if folder.is_file():
         raise UserError(f"{flag} {folder} is a file, and its partner is a folder: give two files or two folders")

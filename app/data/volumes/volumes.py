@@ -9,12 +9,13 @@ import numpy as np
 
 from app.data.cache import cache_of, made_once, using_cache
 from app.data.config import VolumeData
-from app.data.tables.splits import drawn
+from app.data.tables.splits import drawn, named_sets
 from app.data.volumes.cases import Case, Cases, Patches
 from app.data.volumes.class_file import Classes, read_classes
 from app.data.volumes.grains import NAMES, grains
 from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
 from app.errors import UserError
+from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when what is stored changes.
@@ -23,8 +24,8 @@ FORMAT = 1
 SHOWN = 12
 
 
-def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
-    """Load the patches to train on and the images to evaluate on, and describe them.
+def load(config: VolumeData, channels: int = 0) -> tuple[Patches, dict[str, Cases], str]:
+    """Load the patches to train on and the sets of images to evaluate on, of which the first has no name.
 
     The description has a line of numbers, a line of classes, and perhaps one of the choice of splits.
 
@@ -33,34 +34,40 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, Cases, str]:
     """
     patch, classes = _patch(config), _listed(config)
     with using_cache():
-        train, evaluation, builtin_names, note = _load_cases(config, None if classes is None else classes.colours)
+        sets, builtin_names, note = _load_cases(config, None if classes is None else classes.colours)
+    train = sets.pop("train")
     there = {value for case in train for value in case.about["values"]}
     counted = (there if classes is None else set(range(len(classes.names)))) - set(config.ignore)
-    values = np.array(sorted(counted), np.int64)
+    values = np.array(sorted(set(config.values) or counted), np.int64)
     if classes is None:
         names, palette = config.names or builtin_names or tuple(map(str, values)), None
     else:
         names = tuple(classes.names[value] for value in values)
         palette = None if classes.colours is None else classes.colours[values]
-    _check(train, evaluation, values, config, channels)
+    _check(train, [case for cases in sets.values() for case in cases], values, config, channels)
     channels = channels or len(train[0].image)
-    sets = [
-        Cases(cases, values, names, channels, patch, config.overlap, config.ignore, palette)
-        for cases in (train, evaluation)
-    ]
+
+    def collected(cases: list[Case]) -> Cases:
+        return Cases(cases, values, names, channels, patch, config.overlap, config.ignore, palette)
+
+    held = len(sets[""])
+    counts = f"{held} images to evaluate on" if train is sets[""] else f"{len(train)} training images, {held} held out"
     about = [
-        f"{len(train)} training images, {len(evaluation)} held out; patches of {' x '.join(map(str, patch))}, "
-        f"{config.patches_per_image} an image",
+        f"{counts}; patches of {' x '.join(map(str, patch))}, {config.patches_per_image} an image",
         _say_classes(values, names) + _say_ignored(config, there, classes),
+        *(f"evaluated too, as eval-{name}: {len(cases)} images" for name, cases in sets.items() if name),
     ]
     about += [note] if note else []
-    return Patches(sets[0], config.patches_per_image, config.augment), sets[1], "\n".join(about)
+    patches = Patches(collected(train), config.patches_per_image, config.augment)
+    return patches, {name: collected(cases) for name, cases in sets.items()}, "\n".join(about)
 
 
 def _listed(config: VolumeData) -> Classes | None:
     """Return the classes that --data.classes lists, if it is given."""
     if config.classes and config.names:
         raise UserError("--data.classes and --data.names both name the classes: give one of them")
+    if config.classes and config.values:
+        raise UserError("--data.classes and --data.values both say what the classes are: give one of them")
     return read_classes(config.classes) if config.classes else None
 
 
@@ -94,8 +101,8 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
     return config.patch if len(config.patch) == config.dims else config.patch * config.dims
 
 
-def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[list[Case], list[Case], tuple[str, ...], str]:
-    """Load the cases to train on and those to evaluate on.
+def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[str, list[Case]], tuple[str, ...], str]:
+    """Load the cases to train on, as `train`, and those to evaluate on, by the names of the sets.
 
     Args:
         colours: of the classes, if they have any.
@@ -105,6 +112,9 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[list[Ca
     """
     found: dict[str, list[Pair]]
     names: tuple[str, ...]
+    if dry_run.evaluates_model() and not config.path and config.eval_path:
+        cases, note = _to_evaluate(config, "--data.eval-path", config.eval_path, config.eval_masks, colours)
+        return {"train": cases, "": cases, **_further_sets(config, colours)}, (), note
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
@@ -115,19 +125,39 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[list[Ca
         if config.eval_path:
             found, note = {"train": found["train"]}, ""
         splits = {split: _of_dims(_decoded(pairs, colours), config.dims) for split, pairs in found.items()}
+    trained = found["train"]
     if config.eval_path:
-        other, note = find_splits("--data.eval-path", config.eval_path, config.eval_masks)
-        scored = other.get("evaluation", other["train"])
-        trained = {pair.image.resolve() for pair in found["train"]}
-        if same := [pair.image for pair in scored if pair.image.resolve() in trained]:
-            raise UserError(
-                f"--data.eval-path {config.eval_path}: {same[0]} is trained on (--data.path {config.path}): give other "
-                "images, or leave out the flag to have some held out"
-            )
-        splits["evaluation"] = _of_dims(_decoded(scored, colours), config.dims)
+        flag, masks = "--data.eval-path", config.eval_masks
+        splits["evaluation"], note = _to_evaluate(config, flag, config.eval_path, masks, colours, trained)
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
-    return splits["train"], splits["evaluation"], names, note
+    sets = {"train": splits["train"], "": splits["evaluation"]}
+    return {**sets, **_further_sets(config, colours, trained)}, names, note
+
+
+def _further_sets(
+    config: VolumeData, colours: np.ndarray | None, trained: Sequence[Pair] = ()
+) -> dict[str, list[Case]]:
+    """Load the cases of --data.eval-sets, by the names of the sets."""
+    paths = named_sets(config.eval_sets)
+    if "train" in paths:
+        raise UserError(f"--data.eval-sets train={paths['train']}: give the set another name")
+    return {n: _to_evaluate(config, "--data.eval-sets", path, "", colours, trained)[0] for n, path in paths.items()}
+
+
+def _to_evaluate(
+    config: VolumeData, flag: str, path: str, masks: str, colours: np.ndarray | None, trained: Sequence[Pair] = ()
+) -> tuple[list[Case], str]:
+    """Load the cases to evaluate on that a flag names, none of which is trained on."""
+    other, note = find_splits(flag, path, masks)
+    scored = other.get("evaluation", other["train"])
+    files = {pair.image.resolve() for pair in trained}
+    if same := [pair.image for pair in scored if pair.image.resolve() in files]:
+        raise UserError(
+            f"{flag} {path}: {same[0]} is trained on (--data.path {config.path}): give other images, or leave out the "
+            "flag to have some held out"
+        )
+    return _of_dims(_decoded(scored, colours), config.dims), note
 
 
 def _held_out(cases: list[Case], config: VolumeData) -> dict[str, list[Case]]:
@@ -206,6 +236,7 @@ def _check(train: list[Case], evaluation: list[Case], values: np.ndarray, config
             )
         if new := sorted(set(case.about["values"]) - {*values.tolist(), *config.ignore}):
             which = f"--data.classes {config.classes} has no line for" if config.classes else "no mask to train on has"
+            which = f"is none of --data.values {' '.join(map(str, values))}" if config.values else which
             raise UserError(
                 f"the mask of {case.name} has the value {new[0]}, which {which}; --data.ignore {new[0]} leaves its "
                 "voxels out everywhere"

@@ -64,7 +64,7 @@ class Attention:
         """
         model = getattr(model, "get_base_model", lambda: model)()
         halves = run.accelerator.mixed_precision in ("bf16", "fp16")
-        if run.dry_run:  # this is a CPU, whatever device the run is for
+        if run.for_other_device:
             kind = planned(model, asked)
         else:
             kind = choose(model, asked, packing, run.accelerator.device.type, halves, run.config.exact)

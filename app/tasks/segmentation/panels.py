@@ -35,6 +35,24 @@ def panel(
     return np.concatenate([parts[0], gap, parts[1], gap, parts[2]], axis=1)
 
 
+def overlay(image: np.ndarray, predicted: np.ndarray, classes: int, palette: np.ndarray | None = None) -> np.ndarray:
+    """Draw the predicted classes over an image, or over the middle slice of a volume.
+
+    Args:
+        image: [channels, *sides].
+        predicted: classes, [*sides].
+        palette: the classes' colours, uint8 [classes, 3]. Default: those of `colours`; the first is left as it is.
+
+    Returns:
+        A picture, uint8 [height, width, 3].
+    """
+    below, labels = _shown(_flat(image)).astype(np.float32), _flat(predicted[None])[0]
+    mixed = (below + (colours(classes) if palette is None else palette)[labels]) / 2
+    if palette is None:
+        mixed = np.where((labels == 0)[..., None], below, mixed)
+    return mixed.astype(np.uint8)
+
+
 def colours(classes: int) -> np.ndarray:
     """Give each class a colour, uint8 [classes, 3]: the first is black and, if there are two, the other white."""
     if classes == 2:

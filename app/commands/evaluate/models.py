@@ -1,0 +1,163 @@
+"""Finished models as they are: which recipe scores them, and with which flags."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from app.commands.evaluate.subject import Subject, data_of, eval_flags, recipe_of, settings
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from app.commands.evaluate.command import Options
+
+# By the end of a model class's name: the recipe for its task.
+RECIPES = {
+    "ForSequenceClassification": "cls",
+    "ForCausalLM": "lm",
+    "LMHeadModel": "lm",
+    "ForImageClassification": "img",
+    "ForSemanticSegmentation": "seg",
+}
+PARTS = ("config.json", "network.json", "adapter_config.json", "model.safetensors")
+LONGEST = 512  # tokens of a text, for a model that does not say how many it takes
+
+
+def is_model(place: Path) -> bool:
+    """Tell whether a place is a folder with a model, or no folder: then it may be a Hub id."""
+    if (place / "run.json").exists():
+        return False
+    return not place.exists() or any((place / name).is_file() for name in PARTS)
+
+
+def of_model(options: "Options", given: list[str]) -> Subject:
+    """Return a finished model as it is, scored by the recipe that has trained it, or by one for its task.
+
+    Args:
+        given: the user's own flags of the recipe.
+
+    Raises:
+        UserError: there is no such model, no recipe scores it, or it lacks data to be scored on.
+    """
+    name = str(options.run)
+    if asked := [flag for flag, on in (("--best", options.best), ("--step", options.step)) if on]:
+        raise UserError(f"{asked[0]} chooses a checkpoint of a run, and {name} is a finished model: leave it out")
+    if options.weights != "auto":
+        raise UserError(
+            f"--weights {options.weights}: {name} is a finished model, with weights of one kind: leave it out"
+        )
+    recipe, imports, file, config = _origin(Path(name), options.recipe)
+    data = data_of(options, config)
+    kind = _kind(name, config)
+    flags = ["--run.trackers"] if file is None else settings(file, config)
+    if not data and file is None:
+        raise UserError(f"{name}: give the data to evaluate it on after it, for example data.csv; they need labels")
+    if data:  # and nothing else is needed
+        flags += ["--data.path="] if kind == "seg" else ["--data.path"]
+        loss = config.get("loss")
+        flags += ["--loss.weights"] if isinstance(loss, dict) and loss.get("weights") else []
+    flags += [*_flags_of(kind, name, config, given), "--model", name, *eval_flags(data, options.split, config)]
+    return Subject({"model": name}, name, recipe or _recipe(kind), flags, imports)
+
+
+def _origin(folder: Path, asked: str) -> tuple[Path | None, str, Path | None, dict[str, Any]]:
+    """Find what trained a model: the recipe, a folder for its imports, the file of its settings, and these.
+
+    Raises:
+        UserError: the recipe cannot evaluate a model.
+    """
+    from app.rundir import history
+
+    recipe, imports, file = Path(asked) if asked else None, "", None
+    if folder.name == "model" and (folder.parent / "run.json").exists():
+        own, imports = recipe_of(history.read(folder.parent))
+        file, recipe = folder.parent / "config.yaml", recipe or own
+    elif (folder / "training_config.yaml").is_file():  # python -m app export wrote it
+        found = list(folder.glob("*.py"))
+        if not recipe and len(found) != 1:
+            raise UserError(f"{folder} has {len(found)} files that may be its recipe: name it with --recipe")
+        file, recipe = folder / "training_config.yaml", recipe or found[0]
+    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    data = config.get("data")
+    if file and not ("model" in config and isinstance(data, dict) and "eval_path" in data):
+        raise UserError(
+            f"{folder} was trained by a recipe without --model or --data.eval-path, which cannot load it: evaluate a "
+            "checkpoint instead, by naming the run's folder"
+        )
+    return recipe, imports, file, config
+
+
+def _kind(name: str, config: dict[str, Any]) -> str:
+    """Return the recipe for a model's task."""
+    if Path(name, "network.json").is_file():
+        return "seg"
+    if Path(name, "adapter_config.json").is_file() and not Path(name, "config.json").is_file():
+        raise UserError(
+            f"{name} holds adapters and no whole model: evaluate the run that has trained them, by naming its folder"
+        )
+    classes = _config(name).architectures or []
+    kinds = [recipe for end, recipe in RECIPES.items() for each in classes if each.endswith(end)]
+    if not kinds:
+        raise UserError(
+            f"{name} is a {', '.join(classes) or 'model without a task'}: evaluate takes classifiers of texts and "
+            "images, language models, and what recipes/seg.py has trained"
+        )
+    if kinds[0] == "seg":
+        raise UserError(
+            f"{name} was not trained by recipes/seg.py, whose images have mean 0 and deviation 1 each; its scores "
+            f"would say little. Train it further: accelerate launch recipes/seg.py --model {name} --data.path ..."
+        )
+    return kinds[0]
+
+
+def _config(name: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        there = "" if Path(name).exists() else "there is no such folder of a run or a model, and as a Hub id it fails: "
+        raise UserError(f"{name}: {there}{str(error).splitlines()[0]}") from None
+
+
+def _recipe(kind: str) -> Path:
+    """Return the file of a recipe, in this folder or next to the package."""
+    places = [Path("recipes"), Path(__file__).parents[3] / "recipes"]
+    found = next((place / f"{kind}.py" for place in places if (place / f"{kind}.py").is_file()), None)
+    if found is None:
+        raise UserError(f"recipes/{kind}.py, which scores such a model, is not here: give the file with --recipe")
+    return found
+
+
+def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) -> list[str]:
+    """Return the flags that a model itself says: the order of its classes, and how it takes its inputs."""
+    asked = {word.partition("=")[0] for word in given}
+    if kind in ("cls", "img"):
+        model = _config(name)
+        amounts = model.problem_type == "regression" or (not model.problem_type and model.num_labels == 1)
+        names = [str(label) for _, label in sorted(model.id2label.items())]
+        flags = [] if amounts or "--data.classes" in asked else ["--data.classes", *names]
+        if kind == "cls" and "--data.problem" not in asked and (amounts or model.problem_type):
+            flags += ["--data.problem", "regression" if amounts else model.problem_type]
+        if kind == "cls" and not config and "--data.max-length" not in asked:
+            from app.tasks.pretrained import longest_input
+
+            flags += ["--data.max-length", str(longest_input(model) or LONGEST)]
+        return flags
+    return _of_segmenter(name, config, asked) if kind == "seg" else []
+
+
+def _of_segmenter(name: str, config: dict[str, Any], asked: set[str]) -> list[str]:
+    from app.tasks.segmentation.networks import checked_card
+
+    card = checked_card(name)
+    flags = []
+    if "--data.classes" not in asked and not config.get("data", {}).get("classes"):
+        flags += ["--data.values", *map(str, card["values"]), "--data.names", *card["classes"]]
+    if not config:
+        sides = [str(side) for side in card["window"]]
+        flags += ["--data.dims", str(len(sides)), "--data.patch", *sides, "--data.overlap", str(card["overlap"])]
+        flags += ["--loss", "bce-dice"] if card["outputs"] == 1 else []
+    return flags

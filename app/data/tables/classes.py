@@ -1,0 +1,93 @@
+"""Classes of a label column, and the position of each label among them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.data.tables.columns import LabelColumn, is_float, is_text
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Names in a summary.
+SHOWN = 8
+
+
+def classes_of(train: LabelColumn) -> "pa.Array":
+    """Return the classes as an Arrow array, in the order of the model's outputs."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if train.names:
+        return pa.array(train.names, pa.string())
+    if is_float(train.items.type):
+        uneven = np.asarray(train.items) % 1 != 0
+        if uneven.any():
+            row, value = train.first(uneven)
+            raise UserError(
+                f"--data.label {train.name}: {row} has {value}, which is no class; use --data.problem regression"
+            )
+        train.items = train.items.cast(pa.int64())
+    distinct = sorted(pc.unique(train.items).to_pylist())
+    if not distinct:
+        raise UserError(f"--data.label {train.name}: no training row has a label")
+    return pa.array(distinct, train.items.type)
+
+
+def given_classes(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
+    """Return the given classes as the columns name them: by their names, or by their numbers.
+
+    Texts may differ from the names in upper and lower case, if no two names then are the same; the columns' items
+    become the names.
+    """
+    import pyarrow as pa
+
+    kind = columns[0].items.type
+    if is_text(kind):
+        spelt = {name.casefold(): name for name in given}
+        for column in columns if len(spelt) == len(given) else ():
+            texts = column.items.dictionary_encode()
+            names = [spelt.get(text.casefold(), text) for text in texts.dictionary.to_pylist()]
+            column.items = pa.array(names, pa.string()).take(texts.indices)
+        return pa.array(given, pa.string())
+    try:
+        return pa.array(given, pa.string()).cast(pa.bool_() if pa.types.is_boolean(kind) else pa.int64())
+    except pa.ArrowInvalid:
+        return pa.array(range(len(given)), pa.int64())
+
+
+def codes_of(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
+    """Return the position of each item among the classes, as int64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        items = column.items.cast(classes.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UserError(
+            f"--data.label {column.name} is {classes.type} in the training data, {column.items.type} in the evaluation "
+            "data: give both the same labels"
+        ) from None
+    codes = pc.index_in(items, value_set=classes)
+    if codes.null_count:
+        row, value = column.first(np.asarray(codes.is_null()))
+        if given:
+            strange = pc.unique(items.filter(codes.is_null())).to_pylist()
+            raise UserError(
+                f"--data.label {column.name}: {row} has a label that is none of the {len(given)} classes, which are "
+                f"{some(given)}. Such labels: {some([str(each) for each in strange])}. Leave these rows out, or name "
+                "the classes as the data do with --data.classes, in the order of the model's outputs"
+            )
+        raise UserError(
+            f"--data.label {column.name}: {row} has the label {value!r}, which no training row has; leave such "
+            "rows out, or add training rows with it"
+        )
+    return np.asarray(codes).astype(np.int64)
+
+
+def some(names: Sequence[str]) -> str:
+    """Name the first few of them."""
+    shown = [name if len(name) <= 30 else f"{name[:27]}..." for name in names[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
