@@ -1,6 +1,5 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -166,15 +165,6 @@ def load_segmenter(name: str, labels: Sequence[str]) -> "PreTrainedModel":
     if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
         auxiliary.requires_grad_(False)
     return model
-
-
-def check_positions(model: "PreTrainedModel", name: str) -> None:
-    """Raise a UserError if a model takes no positions, by which transformers keeps a block's documents apart."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UserError(
-            f"--model {name} takes no position_ids, so attention would cross the documents in a block: use "
-            "--data.packing concat, which allows that"
-        )
 
 
 def longest_input(config: "PreTrainedConfig") -> int | None:
