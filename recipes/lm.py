@@ -83,8 +83,9 @@ def load_data(config: Config):
     about = corpus.describe(tables, train_blocks, eval_blocks, tokenizer)
     if masker is None:
         return train_blocks, eval_blocks, tokenizer, about
-    seed = config.run.seed
-    return MaskedBlocks(train_blocks, masker), MaskedBlocks(eval_blocks, masker, seed), tokenizer, about
+    train, held_out = MaskedBlocks(train_blocks, masker), MaskedBlocks(eval_blocks, masker, config.run.seed)
+    about += f"\nmasked: {train.tokens:,} tokens in an epoch, {held_out.tokens:,} in an evaluation"
+    return train, held_out, tokenizer, about
 
 
 def build_model(config: Config, tokenizer):

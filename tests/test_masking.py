@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from transformers import AutoModelForMaskedLM, pipeline
 
 from app import UserError, parse
@@ -18,6 +19,7 @@ from app.data.text.tokenizer import byte_tokenizer, train_tokenizer, with_mask
 from app.tasks.language.attention import model_inputs
 from app.tasks.language.both_ways import BothWays
 from app.tasks.language.loading import load_language_model
+from app.training.metrics import TokenAccuracy
 from recipes import lm
 
 SIZE, BEGIN, END, MASK = 48, 256, 257, 258
@@ -177,6 +179,13 @@ def test_what_cannot_be_is_refused_before_data_are_read(flags, why, tmp_path):
     with pytest.raises(UserError, match=why):
         lm.main(parse(lm.Config, [*flags.split(), "--run.dir", str(tmp_path), "--data.path", str(tmp_path / "none")]))
     assert check_masking(Masking(rate=0.15, span=3.8), 0.0, "") is None
+
+
+def test_the_share_of_masked_tokens_that_are_found():
+    metric = TokenAccuracy()
+    targets = torch.tensor([[1, IGNORED, 2], [IGNORED, 0, 1]])
+    metric.update(functional.one_hot(torch.tensor([[1, 1, 0], [0, 0, 2]]), 3).float(), targets)
+    assert metric.alone() == {"accuracy": 0.5}
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused():

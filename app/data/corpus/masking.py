@@ -99,6 +99,11 @@ class MaskedBlocks:
         """Masked tokens of each block."""
 
     @property
+    def tokens(self) -> int:
+        """Count the masked tokens."""
+        return int(self.weights.sum())
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of all blocks."""
         return f"{self.blocks.fingerprint}-masked"

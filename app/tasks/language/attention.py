@@ -75,8 +75,13 @@ class Attention:
             _leave_padding_alone(model)
             names = {"mask": "sdpa", "causal": "samestep_causal", "varlen": "samestep_varlen", "flex": "samestep_flex"}
             model.set_attn_implementation(names[kind])
-        run.note(attention=kind if kind != "model" else f"model ({model.config._attn_implementation})")
+        run.note(attention=named(kind, model))
         return cls(kind)
+
+
+def named(kind: str, model: "PreTrainedModel") -> str:
+    """Name a kind of attention for run.json."""
+    return kind if kind != "model" else f"model ({model.config._attn_implementation})"
 
 
 def choose(model: "PreTrainedModel", asked: str, packing: str, device: str, halves: bool, exact: bool) -> str:

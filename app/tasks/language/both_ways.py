@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from app.data.corpus import blocks
 from app.data.rows import IGNORED
 from app.errors import UserError
-from app.tasks.language.attention import NUMBERS, PADDING, document_mask, model_inputs, numbers_of
+from app.tasks.language.attention import NUMBERS, PADDING, document_mask, model_inputs, named, numbers_of
 from app.tasks.pretrained import AFTER_PADDING
 from app.training.scores import evaluating
 
@@ -67,7 +67,7 @@ class BothWays:
             raise UserError(f"--data.packing documents: {why}: use --data.packing concat")
         # Of logits, which the loss only reads.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        run.note(attention="mask" if apart else f"model ({model.config._attn_implementation})")
+        run.note(attention=named("mask" if apart else "model", model))
         after = model.config.model_type in AFTER_PADDING
         return cls(apart, model.config.pad_token_id + 1 if after else 0)
 
