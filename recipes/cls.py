@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
-from app.tasks.from_scratch import Scratch, check_shape
+from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import load_model, load_tokenizer
 
 USE_IT = (
@@ -29,6 +29,9 @@ class Config:
     loss: ClassLossConfig = field(default_factory=ClassLossConfig)
     scratch: Scratch = field(default_factory=Scratch)
     data: TextData = field(default_factory=TextData)
+    token_dropout: float = 0.0
+    """Probability that a token of a training text is replaced: by the tokenizer's mask token, or by the unknown token,
+    or by a random one. Special tokens stay. 0.1 is usual; 0: none."""
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     ema: EMAConfig = field(default_factory=EMAConfig)
     run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4))
@@ -59,7 +62,7 @@ def load_data(config: Config):
 
 def build_model(config: Config, labels, tokenizer):
     """Build a transformers model with a head for these labels."""
-    from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
     head = {
         "id2label": dict(enumerate(labels.names)),
@@ -69,19 +72,7 @@ def build_model(config: Config, labels, tokenizer):
     }
     if config.model:
         return load_model(AutoModelForSequenceClassification, config.model, ignore_mismatched_sizes=True, **head)
-    size = config.scratch
-    shape = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.width,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=4 * size.width,
-        max_position_embeddings=config.data.max_length,
-        hidden_dropout_prob=size.dropout,
-        attention_probs_dropout_prob=size.dropout,
-        **head,
-    )
-    return BertForSequenceClassification(shape)
+    return BertForSequenceClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))
 
 
 def loss_for(config: Config, labels):
@@ -115,10 +106,12 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
     from app.data.text.labeled_text import PadCollate
+    from app.data.text.token_dropout import TokenDropout, check_dropout
     from app.tasks.language.attention import never_look
 
     with Run(config) as run:
         check_shape(config.scratch)
+        check_dropout(config.token_dropout)
         with run.main_process_first():
             train_rows, eval_sets, labels, tokenizer, about = load_data(config)
         run.say(about)
@@ -127,8 +120,9 @@ def main(config: Config) -> dict[str, float]:
         plain = build_model(config, labels, tokenizer)
         never_look(plain, run.accelerator)
         model, optimizer = run.prepare(plain, config.optim)
-        loss_of = loss_for(config, labels)
-        for batch in run.batches(train_rows, collate, train_rows.lengths, weights=loss_of and loss_of.weights):
+        loss_of, augment = loss_for(config, labels), TokenDropout.of(config.token_dropout, tokenizer)
+        weights = loss_of and loss_of.weights
+        for batch in run.batches(train_rows, collate, train_rows.lengths, weights=weights, augment=augment):
             for micro in batch.micros(model):
                 output = model(**micro.inputs)
                 loss = loss_of(output.logits, micro.inputs) if loss_of else output.loss

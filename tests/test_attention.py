@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from app import UserError
 from app.data.text.tokenizer import byte_tokenizer
-from app.tasks.from_scratch import DecoderScratch, decoder
+from app.tasks.from_scratch import LanguageScratch, decoder
 from app.tasks.language import attention, attention_functions
 from app.tasks.language.attention import Attention, choose, document_mask, model_inputs, starts_of
 
@@ -19,7 +19,7 @@ SIZE, LENGTHS = 24, [[5, 1, 18], [24], [7, 7, 10]]
 
 def build(shape="llama", **more):
     torch.manual_seed(0)
-    size = DecoderScratch(layers=2, width=32, heads=4, kv_heads=2, shape=shape, **more)
+    size = LanguageScratch(layers=2, width=32, heads=4, kv_heads=2, shape=shape, **more)
     return decoder(size, byte_tokenizer(SIZE), SIZE)
 
 
@@ -44,7 +44,7 @@ def using(kind, model, packing="documents", device="cpu", halves=False):
 def logits(model, kind):
     inputs = model_inputs(kind.collate(rows()))
     inputs.pop("targets")
-    return model(**inputs, use_cache=False).logits
+    return model(**inputs).logits
 
 
 def alone(model):
@@ -140,7 +140,7 @@ def test_a_model_that_keeps_documents_from_its_attention_is_noticed(varlen_here)
     kind, _ = using("varlen", model)
     inputs = model_inputs(kind.collate(rows()))
     with pytest.raises(RuntimeError, match="--attention model"):
-        model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False)
+        model(input_ids=inputs["input_ids"], position_ids=inputs["position_ids"])
 
 
 def test_starts_are_those_of_documents_and_of_blocks():
@@ -245,7 +245,7 @@ def test_on_a_gpu_every_kind_agrees_with_transformers_own_way(kind, compiled):
         with torch.autocast("cuda", torch.bfloat16):
             inputs = model_inputs(inputs)
             inputs.pop("targets")
-            out = passes(**inputs, use_cache=False).logits.float()
+            out = passes(**inputs).logits.float()
         out.square().mean().backward()
         found.append((out, [p.grad for p in model.parameters()]))
     assert torch.allclose(found[0][0], found[1][0], atol=2e-2)

@@ -84,6 +84,16 @@ def embeddings(model: nn.Module) -> list:
     return [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
 
 
+@pytest.mark.parametrize(("name", "together"), [("bert, tied", True), ("bert", False), ("llama, tied", False)])
+def test_embeddings_that_share_a_weight_with_another_module_stay_with_the_rest(name, together):
+    """BERT's last layer has its bias in common with the module around it."""
+    model = MODELS[name][0]()
+    before = embeddings(model)
+    with fsdp.embeddings_known(model):
+        assert embeddings(model) == ([None, None] if together else before)
+    assert embeddings(model) == before
+
+
 def test_the_profiles_choice_goes_first(plugin):
     fsdp.name_layers(plugin, {"BertAttention", "BertPooler"}, MODELS["bert"][0]())
     assert plugin.transformer_cls_names_to_wrap == ["BertAttention", "BertPooler"]

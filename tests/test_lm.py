@@ -14,9 +14,9 @@ from app import parse
 from app.data.corpus.blocks import token_loss
 from app.errors import UserError
 from app.rundir.throughput import Cost, peak_flops
-from app.tasks.from_scratch import DecoderScratch, check_shape, decoder
+from app.tasks.from_scratch import LanguageScratch, check_shape, decoder
+from app.tasks.language.loading import check_positions
 from app.tasks.language.lora import Lora, add_adapters
-from app.tasks.pretrained import check_positions
 from launching import ROOT, metrics, scores, share, steps
 from recipes import lm
 
@@ -112,13 +112,13 @@ def test_a_pretrained_gpt2_has_room_for_its_positions_only(rows, tmp_path):
 
 
 def test_flags_of_adapters_and_shapes_are_checked():
-    model = decoder(DecoderScratch(width=32), type("Tokenizer", (), TOKENIZER)(), 16)
+    model = decoder(LanguageScratch(width=32), type("Tokenizer", (), TOKENIZER)(), 16)
     with pytest.raises(UserError, match=r"--lora\.targets nothing"):
         add_adapters(model, Lora(rank=2, targets=("nothing",)))
     with pytest.raises(UserError, match=r"--lora\.rank -1"):
         add_adapters(model, Lora(rank=-1))
     with pytest.raises(UserError, match=r"--scratch\.kv-heads 3"):
-        check_shape(DecoderScratch(kv_heads=3))
+        check_shape(LanguageScratch(kv_heads=3))
     assert add_adapters(model, Lora()) is model
 
 
@@ -126,7 +126,7 @@ TOKENIZER = {"__len__": lambda self: 300, "bos_token_id": 256, "eos_token_id": 2
 
 
 def test_a_gpt2_without_biases_keeps_them_at_nothing():
-    model = decoder(DecoderScratch(shape="gpt2", bias=False), type("Tokenizer", (), TOKENIZER)(), 16)
+    model = decoder(LanguageScratch(shape="gpt2", bias=False), type("Tokenizer", (), TOKENIZER)(), 16)
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     assert biases and not any(p.requires_grad or p.any() for p in biases)
 

@@ -100,6 +100,21 @@ class CorpusData(EvalSets, TableData):
 
 
 @dataclass
+class Masking:
+    """Masked language modelling: which tokens the model has to find from the tokens on both sides of them."""
+
+    rate: float = 0.0
+    """Share of the tokens of a block that are masked; 0.15 is usual. 0: none, the model predicts the next token."""
+    span: float = 1.0
+    """Mean length of what is masked at a piece, in tokens. 1: single tokens. Otherwise lengths are geometric, up to 10;
+    3.8 is SpanBERT's."""
+    keep: float = 0.1
+    """Share of the masked pieces whose tokens stay as they are; the model has to confirm them."""
+    random: float = 0.1
+    """Share of the masked pieces whose tokens are replaced by random ones. The others become the mask token."""
+
+
+@dataclass
 class ImageData(TableData):
     """Images: where they come from, and the size that they are brought to."""
 

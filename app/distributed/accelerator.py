@@ -156,11 +156,11 @@ class Accelerator(accelerate.Accelerator):
                 for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
                     fsdp.check_optimizer(optimizer)
                 for model in (arg for arg in args if isinstance(arg, nn.Module)):
-                    stack.enter_context(fsdp.embeddings_known(model))
                     stack.enter_context(fsdp.shared_weights_kept(model))
                     # accelerate has replaced it by the layers of the model before this one.
                     self.state.fsdp_plugin.auto_wrap_policy = self._wrap_policy
                     fsdp.name_layers(self.state.fsdp_plugin, self._asked_layers, model)
+                    stack.enter_context(fsdp.embeddings_known(model))
                     if self.native_amp:
                         model.forward = self._in_mixed_precision(model)
             if regional_compilation.is_asked_for(self.state.dynamo_plugin):

@@ -14,6 +14,8 @@ from app.distributed import naming
 from app.distributed.environment import gpus_here, is_main_process
 from app.errors import UserError
 
+ENDS = ("get_input_embeddings", "get_output_embeddings")
+
 
 def read_plugin() -> FullyShardedDataParallelPlugin:
     """Read the profile's FSDP settings as FSDP2 settings."""
@@ -96,8 +98,14 @@ def shared_weights_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def embeddings_known(model: nn.Module) -> Iterator[None]:
-    """Have a model without embeddings return None for them: transformers 5.23 raises when accelerate 1.15 asks."""
-    silenced = [name for name in ("get_input_embeddings", "get_output_embeddings") if _raises(model, name)]
+    """Have a model return None for embeddings that accelerate 1.15 should not ask for.
+
+    It may have none, and transformers 5.23 would raise. Or they share a weight with another module, as BERT's last
+    layer does its bias: accelerate would shard them apart, so they stay with the rest of the model.
+    """
+    silenced = [name for name in ENDS if _raises(model, name)]
+    if not silenced and _shared_elsewhere(model):
+        silenced = [*ENDS]
     for name in silenced:
         setattr(model, name, lambda: None)
     try:
@@ -105,6 +113,15 @@ def embeddings_known(model: nn.Module) -> Iterator[None]:
     finally:
         for name in silenced:
             delattr(model, name)
+
+
+def _shared_elsewhere(model: nn.Module) -> bool:
+    """Tell whether a module other than the embeddings, at both ends of a model, holds one of their weights."""
+    ends = [end for name in ENDS if (end := getattr(model, name, lambda: None)()) is not None]
+    inside = {module for end in ends for module in end.modules()}
+    held = {parameter for end in ends for parameter in end.parameters()}
+    others = (module for module in model.modules() if module not in inside)
+    return any(parameter in held for module in others for parameter in module.parameters(recurse=False))
 
 
 def _raises(model: nn.Module, name: str) -> bool:
@@ -117,7 +134,7 @@ def _raises(model: nn.Module, name: str) -> bool:
 
 def _around_embeddings(model: nn.Module) -> set[str]:
     """Find the classes that contain an embedding, which accelerate 1.15 shards by itself; twice would be an error."""
-    asked = [name for name in ("get_input_embeddings", "get_output_embeddings") if not _raises(model, name)]
+    asked = [name for name in ENDS if not _raises(model, name)]
     ends = [getattr(model, name, lambda: None)() for name in asked]
     return {
         type(module).__name__

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -28,11 +28,13 @@ class Scratch:
 
 
 @dataclass
-class DecoderScratch(Scratch):
+class LanguageScratch(Scratch):
     """The shape of a language model that is trained from scratch."""
 
-    shape: Literal["llama", "gpt2"] = "llama"
-    """llama: rotary positions, RMSNorm and gated feed-forward layers. gpt2: learnt positions, LayerNorm and GELU."""
+    shape: Literal["auto", "llama", "gpt2", "bert"] = "auto"
+    """llama: rotary positions, RMSNorm and gated feed-forward layers. gpt2: learnt positions, LayerNorm and GELU. bert:
+    the same, but norms come after layers, and attention goes to both sides, which --mask.rate needs. auto: bert with
+    --mask.rate, otherwise llama."""
     layers: int = 4
     width: int = 128
     heads: int = 4
@@ -50,7 +52,7 @@ class DecoderScratch(Scratch):
     """Dropout probability of hidden states and attention weights; of a llama, only of attention weights."""
 
 
-def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
+def decoder(size: LanguageScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
     """Build a language model of this shape, with random weights, for blocks of `block` tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -61,7 +63,7 @@ def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: i
         "pad_token_id": tokenizer.pad_token_id,
         "tie_word_embeddings": size.tied,
     }
-    if size.shape == "llama":
+    if size.shape != "gpt2":
         llama = LlamaConfig(
             hidden_size=size.width,
             # Three matrices of 8/3 times the width have as many weights as two of four times the width.
@@ -89,6 +91,32 @@ def decoder(size: DecoderScratch, tokenizer: "PreTrainedTokenizerBase", block: i
     if not size.bias:
         _leave_out_biases(model)
     return model
+
+
+def encoder(size: LanguageScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
+    """Build a BERT of this shape that predicts masked tokens, with random weights, for blocks of `block` tokens."""
+    from transformers import BertForMaskedLM
+
+    return BertForMaskedLM(
+        bert_config(size, tokenizer, block, tie_word_embeddings=size.tied, pad_token_id=tokenizer.pad_token_id)
+    )
+
+
+def bert_config(size: Scratch, tokenizer: "PreTrainedTokenizerBase", longest: int, **more: Any) -> "BertConfig":
+    """Return the config of a BERT of this shape, for texts of up to `longest` tokens."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.width,
+        max_position_embeddings=longest,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.dropout,
+        **more,
+    )
 
 
 def _leave_out_biases(model: "PreTrainedModel") -> None:
@@ -147,6 +175,18 @@ def check_vision(shape: VisionScratch, size: int) -> None:
 def _check_dropout(dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise UserError(f"--scratch.dropout {dropout}: must be at least 0 and below 1")
+
+
+def check_direction(size: LanguageScratch, masked: bool) -> None:
+    """Raise a UserError for a shape that cannot predict masked tokens if there are any, or else the next token."""
+    if masked and size.shape in ("llama", "gpt2"):
+        raise UserError(
+            f"--scratch.shape {size.shape} predicts the next token: with --mask.rate, leave it out or give bert"
+        )
+    if not masked and size.shape == "bert":
+        raise UserError(
+            "--scratch.shape bert predicts masked tokens: give --mask.rate 0.15 too, or --scratch.shape llama or gpt2"
+        )
 
 
 def check_shape(size: Scratch) -> None:

@@ -1,6 +1,5 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
-import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,15 +149,6 @@ def check_installed(package: str, why: str = "") -> None:
     """Raise a UserError if a package is not installed; `why` begins its message."""
     if not is_installed(package):
         raise UserError(f"{why}{not_installed(package)}")
-
-
-def check_positions(model: "PreTrainedModel", name: str) -> None:
-    """Raise a UserError if a model takes no positions, by which transformers keeps a block's documents apart."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UserError(
-            f"--model {name} takes no position_ids, so attention would cross the documents in a block: use "
-            "--data.packing concat, which allows that"
-        )
 
 
 def longest_input(config: "PreTrainedConfig") -> int | None:

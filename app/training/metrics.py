@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from app.data.rows import IGNORED
 from app.training import reproducible_sums
 
 BOUND, COUNT = 2.0**40, 2**32  # over all ranks; below these sizes of a sum and counts of its terms, bits are fixed
@@ -71,6 +72,22 @@ class Classification(Metric):
         right, there = matrix.diag(), matrix.sum(0) + matrix.sum(1)
         found = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
         return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
+
+
+class TokenAccuracy(Metric):
+    """The share of tokens that are predicted right; from logits [..., vocabulary] and tokens [...], -100 left out."""
+
+    def __init__(self):
+        super().__init__(2)
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Add a micro-batch."""
+        there = target != IGNORED
+        self.state += torch.stack([((predicted.argmax(-1) == target) & there).sum(), there.sum()])
+
+    def scores(self) -> dict[str, float]:
+        """Return accuracy."""
+        return {"accuracy": _share(*self.total)}
 
 
 class Calibration(Metric):

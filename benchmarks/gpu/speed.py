@@ -158,9 +158,9 @@ def flops_per_token(size: dict) -> float:
     """Return a language model's floating-point operations for one token, forward and backward."""
     from app.data.text.tokenizer import byte_tokenizer
     from app.rundir.throughput import Cost
-    from app.tasks.from_scratch import DecoderScratch, decoder
+    from app.tasks.from_scratch import LanguageScratch, decoder
 
-    shape = DecoderScratch(
+    shape = LanguageScratch(
         layers=size["layers"], width=size["width"], heads=size["heads"], kv_heads=size["kv"], tokenizer="byte"
     )
     with torch.device("meta"):

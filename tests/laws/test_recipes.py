@@ -27,9 +27,11 @@ COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.keep", 99]
 WHOLE = ["--run.steps", STEPS]
 # What exact mode has in addition, without launches of its own.
 METHODS = {
-    "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2],
+    "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2, "--token-dropout", 0.2],
+    "lm": ["--token-dropout", 0.2],
     "img": ["--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"],
 }
+MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,8 @@ def runs(tmp_path_factory, rows):
                 commands.append(command(layout, recipe, "zero_grad", *WHOLE, file=file))
                 for more in (["--run.stop-at", STOP], []):
                     commands.append(command(layout, recipe, "zero_grad-stopped", *WHOLE, *more, file=file))
+        for name, more in (("whole", []), ("stopped", ["--run.stop-at", STOP]), ("stopped", [])):
+            commands.append(command(layout, "lm", f"masked-{name}", *MASKED, *more))
         launch_all(*LAYOUTS[layout], commands, root, timeout=500)
         return root / layout
 
@@ -171,6 +175,18 @@ def test_exact_mode_gives_the_same_bits(runs, recipe, layout):
     assert scores(other) == scores(reference)
     assert saved_state(other, STEPS) == saved_state(reference, STEPS)
     assert hashes(other / "model") == hashes(reference / "model") != {}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["whole", "stopped"])
+def test_masked_tokens_are_the_same_everywhere_and_after_a_stop(runs, name, layout):
+    """All laws for lm with --mask.rate, in exact mode."""
+    reference, other = runs("one") / "lm" / "masked-whole", runs(layout) / "lm" / f"masked-{name}"
+    assert steps(other) == steps(reference) and len(steps(other)) == STEPS
+    assert scores(other) == scores(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+    assert hashes(other / "model") == hashes(reference / "model") != {}
+    assert "eval/accuracy" in scores(reference)[-1]
 
 
 @pytest.mark.parametrize("recipe", SMALL)

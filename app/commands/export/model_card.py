@@ -17,6 +17,7 @@ _TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
+    "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
     "ForSemanticSegmentation": "image-segmentation",
 }

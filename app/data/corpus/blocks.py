@@ -4,7 +4,7 @@ Each token is predicted exactly once: the first of a document from the beginning
 tokens before it in its document and block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -38,7 +38,7 @@ class Blocks:
         counts = np.full(-(-len(documents) // size), size, np.int64)
         counts[-1] = len(documents) - size * (len(counts) - 1)
         if not documents.all_supervised:
-            counts = self._count_supervised()
+            counts = self._count(self.documents.supervised)
         self._kept = None if counts.all() else np.flatnonzero(counts)
         self.weights = counts if self._kept is None else counts[self._kept]
         """Supervised tokens of each block."""
@@ -53,16 +53,37 @@ class Blocks:
         """Return a hash of all blocks."""
         return f"{self.documents.fingerprint}-{self.size}-{self.start}-{int(self.apart)}"
 
-    def _count_supervised(self) -> np.ndarray:
-        """Count the supervised tokens of each block, many blocks at a time."""
+    def _count(self, wanted: Callable[[int, int], np.ndarray]) -> np.ndarray:
+        """Count tokens of each block, many blocks at a time; `wanted` tells which, from one token to before another."""
         end, stretch = len(self.documents), self.size * max(1, (1 << 22) // self.size)
         counts = []
         for low in range(0, end, stretch):
-            supervised = self.documents.supervised(low, min(low + stretch, end))
-            counts.append(np.add.reduceat(supervised.astype(np.int64), range(0, len(supervised), self.size)))
+            found = wanted(low, min(low + stretch, end))
+            counts.append(np.add.reduceat(found.astype(np.int64), range(0, len(found), self.size)))
         return np.concatenate(counts)
 
-    def _span(self, block: int) -> tuple[int, int]:
+    def count_known(self) -> np.ndarray:
+        """Count in each block the inputs that are supervised tokens: not what stands before a document or the block."""
+
+        def known(low: int, high: int) -> np.ndarray:
+            found = np.zeros(high - low, bool)
+            found[1:] = self.documents.supervised(low, high - 1)
+            if self.apart:
+                found &= ~self.documents.begins(low, high)
+            found[:: self.size] = False
+            return found
+
+        counts = self._count(known)
+        return counts if self._kept is None else counts[self._kept]
+
+    def filled(self, index: int) -> int:
+        """Return how many tokens a block has, before what fills it up."""
+        low, high = self._span(index)
+        return high - low
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Return the numbers of a block's first token, and of the one after its last."""
+        block = index if self._kept is None else int(self._kept[index])
         return block * self.size, min((block + 1) * self.size, len(self.documents))
 
     def __len__(self) -> int:
@@ -71,7 +92,7 @@ class Blocks:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} is not in [0, {len(self)})")
-        low, high = self._span(index if self._kept is None else int(self._kept[index]))
+        low, high = self._span(index)
         tokens, count = self.documents.tokens(max(low - 1, 0), high).astype(np.int64), high - low
         inputs, targets = np.full(self.size, self.start, np.int64), np.full(self.size, IGNORED, np.int64)
         inputs[count - len(tokens) + 1 : count] = tokens[:-1]

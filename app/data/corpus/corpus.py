@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from app.data.config import CorpusData
 from app.data.corpus.blocks import Blocks, collate
-from app.data.corpus.documents import start_of
+from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.shorter import block_sizes
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import trained_once
-from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
+from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer, with_mask
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,8 +32,20 @@ def load(config: CorpusData) -> Tables:
     return load_tables(config, columns=columns)
 
 
-def own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a model from scratch, of a kind: "byte", "char" (the texts' characters) or "bpe"."""
+def own_tokenizer(
+    table: "Dataset", config: CorpusData, kind: str, vocab: int, masked: bool = False
+) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model from scratch.
+
+    Args:
+        kind: "byte", "char" (the texts' characters) or "bpe".
+        masked: whether the model predicts masked tokens; then there is a token for them, in addition to `vocab`.
+    """
+    tokenizer = _own_tokenizer(table, config, kind, vocab)
+    return with_mask(tokenizer) if masked else tokenizer
+
+
+def _own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
     if kind == "byte":
         return byte_tokenizer(config.block)
     if kind == "char":
@@ -49,7 +61,7 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
     Raises:
         UserError: the tokenizer has no end-of-text token, or nothing is left to learn.
     """
-    if tokenizer.eos_token_id is None:
+    if end_of(tokenizer) is None:
         raise UserError(
             "--model: its tokenizer has no end-of-text token, which is needed to end documents; name one as eos_token "
             "in its tokenizer_config.json"

@@ -111,5 +111,11 @@ class Documents:
 
 
 def start_of(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Return the token before a document: the tokenizer's beginning-of-text token, or else its end-of-text token."""
-    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    """Return the token before a document: the tokenizer's beginning-of-text or end-of-text token, or BERT's [CLS]."""
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
+    return next(mark for mark in marks if mark is not None)
+
+
+def end_of(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the token after a document: the tokenizer's end-of-text token, or BERT's [SEP]; None if it has neither."""
+    return tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id

@@ -17,7 +17,7 @@ from app.data.corpus.conversations import (
     conversation,
     messages_of,
 )
-from app.data.corpus.documents import Documents, start_of
+from app.data.corpus.documents import Documents, end_of, start_of
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
 from app.data.text.labeled_text import ROWS_AT_ONCE, identity
 from app.errors import UserError
@@ -96,7 +96,7 @@ def tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeniz
             "a --model whose tokenizer has one, or --data.prompt and --data.completion"
         )
     kind = ("messages", template) if config.messages else ("prompt",) if config.prompt else ("text",)
-    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), tokenizer.eos_token_id, *kind, *columns)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), end_of(tokenizer), *kind, *columns)
     file = cache_folder() / f"documents-{key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with using_cache():
@@ -152,7 +152,7 @@ def _encode(
     segments = [_segments(rows, i, row, config, tokenizer, table) for i, row in enumerate(indices)]
     texts = [text for row in segments for text, _ in row]
     encoded = _ids(texts, tokenizer)
-    begin, end = start_of(tokenizer), tokenizer.eos_token_id
+    begin, end = start_of(tokenizer), end_of(tokenizer)
     ends = rows.get("ends", [not config.messages] * len(indices))
     found = {"input_ids": [], "bytes": [], **({"begins": rows["begins"]} if "begins" in rows else {})}
     masks = []

@@ -1,7 +1,7 @@
 """Tokenizers: trained on the training texts, made of bytes or characters, or pretrained and checked for the task."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from app.errors import UserError
 
@@ -20,6 +20,7 @@ SPECIALS = {
 # The tokens before a document and after it.
 LM_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
 UNKNOWN = "<|unknown|>"
+MASK = "<|mask|>"
 # Words with the space before them, groups of up to three digits, and runs of punctuation. Underscores belong to words,
 # so that identifiers of source code become few tokens. Further spaces, and line ends, say little and are dropped.
 WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
@@ -88,6 +89,23 @@ def character_tokenizer(texts: Iterable[str], max_length: int) -> "PreTrainedTok
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([UNKNOWN, *LM_SPECIALS])
     return _for_lm(tokenizer, max_length, unk_token=UNKNOWN)
+
+
+def with_mask(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    """Change the tokenizer of a language model for one that finds masked tokens, and return it.
+
+    It gets a mask token, the last of the vocabulary. It puts the beginning-of-text token before a text, as training
+    does, and pads on the right, because positions are learnt.
+    """
+    from tokenizers import processors
+
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    begin = tokenizer.bos_token
+    cast(Any, tokenizer).backend_tokenizer.post_processor = processors.TemplateProcessing(
+        f"{begin} $A", f"{begin} $A {begin}:1 $B:1", [(begin, tokenizer.bos_token_id)]
+    )
+    tokenizer.padding_side = "right"
+    return tokenizer
 
 
 def _for_lm(tokenizer: "Tokenizer", max_length: int, **specials: str) -> "PreTrainedTokenizerBase":

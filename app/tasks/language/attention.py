@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 KINDS = ("auto", "model", "mask", "varlen", "flex")
 # Entries of a batch that are not inputs of a model, by the kind of attention that reads them.
-STARTS, NUMBERS = "documents", {"mask": "documents_to_mask", "flex": "documents_to_flex"}
+STARTS = "documents"
+NUMBERS = {"mask": "documents_to_mask", "flex": "documents_to_flex", "both": "documents_both_ways"}
+PADDING = "attention_mask"
 WIDEST = 256  # length of a head's vectors, at most, for flash attention
 _MARGIN = 16  # numbers of documents are rounded up to a power of two, at least this
 
@@ -47,7 +49,7 @@ class Attention:
         if self.kind == "varlen":
             batch[STARTS] = starts_of(batch["position_ids"])
         elif self.kind in NUMBERS:
-            batch[NUMBERS[self.kind]] = (batch["position_ids"] == 0).cumsum(1, dtype=torch.int32)
+            batch[NUMBERS[self.kind]] = numbers_of(batch["position_ids"])
         return batch
 
     @classmethod
@@ -73,8 +75,13 @@ class Attention:
             _leave_padding_alone(model)
             names = {"mask": "sdpa", "causal": "samestep_causal", "varlen": "samestep_varlen", "flex": "samestep_flex"}
             model.set_attn_implementation(names[kind])
-        run.note(attention=kind if kind != "model" else f"model ({model.config._attn_implementation})")
+        run.note(attention=named(kind, model))
         return cls(kind)
+
+
+def named(kind: str, model: "PreTrainedModel") -> str:
+    """Name a kind of attention for run.json."""
+    return kind if kind != "model" else f"model ({model.config._attn_implementation})"
 
 
 def choose(model: "PreTrainedModel", asked: str, packing: str, device: str, halves: bool, exact: bool) -> str:
@@ -147,6 +154,11 @@ def _lacks(kind: str, model: "PreTrainedModel", device: str, halves: bool) -> st
     return ""
 
 
+def numbers_of(position_ids: Tensor) -> Tensor:
+    """Return the number of each token's document in its block, [blocks, size]; positions are 0 where one begins."""
+    return (position_ids == 0).cumsum(1, dtype=torch.int32)
+
+
 def starts_of(position_ids: Tensor) -> Tensor:
     """Return where documents begin in blocks that follow each other, and at the end the number of tokens, as int32.
 
@@ -166,7 +178,11 @@ def starts_of(position_ids: Tensor) -> Tensor:
 def model_inputs(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return the arguments of a model: masks are made on the device from what a batch knows about its documents."""
     known: dict[str, Any] = {name: value for name, value in inputs.items() if name not in NUMBERS.values()}
-    if NUMBERS["mask"] in inputs:
+    if PADDING not in inputs and NUMBERS["both"] not in inputs:
+        known["use_cache"] = False  # with a cache, transformers would ignore where documents begin
+    if NUMBERS["both"] in inputs:
+        known["attention_mask"] = document_mask(inputs[NUMBERS["both"]], causal=False)
+    elif NUMBERS["mask"] in inputs:
         known["attention_mask"] = document_mask(inputs[NUMBERS["mask"]])
     elif NUMBERS["flex"] in inputs:
         known[STARTS] = block_mask(inputs[NUMBERS["flex"]])
@@ -176,15 +192,17 @@ def model_inputs(inputs: dict[str, Tensor]) -> dict[str, Any]:
     return known
 
 
-def document_mask(numbers: Tensor) -> Tensor:
+def document_mask(numbers: Tensor, causal: bool = True) -> Tensor:
     """Return which tokens see which, bool [blocks, 1, size, size], for sdpa.
 
     Args:
         numbers: [blocks, size], the number of each token's document.
+        causal: whether no token sees later ones.
     """
-    size = numbers.shape[1]
-    before = torch.ones(size, size, dtype=torch.bool, device=numbers.device).tril()
-    return ((numbers[:, :, None] == numbers[:, None, :]) & before)[:, None]
+    size, same = numbers.shape[1], numbers[:, :, None] == numbers[:, None, :]
+    if causal:
+        same = same & torch.ones(size, size, dtype=torch.bool, device=numbers.device).tril()
+    return same[:, None]
 
 
 def block_mask(numbers: Tensor) -> "BlockMask":

@@ -41,8 +41,11 @@ def check_lora(lora: Lora) -> None:
         check_installed("peft", f"--lora.rank {lora.rank}: ")
 
 
-def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel":
+def add_adapters(model: "PreTrainedModel", lora: Lora, masked: bool = False) -> "PreTrainedModel":
     """Return the model with adapters, the only parameters that are trained; with rank 0, the model itself.
+
+    Args:
+        masked: whether it predicts masked tokens, a task without a name in peft.
 
     Raises:
         UserError: see `check_lora`; or the model has no such layers.
@@ -53,7 +56,7 @@ def add_adapters(model: "PreTrainedModel", lora: Lora) -> "PreTrainedModel":
     import peft
 
     settings = peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=None if masked else "CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha or 2 * lora.rank,  # type: ignore[arg-type]  # peft takes fractions too
         lora_dropout=lora.dropout,

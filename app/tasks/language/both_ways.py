@@ -1,0 +1,122 @@
+"""Attention to both sides, for models that find masked tokens: documents that share a block do not see each other."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.data.corpus import blocks
+from app.data.rows import IGNORED
+from app.errors import UserError
+from app.tasks.language.attention import NUMBERS, PADDING, document_mask, model_inputs, named, numbers_of
+from app.tasks.pretrained import AFTER_PADDING
+from app.training.scores import evaluating
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.corpus.masking import MaskedBlocks
+
+
+class BothWays:
+    """What attention to both sides is, and the batches that it needs."""
+
+    def __init__(self, apart: bool, first: int = 0):
+        """Describe it.
+
+        Args:
+            apart: whether attention stays inside a document.
+            first: the position of a document's first token.
+        """
+        self.apart, self.first = apart, first
+
+    def collate(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor | None]:
+        """Stack rows of MaskedBlocks, and say which tokens are seen."""
+        batch: dict[str, Tensor | None] = dict(blocks.collate(rows))
+        numbers = numbers_of(positions := batch.pop("position_ids"))
+        if self.apart:
+            return batch | {"position_ids": positions + self.first, NUMBERS["both"]: numbers}
+        # Without a mask, nothing has to be read from the device to see that it is not needed.
+        return batch | {PADDING: (numbers == 1).long() if (numbers > 1).any() else None}
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel", asked: str, packing: str, run: Any) -> "BothWays":
+        """Make sure that a model can do it, and note it in run.json.
+
+        Args:
+            model: a model of transformers, with or without adapters of peft, before `run.prepare`.
+            asked: --attention.
+            packing: --data.packing.
+
+        Raises:
+            UserError: the model does not support it; the message says why.
+        """
+        apart = packing == "documents"
+        if asked in ("varlen", "flex"):
+            raise UserError(f"--attention {asked} sees earlier tokens only: leave it out with --mask.rate")
+        if asked == "model" and apart:
+            raise UserError(
+                "--attention model: with --mask.rate, transformers does not keep documents apart by itself; leave it "
+                "out, or use --data.packing concat"
+            )
+        model = getattr(model, "get_base_model", lambda: model)()
+        if apart and (why := _lacks(model)):
+            raise UserError(f"--data.packing documents: {why}: use --data.packing concat")
+        # Of logits, which the loss only reads.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        run.note(attention=named("mask" if apart else "model", model))
+        after = model.config.model_type in AFTER_PADDING
+        return cls(apart, model.config.pad_token_id + 1 if after else 0)
+
+
+def _lacks(model: "PreTrainedModel") -> str:
+    """Say why documents cannot be kept apart by a mask; return nothing if they can."""
+    config = model.config.get_text_config()
+    near = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    if set(getattr(config, "layer_types", None) or [near]) != {"full_attention"}:
+        return "the model has layers that see near tokens only, which a mask for all layers would change"
+    try:
+        apart = _stay_apart(model)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        apart = False
+    return "" if apart else "the model takes no mask that says which token sees which"
+
+
+def _stay_apart(model: "PreTrainedModel") -> bool:
+    """Tell whether a document's logits are the same whatever stands next to it, by a pass over a few tokens."""
+    places = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 1]])
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 9, 10]])
+    seen = document_mask(numbers_of(places), causal=False)
+    with evaluating(model):
+        first, second = model(input_ids=ids, position_ids=places, attention_mask=seen).logits[:, :2]
+    return torch.equal(first, second)
+
+
+def filled_in(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: "MaskedBlocks",
+    collate: Callable[[list], dict[str, Tensor | None]],
+    length: int,
+) -> str:
+    """Have a model fill in what is masked in the first `length` tokens of a row; return both texts, to be printed.
+
+    A collective: every rank calls it.
+    """
+    device = next(model.parameters()).device
+    batch = collate([{name: values[:length] for name, values in rows[0].items()}])
+    inputs = model_inputs({name: tensor if tensor is None else tensor.to(device) for name, tensor in batch.items()})
+    targets, before = inputs.pop("targets")[0], inputs["input_ids"][0]
+    with evaluating(model):
+        found = model(**inputs).logits[0].argmax(-1)
+    after = torch.where(targets == IGNORED, before, found)
+    texts = {"masked": before, "filled in": after}
+    return "\n".join(f"  {title}:\n{quoted(tokenizer, ids)}" for title, ids in texts.items())
+
+
+def quoted(tokenizer: "PreTrainedTokenizerBase", ids: Tensor) -> str:
+    """Write out tokens, each line behind a bar."""
+    return "\n".join(f"  | {line}" for line in cast(str, tokenizer.decode(ids)).splitlines())

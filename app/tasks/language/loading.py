@@ -1,0 +1,48 @@
+"""Pretrained language models: those that predict the next token, and those that find masked ones."""
+
+import inspect
+from typing import TYPE_CHECKING
+
+from app.errors import UserError
+from app.tasks.pretrained import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_language_model(name: str, masked: bool) -> "PreTrainedModel":
+    """Load the language model that --model names.
+
+    Args:
+        masked: whether it finds masked tokens.
+
+    Raises:
+        UserError: it cannot be loaded, or shall predict the next token although it sees it.
+    """
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if masked:
+        return load_model(AutoModelForMaskedLM, name)
+    model = load_model(AutoModelForCausalLM, name)
+    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model.config, "is_decoder", False):
+        raise UserError(
+            f"--model {name} sees the tokens on both sides, and so cannot learn to predict the next one: give "
+            "--mask.rate 0.15, or a model that writes texts"
+        )
+    return model
+
+
+def check_positions(model: "PreTrainedModel", name: str) -> None:
+    """Raise a UserError if a model takes no positions, which restart with each document in a block."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"--model {name} takes no position_ids, so attention would cross the documents in a block: use "
+            "--data.packing concat, which allows that"
+        )
+
+
+def checkpoint_activations(model: "PreTrainedModel") -> None:
+    """Have a model recompute its activations in the backward pass."""
+    # transformers 5.17 knows only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
