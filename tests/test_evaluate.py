@@ -94,14 +94,19 @@ def test_a_finished_model_has_the_scores_of_its_run(run, rows, tmp_path):
     assert found["scores"] == pytest.approx(hard, rel=1e-6) and list(found["classes"]) == ["blue", "green", "red"]
 
 
-@pytest.mark.parametrize("name", ["lm", "img"])
-def test_finished_models_of_other_recipes(rows, tmp_path, name):
-    """Documents that share a block stay apart in an evaluation too."""
+@pytest.mark.parametrize(("name", "more"), [("lm", []), ("lm", ["--mask.rate", 0.3]), ("img", [])])
+def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
+    """Documents that share a block stay apart in an evaluation too, and masks are the same."""
     recipe = load(ROOT / "recipes" / f"{name}.py")
     words = [*SMALL[name].flags(rows), *FLAGS[:4], "--run.exact", "true", "--run.steps", 1, "--run.trackers"]
-    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
-    found = as_it_is(tmp_path / "run" / "model", *(["--sample-length", 0] if name == "lm" else []))
+    recipe.main(parse(recipe.Config, list(map(str, [*words, *more, "--run.dir", tmp_path / "run"]))))
+    quiet = ["--sample-length", 0] if name == "lm" else []
+    found = as_it_is(tmp_path / "run" / "model", *quiet)
     assert found["scores"] == logged(tmp_path / "run", 1, "eval")
+    if more:
+        alone = shutil.copytree(tmp_path / "run" / "model", tmp_path / "alone")
+        found = as_it_is(alone, rows(300), *quiet, "--data.block", 32)
+        assert found["scores"].keys() == logged(tmp_path / "run", 1, "eval").keys()
 
 
 def test_a_model_from_elsewhere_has_the_scores_of_a_plain_loop(run, rows, tmp_path):
@@ -146,7 +151,7 @@ def test_no_model_is_evaluated_with_new_weights_or_other_classes(run, rows, tmp_
 @pytest.mark.parametrize(
     ("config", "words", "said"),
     [
-        ('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}', ["x"], "is a BertForMaskedLM: evaluate takes"),
+        ('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}', ["x"], "eneration: evaluate takes"),
         ('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}', [], "give the data to evaluate"),
         ('{"model_type": "beit", "architectures": ["BeitForSemanticSegmentation"]}', ["x"], "recipes/seg.py --model"),
         ("{}", ["x", "--best"], "--best chooses a checkpoint of a run"),

@@ -18,10 +18,12 @@ RECIPES = {
     "ForSequenceClassification": "cls",
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
+    "ForMaskedLM": "lm",
     "ForImageClassification": "img",
     "ForSemanticSegmentation": "seg",
 }
 PARTS = ("config.json", "network.json", "adapter_config.json", "model.safetensors")
+MASKED = "0.15"  # share of the tokens, as usual
 LONGEST = 512  # tokens of a text, for a model that does not say how many it takes
 
 
@@ -146,7 +148,10 @@ def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) ->
 
             flags += ["--data.max-length", str(longest_input(model) or LONGEST)]
         return flags
-    return _of_segmenter(name, config, asked) if kind == "seg" else []
+    if kind == "lm":
+        masked = any(each.endswith("ForMaskedLM") for each in _config(name).architectures)
+        return ["--mask.rate", MASKED] if masked and not config and "--mask.rate" not in asked else []
+    return _of_segmenter(name, config, asked)
 
 
 def _of_segmenter(name: str, config: dict[str, Any], asked: set[str]) -> list[str]:
