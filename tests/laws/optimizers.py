@@ -62,7 +62,7 @@ def train(folder: Path, optim: OptimConfig, exact: bool = True, within: bool = T
 def main(folder: Path, *names: str) -> None:
     """Run cases whole, the last one stopped and resumed too, and AdamW without diagnostics and in ordinary mode."""
     for name in names:
-        train(folder / name, CASES[name], inspect_every=3)
+        train(folder / name, CASES[name], inspect_every=3, save_every=1 if name == "adamw" else 100, keep=STEPS)
     stopped = folder / f"{names[-1]}-stopped"
     train(stopped, CASES[names[-1]], inspect_every=3, stop_at=STOP)
     if is_main_process():  # as if it had been killed after step 9

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from app import EMAConfig, Run, UserError
+from app import EMAConfig, OptimConfig, Run, RunConfig, UserError
 from app.checkpoints import sharded
 from app.errors import is_installed
 from app.rundir import metrics_file
@@ -121,4 +122,39 @@ def test_diagnostics_are_those_of_the_step(trained):
         total = sum(layer["gradient_norm"] ** 2 for layer in layers) ** 0.5
         assert total == pytest.approx(logged[line["step"]], rel=1e-9) and total > 0.1  # which clipping leaves
         assert all(layer["update_ratio"] == layer["update_norm"] / layer["weight_norm"] for layer in layers)
-        assert sum(line["layers"]["layers.0.weight"]["histogram"].values()) == 16 * 16
+        before, after = (saved_state(run, step) for step in (line["step"] - 1, line["step"]))
+        for name, layer in line["layers"].items():
+            old, new = (np.frombuffer(state[f"models.0.{name}"], np.float32).astype(float) for state in (before, after))
+            assert layer["weight_norm"] == pytest.approx(np.linalg.norm(old), rel=1e-9)
+            assert layer["update_norm"] == pytest.approx(np.linalg.norm(new - old), rel=1e-9)
+
+
+class Known(torch.nn.Module):
+    """A model whose gradient is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((5,), 2.0))
+
+    def forward(self, x):
+        return (self.weight * torch.tensor([0.0, 1.0, 1.5, -0.25, 2.0**20])).sum() * x.mean()
+
+
+def test_diagnostics_of_a_known_gradient(tmp_path):
+    """Bins are powers of two; zeros and what is beyond the last bin have their places."""
+    settings = RunConfig(
+        str(tmp_path), steps=1, global_batch=2, micro_batch=1, trackers=(), inspect_every=1, exact=True
+    )
+    config = Config(OptimConfig(name="SGD", lr=0.5, momentum=0.0, clip=0.0, schedule="constant"), settings)
+    with Run(config) as run:
+        model, optimizer = run.prepare(Known(), config.optim)
+        for batch in run.batches([torch.ones(1)] * 2, torch.stack):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs), micro)
+            run.step(optimizer)
+    (line,) = diagnostics(tmp_path)
+    norm = (1 + 1.5**2 + 0.25**2 + 2.0**40) ** 0.5
+    expected = {"weight_norm": 20**0.5, "gradient_norm": norm, "update_norm": norm / 2, "update_ratio": norm / 80**0.5}
+    found = line["layers"]["weight"]
+    assert found.pop("histogram") == {"-2": 1, "0": 2, "8": 1, "zero": 1}
+    assert found == pytest.approx(expected, rel=1e-6)
