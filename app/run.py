@@ -1,6 +1,7 @@
 """The run: one training of one recipe in one folder. Repeating the command resumes it."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -296,10 +297,9 @@ class Run:
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):
-                    name = name if index else ""
-                    before, self.logger.pending_images = self.logger.pending_images, {}
-                    self.log(renamed(function(self, model, each, *more), kind, name))
-                    self.logger.pending_images = before | renamed(self.logger.pending_images, kind, name)
+                    rename = functools.partial(renamed, kind=kind, set_name=name if index else "")
+                    with self.logger.pictures_renamed(rename):
+                        self.log(rename(function(self, model, each, *more)))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
         """Log pictures with this step: in the run folder's images/, and in the trackers that take pictures.

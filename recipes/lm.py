@@ -120,8 +120,7 @@ def loss_of(model, inputs: dict, criterion):
 def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
     from app.data.corpus.blocks import beginning
-    from app.tasks.language.both_ways import filled_in
-    from app.tasks.language.generate import sample_text
+    from app.tasks.language.generate import filled_in, sample_text
     from app.training.metrics import TokenAccuracy
 
     scores = run.scores_of(*([TokenAccuracy()] if config.masked else []))

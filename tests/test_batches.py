@@ -285,8 +285,9 @@ def test_a_ramp_is_declared_ahead_and_refused_where_it_says_nothing():
     assert str(plan.sizes) == "8 (2 until step 2, 4 until step 5)"
     assert plan.steps == 8 and [plan.seen(i) for i in range(9)] == [0, 2, 4, 8, 12, 16, 24, 32, 40]
     assert BatchPlan.of_run(dataclasses.replace(config, steps=7), 40).total == 32
+    assert [plan.idle_until(ranks) for ranks in (1, 2)] == [0, 5]
     for words, message in {
-        ("2-2",): r"--run\.batch-ramp 2-2: give STEP:VALUE, for example 100:4",
+        ("2-2",): r"--run\.batch-ramp 2-2: give STEP:SAMPLES, for example 100:4",
         ("2:9",): r"--run\.batch-ramp 2:9: 9 must be at least 1 and at most --run\.global-batch 8",
         ("2:0",): "0 must be at least 1",
         ("5:2", "5:4"): "each step must be later than the one before it",

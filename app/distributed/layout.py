@@ -121,6 +121,8 @@ def header(plan: BatchPlan, accelerator: Accelerator) -> list[str]:
     if idle:
         line += f" ({idle:.0%} of the turns idle: {plan.micro_batches_per_step} micro-batches)"
     lines = [line]
+    if until := plan.idle_until(ranks):
+        lines.append(f"--run.batch-ramp: until step {until}, there are fewer micro-batches than data ranks")
     if plan.ramp and plan.ramp[-1][0] >= plan.steps:
         lines.append(f"--run.batch-ramp: the run ends after {plan.steps} steps, before its last part does")
     slow = f"compiling ({compiler(accelerator)}): the first step with inputs of a new shape takes longer"

@@ -94,8 +94,17 @@ def current() -> DryRun | None:
 
 
 def evaluates_model() -> bool:
-    """Tell whether the model that --model names is evaluated as it is: it lacks no weights, and needs no other data."""
+    """Tell whether the model that --model names is evaluated as it is, and so must lack no weights."""
     return _current is not None and _current.evaluates_model
+
+
+def needs_no_training_data(data: Any) -> bool:
+    """Tell whether only the data of --data.eval-path are read, because a finished model is evaluated.
+
+    Args:
+        data: the recipe's flags of data.
+    """
+    return evaluates_model() and not data.path and bool(data.eval_path)
 
 
 @contextmanager

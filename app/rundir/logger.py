@@ -1,7 +1,7 @@
 """What a run tells its user: lines on the terminal, run.json, metrics.jsonl, trackers and speeds."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,15 @@ class RunLogger:
                 self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
             self.trackers.log_images(done, self.pending_images)
         self.pending, self.pending_images = [], {}
+
+    @contextmanager
+    def pictures_renamed(self, rename: Callable[[images.Images], images.Images]) -> Iterator[None]:
+        """Rename the pictures that are logged in a block."""
+        before, self.pending_images = self.pending_images, {}
+        try:
+            yield
+        finally:
+            self.pending_images = before | rename(self.pending_images)
 
     def drop_pending(self) -> None:
         """Forget what a step's body logged, because it will run again; the note of a skipped update stays."""

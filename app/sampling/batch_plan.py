@@ -145,6 +145,10 @@ class BatchPlan:
         """
         return 1 - self.micro_batches_per_step / (ranks * self.accumulation(ranks))
 
+    def idle_until(self, ranks: int) -> int:
+        """Return the step until which some of `ranks` data ranks have no micro-batch, because the ramp is low."""
+        return max((end for end, size in self.ramp if -(-size // self.micro_batch) < ranks), default=0)
+
     @property
     def rows(self) -> str:
         """Return the samples of a full step's micro-batch as text: `16`, or `10-11` if they differ."""
@@ -208,7 +212,7 @@ def batch_sizes(settings: RunConfig) -> Ramp:
     Raises:
         UserError: --run.batch-ramp is no ramp up to --run.global-batch.
     """
-    return Ramp.parse(settings.batch_ramp, settings.global_batch, "--run.batch-ramp", "--run.global-batch")
+    return Ramp.parse(settings.batch_ramp, settings.global_batch, "--run.batch-ramp", "--run.global-batch", "samples")
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ class Ramp(NamedTuple):
     parts: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def parse(cls, words: Sequence[str], final: int, flag: str, final_flag: str) -> "Ramp":
+    def parse(cls, words: Sequence[str], final: int, flag: str, final_flag: str, unit: str) -> "Ramp":
         """Read words such as `100:16`: 16 until step 100.
 
         Args:
+            unit: what is counted, for errors: samples or tokens.
             flag: where the words are from, for errors.
             final_flag: where `final` is from, for errors.
 
@@ -33,7 +34,7 @@ class Ramp(NamedTuple):
         parts: list[tuple[int, int]] = []
         for word in words:
             if not (found := _PART.fullmatch(word)):
-                raise UserError(f"{flag} {word}: give STEP:VALUE, for example 100:{max(1, final // 2)}: until step 100")
+                raise UserError(f"{flag} {word}: give STEP:{unit.upper()}, for example 100:{max(1, final // 2)}")
             end, value = map(int, found.groups())
             if not 1 <= value <= final:
                 raise UserError(f"{flag} {word}: {value} must be at least 1 and at most {final_flag} {final}")

@@ -1,7 +1,8 @@
 """Diagnostics: norms of every weight, its gradient and its update, and a histogram of its gradient, every few steps.
 
 All weights share one sum over ranks. Squares are summed in float64; in exact mode, where weights and gradients have the
-same bits on every layout, in a way that does not depend on the order, so these numbers have the same bits too.
+same bits on every layout, in a way that does not depend on the order, so these numbers have the same bits too, up to
+norms of four million.
 """
 
 import math

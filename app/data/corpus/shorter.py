@@ -19,7 +19,7 @@ def block_sizes(config: CorpusData) -> Ramp:
     Raises:
         UserError: --data.block-ramp is no ramp, or a length in it does not divide --data.block.
     """
-    sizes = Ramp.parse(config.block_ramp, config.block, "--data.block-ramp", "--data.block")
+    sizes = Ramp.parse(config.block_ramp, config.block, "--data.block-ramp", "--data.block", "tokens")
     for end, size in sizes.parts:
         if config.block % size:
             raise UserError(

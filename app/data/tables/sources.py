@@ -46,16 +46,13 @@ class Tables:
     """What the user should know of the choice of splits, on a line of its own."""
     others: "dict[str, Dataset]" = field(default_factory=dict)
     """Further sets to evaluate on, by name."""
+    has_training_rows: bool = True
+    """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
 
     @property
     def sets(self) -> "dict[str, Dataset]":
         """Return all sets to evaluate on; the first one has no name."""
         return {"": self.evaluation, **self.others}
-
-    @property
-    def has_training_rows(self) -> bool:
-        """Tell whether there are rows to train on; a command that evaluates a model needs none."""
-        return self.train is not self.evaluation
 
     def describe_others(self, amounts: dict[str, str]) -> list[str]:
         """Describe the further sets, a line each.
@@ -114,9 +111,9 @@ def load_tables(
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
     with using_cache():
-        if dry_run.evaluates_model() and not config.path and config.eval_path:
+        if dry_run.needs_no_training_data(config):
             table, note = _other_set(config, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            source, trained, tables = None, [], Tables(table, table, note=note)
+            source, trained, tables = None, [], Tables(table, table, note=note, has_training_rows=False)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
             trained = source.rows(config.split, "--data.split")
@@ -144,7 +141,7 @@ def _first_tables(
     if not split:
         split, note = own_eval_splits(source.tables, trained, columns)
     if split:
-        _refuse_trained(config, source, trained, source, split, f"--data.eval-split {split}")
+        _refuse_trained(config, source, trained, source, split, "--data.eval-split", split)
         return Tables(train, source[split], note=note)
     if source.is_running_text:
         return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
@@ -176,27 +173,31 @@ def _other_set(
         split = own or "train"
     other.rows(split, "--data.eval-split")  # for its error
     if source is not None:
-        _refuse_trained(config, source, list(trained), other, split, f"{flag} {path}")
+        _refuse_trained(config, source, list(trained), other, split, flag, path)
     return other[split], note
 
 
 def _refuse_trained(
-    config: TableData, source: Source, trained: list[Rows], other: Source, split: str, asked: str
+    config: TableData, source: Source, trained: list[Rows], other: Source, split: str, flag: str, asked: str
 ) -> None:
     """Refuse to evaluate on rows that are trained on.
 
     Args:
-        asked: the flag that asks for it, with its value.
+        flag: the one that asks for it.
+        asked: its value.
     """
     scored = other.rows(split, "--data.eval-split")
     same = other.places == source.places
     rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
-        raise UserError(
-            f"{asked}: {rows} would be both trained on and evaluated on (--data.split {config.split}, "
-            f"--data.eval-split {split}); give other data, or slices that share no row, such as --data.split "
-            "train[:90%] and --data.eval-split train[90%:], or leave the flag out to have a part held out"
-        )
+        fix = "; give other data, or leave it out"
+        if flag != "--data.eval-sets":
+            fix = (
+                f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no "
+                "row, such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to "
+                "have a part held out"
+            )
+        raise UserError(f"{flag} {asked}: {rows} would be both trained on and evaluated on{fix}")
 
 
 def open_source(

@@ -58,6 +58,8 @@ def named_sets(given: Sequence[str]) -> dict[str, str]:
         name, _, path = word.partition("=")
         if not re.fullmatch(r"\w[\w.-]*", name) or not path:
             raise UserError(f"--data.eval-sets {word}: give NAME=PATH, for example hard=hard.csv")
+        if name == "train":
+            raise UserError(f"--data.eval-sets {word}: `train` is the training set's name: give another one")
         if name in found:
             raise UserError(f"--data.eval-sets names two sets {name}: give each a name of its own")
         found[name] = path

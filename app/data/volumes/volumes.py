@@ -112,7 +112,7 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
     """
     found: dict[str, list[Pair]]
     names: tuple[str, ...]
-    if dry_run.evaluates_model() and not config.path and config.eval_path:
+    if dry_run.needs_no_training_data(config):
         cases, note = _to_evaluate(config, "--data.eval-path", config.eval_path, config.eval_masks, colours)
         return {"train": cases, "": cases, **_further_sets(config, colours)}, (), note
     if config.path.startswith("builtin:"):

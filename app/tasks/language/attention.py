@@ -27,6 +27,7 @@ KINDS = ("auto", "model", "mask", "varlen", "flex")
 STARTS = "documents"
 NUMBERS = {"mask": "documents_to_mask", "flex": "documents_to_flex", "both": "documents_both_ways"}
 PADDING = "attention_mask"
+BOTH_WAYS = "sees_later_tokens"  # in a batch for models that do
 WIDEST = 256  # length of a head's vectors, at most, for flash attention
 _MARGIN = 16  # numbers of documents are rounded up to a power of two, at least this
 
@@ -177,8 +178,9 @@ def starts_of(position_ids: Tensor) -> Tensor:
 
 def model_inputs(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return the arguments of a model: masks are made on the device from what a batch knows about its documents."""
-    known: dict[str, Any] = {name: value for name, value in inputs.items() if name not in NUMBERS.values()}
-    if PADDING not in inputs and NUMBERS["both"] not in inputs:
+    own = (*NUMBERS.values(), BOTH_WAYS)
+    known: dict[str, Any] = {name: value for name, value in inputs.items() if name not in own}
+    if BOTH_WAYS not in inputs:
         known["use_cache"] = False  # with a cache, transformers would ignore where documents begin
     if NUMBERS["both"] in inputs:
         known["attention_mask"] = document_mask(inputs[NUMBERS["both"]], causal=False)

@@ -1,24 +1,20 @@
 """Attention to both sides, for models that find masked tokens: documents that share a block do not see each other."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from app.data.corpus import blocks
-from app.data.rows import IGNORED
 from app.errors import UserError
-from app.tasks.language.attention import NUMBERS, PADDING, document_mask, model_inputs, named, numbers_of
+from app.tasks.language.attention import BOTH_WAYS, NUMBERS, PADDING, document_mask, named, numbers_of
 from app.tasks.pretrained import AFTER_PADDING
 from app.training.scores import evaluating
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from app.data.corpus.masking import MaskedBlocks
+    from transformers import PreTrainedModel
 
 
 class BothWays:
@@ -33,14 +29,14 @@ class BothWays:
         """
         self.apart, self.first = apart, first
 
-    def collate(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor | None]:
+    def collate(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
         """Stack rows of MaskedBlocks, and say which tokens are seen."""
-        batch: dict[str, Tensor | None] = dict(blocks.collate(rows))
+        batch: dict[str, Any] = {**blocks.collate(rows), BOTH_WAYS: True}
         numbers = numbers_of(positions := batch.pop("position_ids"))
         if self.apart:
             return batch | {"position_ids": positions + self.first, NUMBERS["both"]: numbers}
-        # Without a mask, nothing has to be read from the device to see that it is not needed.
-        return batch | {PADDING: (numbers == 1).long() if (numbers > 1).any() else None}
+        # Without padding there is no mask, and nothing is read from the device to see that none is needed.
+        return batch | ({PADDING: (numbers == 1).long()} if (numbers > 1).any() else {})
 
     @classmethod
     def of(cls, model: "PreTrainedModel", asked: str, packing: str, run: Any) -> "BothWays":
@@ -93,30 +89,3 @@ def _stay_apart(model: "PreTrainedModel") -> bool:
     with evaluating(model):
         first, second = model(input_ids=ids, position_ids=places, attention_mask=seen).logits[:, :2]
     return torch.equal(first, second)
-
-
-def filled_in(
-    model: nn.Module,
-    tokenizer: "PreTrainedTokenizerBase",
-    rows: "MaskedBlocks",
-    collate: Callable[[list], dict[str, Tensor | None]],
-    length: int,
-) -> str:
-    """Have a model fill in what is masked in the first `length` tokens of a row; return both texts, to be printed.
-
-    A collective: every rank calls it.
-    """
-    device = next(model.parameters()).device
-    batch = collate([{name: values[:length] for name, values in rows[0].items()}])
-    inputs = model_inputs({name: tensor if tensor is None else tensor.to(device) for name, tensor in batch.items()})
-    targets, before = inputs.pop("targets")[0], inputs["input_ids"][0]
-    with evaluating(model):
-        found = model(**inputs).logits[0].argmax(-1)
-    after = torch.where(targets == IGNORED, before, found)
-    texts = {"masked": before, "filled in": after}
-    return "\n".join(f"  {title}:\n{quoted(tokenizer, ids)}" for title, ids in texts.items())
-
-
-def quoted(tokenizer: "PreTrainedTokenizerBase", ids: Tensor) -> str:
-    """Write out tokens, each line behind a bar."""
-    return "\n".join(f"  | {line}" for line in cast(str, tokenizer.decode(ids)).splitlines())

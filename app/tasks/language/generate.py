@@ -1,18 +1,24 @@
 """Text from a model during its training, however it is wrapped."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from app.data.corpus.documents import start_of
+from app.data.rows import IGNORED
 from app.distributed import collectives, naming
 from app.sampling.seeding import seed_all
+from app.tasks.language.attention import model_inputs
 from app.tasks.pretrained import longest_input
+from app.training.loader import map_tensors
 from app.training.scores import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from app.data.corpus.masking import MaskedBlocks
 
 
 def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: str, length: int, seed: int) -> str:
@@ -43,4 +49,30 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
             synced_gpus=not collectives.alone(),
         )
     text = prompt + cast(str, tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
+    return _quoted(text)
+
+
+def filled_in(
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    rows: "MaskedBlocks",
+    collate: Callable[[list], dict[str, Any]],
+    length: int,
+) -> str:
+    """Have a model fill in what is masked in the first `length` tokens of a row; return both texts, to be printed.
+
+    A collective: every rank calls it.
+    """
+    device = next(model.parameters()).device
+    batch = collate([{name: values[:length] for name, values in rows[0].items()}])
+    inputs = model_inputs(map_tensors(lambda tensor: tensor.to(device), batch))
+    targets, before = inputs.pop("targets")[0], inputs["input_ids"][0]
+    with evaluating(model):
+        found = model(**inputs).logits[0].argmax(-1)
+    after = torch.where(targets == IGNORED, before, found)
+    texts = {"masked": before, "filled in": after}
+    return "\n".join(f"  {title}:\n{_quoted(cast(str, tokenizer.decode(ids)))}" for title, ids in texts.items())
+
+
+def _quoted(text: str) -> str:
     return "\n".join(f"  | {line}" for line in text.splitlines())
