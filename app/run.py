@@ -294,6 +294,7 @@ class Run:
                 and another one, called `hard`, names such as eval-hard/accuracy.
         """
         sets = data if isinstance(data, dict) else {"": data}
+        sets = self._dry.chosen_sets(sets) if self._dry is not None else sets
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):

@@ -1,14 +1,16 @@
 """What tests of python -m app evaluate share."""
 
-from app.commands.evaluate import command, models, worker
+from app.commands.evaluate import command, models, subject, worker
 from app.launching.dry_run import play
 from app.launching.flags import parse_command
+from app.rundir import history
 
 
-def as_it_is(model, *words) -> dict:
-    """Evaluate a finished model in this process, as the command does in another, and return what it found."""
-    options, flags = parse_command(command.Options, [str(model), *map(str, words)], "", True)
-    found = models.of_model(options, flags)
-    evaluation = worker.Evaluation(found.state, found.averaged)
+def as_it_is(place, *words) -> dict:
+    """Evaluate a run or a model in this process, as the command does in another, and return what it found."""
+    options, flags = parse_command(command.Options, [str(place), *map(str, words)], "", True)
+    is_run = not models.is_model(options.run)
+    found = subject.of_run(options, history.read(options.run)) if is_run else models.of_model(options, flags)
+    evaluation = worker.Evaluation(found.state, found.averaged, found.only)
     play(found.recipe, [*found.flags, *flags], evaluation, found.imports)
     return evaluation.result()

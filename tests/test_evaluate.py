@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -94,6 +95,22 @@ def test_a_finished_model_has_the_scores_of_its_run(run, rows, tmp_path):
     assert found["scores"] == pytest.approx(hard, rel=1e-6) and list(found["classes"]) == ["blue", "green", "red"]
 
 
+def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_path):
+    """Its tokenizer is trained on the rows that it was trained on, without those that it held out."""
+    draw = np.random.default_rng(0)
+    texts = [{"text": "".join(draw.choice(list("abcdefgh "), 60)), "label": str(draw.integers(2))} for _ in range(80)]
+    for name, part in (("all", texts), ("new", texts[:30])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    recipe = load(ROOT / "recipes" / "cls.py")
+    words = [*SMALL["cls"].flags(rows)[:-4], "--data.path", tmp_path / "all.jsonl", *FLAGS[:4], "--run.exact", "true"]
+    words += ["--run.steps", 2, "--run.trackers", "--run.dir", tmp_path / "run"]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
+    run, model = (as_it_is(place, tmp_path / "new.jsonl") for place in (tmp_path / "run", tmp_path / "run" / "model"))
+    assert run["scores"] == model["scores"] and run["scores"]["eval/samples"] == 30
+    part = as_it_is(tmp_path / "run", tmp_path / "new.jsonl", "--split", "train[:7]")["scores"]
+    assert part["eval/samples"] == 7 and part.keys() == run["scores"].keys()
+
+
 @pytest.mark.parametrize(("name", "more"), [("lm", []), ("lm", ["--mask.rate", 0.3]), ("img", [])])
 def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
     """Documents that share a block stay apart in an evaluation too, and masks are the same."""
@@ -166,9 +183,9 @@ def test_models_that_cannot_be_evaluated(tmp_path, config, words, said):
         as_it_is(tmp_path, *words)
 
 
-@pytest.mark.parametrize("given", ["hard", "=x", "a=", "a=x a=y"])
+@pytest.mark.parametrize("given", ["hard", "=x", "a=", "a=x a=y", "train=x"])
 def test_sets_need_names_and_paths(given):
-    with pytest.raises(UserError, match=r"NAME=PATH|names two sets a"):
+    with pytest.raises(UserError, match=r"NAME=PATH|names two sets a|training set's name"):
         named_sets(given.split())
 
 

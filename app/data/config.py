@@ -38,7 +38,7 @@ class EvalSets:
 
     eval_sets: tuple[str, ...] = ()
     """Further data to evaluate on, each as NAME=PATH: the scores of hard=hard.csv are named eval-hard/accuracy and so
-    on. Of data with several splits, the validation or test split is taken."""
+    on. Of data with several splits, the validation or test split is taken, or the one that NAME=PATH::SPLIT names."""
 
 
 @dataclass

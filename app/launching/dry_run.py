@@ -83,6 +83,10 @@ class DryRun:
         if not self.to_end:
             raise Reached(run, plan)
 
+    def chosen_sets(self, sets: dict[str, Any]) -> dict[str, Any]:
+        """Return those of a recipe's evaluation sets that are scored."""
+        return sets
+
     def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
         """Take the place of run.finish."""
         raise Finished(run, model, parts, use)

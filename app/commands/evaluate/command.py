@@ -73,7 +73,8 @@ def main(options: Options, flags: list[str]) -> int:
         found = subject.of_run(options, history.read(options.run))
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
-        job.write_text(json.dumps({"state": found.state, "averaged": found.averaged, "result": str(result)}))
+        about = {"state": found.state, "averaged": found.averaged, "only": found.only, "result": str(result)}
+        job.write_text(json.dumps(about))
         status = _launch(options.profile, found, job, flags)
         if status or not result.exists():
             return status or 1

@@ -54,13 +54,18 @@ def of_model(options: "Options", given: list[str]) -> Subject:
     data = data_of(options, config)
     kind = _kind(name, config)
     flags = ["--run.trackers"] if file is None else settings(file, config)
-    if not data and file is None:
+    if not data.path and file is None:
         raise UserError(f"{name}: give the data to evaluate it on after it, for example data.csv; they need labels")
-    if data:  # and nothing else is needed
+    if data.path:  # and nothing else is needed
         flags += ["--data.path="] if kind == "seg" else ["--data.path"]
         loss = config.get("loss")
         flags += ["--loss.weights"] if isinstance(loss, dict) and loss.get("weights") else []
-    flags += [*_flags_of(kind, name, config, given), "--model", name, *eval_flags(data, options.split, config)]
+    flags += [
+        *_flags_of(kind, name, config, given),
+        "--model",
+        name,
+        *eval_flags(data.path, data.split or options.split, config),
+    ]
     return Subject({"model": name}, name, recipe or _recipe(kind), flags, imports)
 
 

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from app.commands import weights
 from app.config import EMAConfig
+from app.data.tables.splits import NamedSet, named_sets
 from app.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from app.commands.evaluate.command import Options
     from app.rundir.history import History
+
+
+GIVEN = "given"
+"""Names the set of the data that the command was given."""
 
 
 @dataclass
@@ -28,6 +33,8 @@ class Subject:
     state: str = ""
     """The folder of a checkpoint's state; empty: the model has its weights already."""
     averaged: bool = False
+    only: str = ""
+    """The one of the recipe's sets to evaluate on; empty: all of them."""
 
 
 def of_run(options: "Options", run: "History") -> Subject:
@@ -42,12 +49,23 @@ def of_run(options: "Options", run: "History") -> Subject:
     step = weights.one_step(options, checkpoints)
     state, _ = checkpoints.at(step)
     recipe, imports = recipe_of(run)
-    flags = [
-        *settings(run.folder / "config.yaml", run.config),
-        *eval_flags(data_of(options, run.config), options.split, run.config),
-    ]
+    flags, only = settings(run.folder / "config.yaml", run.config), ""
+    known = run.config.get("data")
+    known = known if isinstance(known, dict) else {}
+    data = data_of(options, run.config)
+    if not data.path and options.split and len(paths := _words(known.get("path"))) == 1:
+        data = NamedSet(paths[0], options.split)
+    if data.path and "eval_sets" in known:
+        # In addition to the run's own data, because what it has learnt from them (a tokenizer, classes) it learns anew.
+        flags, only = [*flags, "--data.eval-sets", f"{GIVEN}={'::'.join(filter(None, data))}"], GIVEN
+    else:
+        flags += eval_flags(data.path, data.split or options.split, run.config)
     about, averaged = {"run": str(run.folder), "step": step}, weights.averaged(options, run.config)
-    return Subject(about, f"step {step} of {run.folder}", recipe, flags, imports, str(state), averaged)
+    return Subject(about, f"step {step} of {run.folder}", recipe, flags, imports, str(state), averaged, only)
+
+
+def _words(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def recipe_of(run: "History") -> tuple[Path, str]:
@@ -68,16 +86,14 @@ def settings(file: Path, config: dict[str, Any]) -> list[str]:
     return flags
 
 
-def data_of(options: "Options", config: dict[str, Any]) -> str:
+def data_of(options: "Options", config: dict[str, Any]) -> NamedSet:
     """Return the data to evaluate on, if the options name any: by their path, or as one of the run's sets.
 
     Raises:
         UserError: the run has no such set.
     """
-    from app.data.tables.splits import named_sets
-
     if not options.set:
-        return options.data
+        return NamedSet(options.data, options.split if options.data else "")
     if options.data:
         raise UserError(f"--set {options.set} and {options.data}: give one of them, the run's own data or others")
     data = config.get("data")

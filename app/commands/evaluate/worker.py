@@ -12,15 +12,16 @@ from app.launching.dry_run import DryRun, play
 class Evaluation(DryRun):
     """Take the place of training in a Run: load a checkpoint's weights, and run the loop's body once to evaluate."""
 
-    def __init__(self, state: str, averaged: bool):
+    def __init__(self, state: str, averaged: bool, only: str = ""):
         """Describe what is evaluated.
 
         Args:
             state: the folder of a checkpoint's state; empty: the model that --model names is evaluated as it is.
             averaged: evaluate the average of the weights.
+            only: the one of the recipe's sets to evaluate on; empty: all.
         """
         super().__init__(to_end=True, on_cpu=False, evaluates_model=not state)
-        self.state, self.averaged = state, averaged
+        self.state, self.averaged, self.only = state, averaged, only
         self.metrics: list[Any] = []
         """The recipe's own metrics of its main evaluation set."""
         self.calibrations: list[Any] = []
@@ -36,6 +37,10 @@ class Evaluation(DryRun):
         run.scores_of = self._watching(run.scores_of)
         yield from run.only_evaluation()
         self.scores = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
+
+    def chosen_sets(self, sets: dict[str, Any]) -> dict[str, Any]:
+        """Return those of a recipe's evaluation sets that are scored."""
+        return {"": sets[self.only]} if self.only else sets
 
     def _watching(self, scores_of: Any) -> Any:
         """Return a `scores_of` that remembers metrics, and measures calibration where there are classes."""
@@ -90,7 +95,7 @@ def main() -> None:
     report_user_errors()
     leave_with_launcher()
     job = json.loads(Path(sys.argv[1]).read_text())
-    evaluation = Evaluation(job["state"], job["averaged"])
+    evaluation = Evaluation(job["state"], job["averaged"], job["only"])
     play(Path(sys.argv[2]), sys.argv[4:], evaluation, import_folder=sys.argv[3])
     if is_main_process():
         Path(job["result"]).write_text(json.dumps(evaluation.result()))

@@ -118,8 +118,8 @@ def load_tables(
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
             trained = source.rows(config.split, "--data.split")
             tables = _first_tables(config, source, trained, needed, seed, columns)
-        for name, path in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, "--data.eval-sets", path, "", columns, source, trained)
+        for name, other in named_sets(config.eval_sets).items():
+            tables.others[name], _ = _other_set(config, "--data.eval-sets", *other, columns, source, trained)
         return tables
 
 

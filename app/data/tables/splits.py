@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -47,22 +47,34 @@ def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Row
     return ranges
 
 
-def named_sets(given: Sequence[str]) -> dict[str, str]:
-    """Read --data.eval-sets, words such as hard=hard.csv: return the path of each set by its name.
+class NamedSet(NamedTuple):
+    """A further set to evaluate on."""
+
+    path: str
+    split: str = ""
+    """The split, or a slice of one; empty: the validation or test split, or the only one."""
+
+
+def named_sets(given: Sequence[str]) -> dict[str, NamedSet]:
+    """Read --data.eval-sets, words such as hard=hard.csv or hard=FOLDER::test, by the names of the sets.
 
     Raises:
         UserError: a word has no name or no path, or two have the same name.
     """
-    found: dict[str, str] = {}
+    found: dict[str, NamedSet] = {}
     for word in given:
-        name, _, path = word.partition("=")
+        name, _, place = word.partition("=")
+        path, _, split = place.partition("::")
         if not re.fullmatch(r"\w[\w.-]*", name) or not path:
-            raise UserError(f"--data.eval-sets {word}: give NAME=PATH, for example hard=hard.csv")
+            raise UserError(
+                f"--data.eval-sets {word}: give NAME=PATH, for example hard=hard.csv; names are of letters, digits, "
+                "_, . and -"
+            )
         if name == "train":
             raise UserError(f"--data.eval-sets {word}: `train` is the training set's name: give another one")
         if name in found:
             raise UserError(f"--data.eval-sets names two sets {name}: give each a name of its own")
-        found[name] = path
+        found[name] = NamedSet(path, split)
     return found
 
 

@@ -139,10 +139,10 @@ def _further_sets(
     config: VolumeData, colours: np.ndarray | None, trained: Sequence[Pair] = ()
 ) -> dict[str, list[Case]]:
     """Load the cases of --data.eval-sets, by the names of the sets."""
-    paths = named_sets(config.eval_sets)
-    if "train" in paths:
-        raise UserError(f"--data.eval-sets train={paths['train']}: give the set another name")
-    return {n: _to_evaluate(config, "--data.eval-sets", path, "", colours, trained)[0] for n, path in paths.items()}
+    sets = named_sets(config.eval_sets)
+    if split := next((each.split for each in sets.values() if each.split), ""):
+        raise UserError(f"--data.eval-sets: there is no split {split} of a folder: name the folder of its images")
+    return {n: _to_evaluate(config, "--data.eval-sets", each.path, "", colours, trained)[0] for n, each in sets.items()}
 
 
 def _to_evaluate(
