@@ -85,7 +85,8 @@ def load_data(config: Config):
         return train_blocks, eval_sets, tokenizer, about
     train = MaskedBlocks(train_blocks, masker)
     held_out = {name: MaskedBlocks(blocks, masker, config.run.seed) for name, blocks in eval_sets.items()}
-    about += f"\nmasked: {train.tokens:,} tokens in an epoch, {held_out[''].tokens:,} in an evaluation"
+    trained = f"{train.tokens:,} tokens in an epoch, " if tables.has_training_rows else ""
+    about += f"\nmasked: {trained}{held_out[''].tokens:,} in an evaluation"
     return train, held_out, tokenizer, about
 
 

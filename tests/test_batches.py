@@ -287,7 +287,7 @@ def test_a_ramp_is_declared_ahead_and_refused_where_it_says_nothing():
     assert BatchPlan.of_run(dataclasses.replace(config, steps=7), 40).total == 32
     assert [plan.idle_until(ranks) for ranks in (1, 2)] == [0, 5]
     for words, message in {
-        ("2-2",): r"--run\.batch-ramp 2-2: give STEP:SAMPLES, for example 100:4",
+        ("2-2",): r"--run\.batch-ramp 2-2: give STEP:SAMPLES, in steps and not in %, for example 100:4",
         ("2:9",): r"--run\.batch-ramp 2:9: 9 must be at least 1 and at most --run\.global-batch 8",
         ("2:0",): "0 must be at least 1",
         ("5:2", "5:4"): "each step must be later than the one before it",

@@ -172,6 +172,7 @@ def test_token_dropout_leaves_special_tokens(masked):
         ("--mask.rate 0.15 --sample x", "leave it out with --mask.rate"),
         ("--mask.rate 0.15 --scratch.shape gpt2", "leave it out or give bert"),
         ("--scratch.shape bert", "give --mask.rate 0.15"),
+        ("--mask.span 3", "does nothing without --mask.rate"),
         ("--token-dropout 1", "below 1"),
     ],
 )

@@ -295,6 +295,21 @@ def test_masks_are_those_that_the_run_has_scored(trained, tmp_path, name):
         assert found[f"eval/{score}"] == found[f"eval-hard/{score}"] == pytest.approx(last[f"eval/{score}"], rel=1e-6)
 
 
+def test_a_picture_that_does_not_fit_says_how_far_it_came(trained, tmp_path):
+    """The masks before it stay, and the same command goes on with --overwrite."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for name, shape in (("a", (40, 40)), ("b", (40, 40, 3))):
+        Image.fromarray(np.zeros(shape, np.uint8)).save(folder / f"{name}.png")
+    words = ["predict", str(trained / "cpu" / "sizes"), str(folder), "--to", str(out)]
+    with pytest.raises(UserError, match=r"3 channels, .*; 1 of 2 images have their masks: repeat with --overwrite"):
+        app(words)
+    (folder / "b.png").unlink()
+    assert app([*words, "--overwrite"]) == 0 and [path.name for path in out.iterdir()] == ["a.png"]
+    with pytest.raises(UserError, match="masks are written into a folder"):
+        app([*words[:-1], "masks.csv"])
+
+
 def test_volumes_have_masks_of_their_own_kind(trained, tmp_path):
     """A NIfTI file that is turned has the mask of the TIFF file with the same voxels, turned in the same way."""
     image = grains(3)[0][1][:20, :24, :28]

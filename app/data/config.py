@@ -106,8 +106,8 @@ class Masking:
     rate: float = 0.0
     """Share of the tokens of a block that are masked; 0.15 is usual. 0: none, the model predicts the next token."""
     span: float = 1.0
-    """Mean length of what is masked at a piece, in tokens. 1: single tokens. Otherwise lengths are geometric, up to 10;
-    3.8 is SpanBERT's."""
+    """Mean length of what is masked at a piece, in tokens. 1: single tokens. Otherwise lengths are geometric, up to 10,
+    and their mean is at most 5; 3.8 is SpanBERT's."""
     keep: float = 0.1
     """Share of the masked pieces whose tokens stay as they are; the model has to confirm them."""
     random: float = 0.1

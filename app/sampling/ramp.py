@@ -34,7 +34,8 @@ class Ramp(NamedTuple):
         parts: list[tuple[int, int]] = []
         for word in words:
             if not (found := _PART.fullmatch(word)):
-                raise UserError(f"{flag} {word}: give STEP:{unit.upper()}, for example 100:{max(1, final // 2)}")
+                like = f"100:{max(1, final // 2)}"
+                raise UserError(f"{flag} {word}: give STEP:{unit.upper()}, in steps and not in %, for example {like}")
             end, value = map(int, found.groups())
             if not 1 <= value <= final:
                 raise UserError(f"{flag} {word}: {value} must be at least 1 and at most {final_flag} {final}")

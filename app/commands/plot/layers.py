@@ -77,7 +77,7 @@ def figure(run: History) -> Any:
         x=found.steps, y=found.powers, z=found.shares, colorscale=_COLOURS, colorbar=bar, hovertemplate=hover
     )
     drawn.add_trace(shares, row=2, col=1)
-    drawn.update_yaxes(title_text="power of 2", row=2, col=1)
+    drawn.update_yaxes(title_text="size of numbers, power of 2", row=2, col=1)
     drawn.update_xaxes(title_text="step")
     drawn.update_layout(height=680, template="plotly_white", showlegend=len(layers) <= _FEW)
     drawn.update_layout(margin={"l": 50, "r": 20, "t": 40, "b": 40})
@@ -102,6 +102,8 @@ def draw(runs: Sequence[History], file: Path) -> None:
                 axis.plot(steps, spots, marker="." if len(steps) < 20 else "", label=name, **look)
             axis.set_yscale("log")
             axis.set_title(f"{label}: {title}", fontsize=10)
+        order = picture.colorbar(matplotlib.cm.ScalarMappable(cmap=colours), ax=axes[1], ticks=[0, 1])
+        order.ax.set_yticklabels(["first weight", "last"], fontsize=7)
         if len(layers) <= _FEW:
             axes[0].legend(fontsize=6)
         if found.powers:
@@ -109,7 +111,7 @@ def draw(runs: Sequence[History], file: Path) -> None:
             mesh = axes[2].pcolormesh(found.steps, found.powers, shares, cmap=_COLOURS, shading="nearest")
             picture.colorbar(mesh, ax=axes[2], label="% of numbers")
         axes[2].set_title(f"{label}: {HEAT}", fontsize=10)
-        axes[2].set_ylabel("power of 2", fontsize=8)
+        axes[2].set_ylabel("size of numbers, power of 2", fontsize=8)
         for axis in axes:
             axis.set_xlabel("step", fontsize=8)
             axis.tick_params(labelsize=8)

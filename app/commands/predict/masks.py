@@ -35,17 +35,23 @@ def main(options: "Options", model: str) -> int:
     target = _target(options, images)
     network = _Network(model, card, options.batch)
     with tempfile.TemporaryDirectory(dir=target, prefix=".draft-") as draft:
-        for image in images:
-            for name in _written(network, image, Path(draft), options):
-                (target / name).parent.mkdir(exist_ok=True)
-                Path(draft, name).rename(target / name)
-    print(f"{target}: masks of {len(images):,} images")
+        for done, image in enumerate(images):
+            try:
+                for name in _written(network, image, Path(draft), options):
+                    (target / name).parent.mkdir(exist_ok=True)
+                    Path(draft, name).rename(target / name)
+            except UserError as error:
+                written = f"; {done} of {len(images)} images have their masks: repeat with --overwrite" if done else ""
+                raise UserError(f"{error}{written}") from error
+    print(f"{target}: masks of {len(images):,} image{'s' * (len(images) != 1)}")
     return 0
 
 
 def _target(options: "Options", images: list[Path]) -> Path:
     """Make the folder to write."""
     target = Path(options.to or FOLDER)
+    if target.suffix in (".parquet", ".jsonl", ".csv"):
+        raise UserError(f"--to {target}: masks are written into a folder: give its name")
     if target.exists() and not target.is_dir():
         raise UserError(f"--to {target} is a file: masks are written into a folder")
     if target.resolve() in {image.resolve().parent for image in images}:

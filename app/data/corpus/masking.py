@@ -6,6 +6,7 @@ are drawn. Masks are drawn by (seed, epoch, block) in training, and in evaluatio
 Sources: BERT (Devlin et al., 2019) and SpanBERT (Joshi et al., 2020).
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +99,10 @@ class MaskedBlocks:
         self.weights = masker.count(known[self._kept])
         """Masked tokens of each block."""
 
+    def filled(self, index: int) -> int:
+        """Return how many tokens a block has, before what fills it up."""
+        return self.blocks.filled(int(self._kept[index]))
+
     @property
     def tokens(self) -> int:
         """Count the masked tokens."""
@@ -152,6 +157,9 @@ def check_masking(settings: Masking, dropout: float, sample: str) -> None:
             "together they may be at most 1"
         )
     check_dropout(dropout)
+    changed = [f.name for f in dataclasses.fields(settings) if getattr(settings, f.name) != f.default]
+    if changed and not settings.rate:
+        raise UserError(f"--mask.{changed[0]} does nothing without --mask.rate, for example --mask.rate 0.15")
     if settings.rate and dropout:
         raise UserError(
             f"--token-dropout {dropout:g} is for models that predict the next token, as --mask.rate replaces tokens "

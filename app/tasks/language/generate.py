@@ -59,18 +59,20 @@ def filled_in(
     collate: Callable[[list], dict[str, Any]],
     length: int,
 ) -> str:
-    """Have a model fill in what is masked in the first `length` tokens of a row; return both texts, to be printed.
+    """Have a model fill in what it has to find in the first `length` tokens of a row; return both texts, to be printed.
 
     A collective: every rank calls it.
     """
     device = next(model.parameters()).device
+    length = min(length, rows.filled(0))
     batch = collate([{name: values[:length] for name, values in rows[0].items()}])
     inputs = model_inputs(map_tensors(lambda tensor: tensor.to(device), batch))
     targets, before = inputs.pop("targets")[0], inputs["input_ids"][0]
     with evaluating(model):
         found = model(**inputs).logits[0].argmax(-1)
-    after = torch.where(targets == IGNORED, before, found)
-    texts = {"masked": before, "filled in": after}
+    # Also where it sees a random token or the right one.
+    asked = torch.where(targets == IGNORED, before, tokenizer.mask_token_id)
+    texts = {"masked": asked, "filled in": torch.where(targets == IGNORED, before, found)}
     return "\n".join(f"  {title}:\n{_quoted(cast(str, tokenizer.decode(ids)))}" for title, ids in texts.items())
 
 
