@@ -1,6 +1,7 @@
 """Reading configurations: flags of the command line and files of flags, both checked by tyro."""
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -102,6 +103,7 @@ def _read(config_class: type[T], words: list[str], description: str, **options: 
         )
 
 
+@functools.cache  # a class keeps what it was given
 def _fill_help(config_class: type) -> None:
     """Give tyro the docstring of each field as paragraphs without line breaks, in dataclasses inside this one too.
 
