@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from app.data.tables.builtin import functions_of, stdlib_rows
+from app.data.tables.python_library import functions_of, stdlib_rows
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 

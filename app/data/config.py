@@ -8,7 +8,7 @@ from typing import Literal
 class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
-    # What a document is in txt files; only data that are texts to model have a flag for it.
+    # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL.
     txt = "file"
     # Only where there are scores, there is a flag for further sets.
     eval_sets = tuple[str, ...]()
@@ -67,6 +67,34 @@ class TextData(Classes, EvalSets, TableData):
     pad_to_multiple_of: int = 1
     """Texts of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
+
+
+@dataclass
+class TagData(Classes, EvalSets, TableData):
+    """Sentences as lists of tokens, and a tag for each token."""
+
+    txt = "conll"
+
+    path: tuple[str, ...] = ("builtin:names",)
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, json, jsonl or
+    parquet files whose rows have a list of tokens and a list of tags, or CoNLL files (.conll, .conllu, .iob, .bio,
+    .txt or without an extension) with a token and its tags in each line and an empty line after each sentence; or a
+    folder with such files named train, dev and test. Files may be compressed (.conll.gz), and patterns such as
+    'part-*.conll' name several."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns of a CoNLL file, from left to right. Default: tokens for the first, tags for the last."""
+    tokens: str = "tokens"
+    """Column of the tokens."""
+    tags: str = "tags"
+    """Column of the tags: strings or integers, one for each token."""
+    scheme: Literal["auto", "iob2", "plain"] = "auto"
+    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. plain: each token has a tag of its own,
+    as parts of speech. auto: iob2 if all tags look like it."""
+    max_length: int = 256
+    """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
+    pad_to_multiple_of: int = 1
+    """Sentences of a micro-batch are padded to a multiple of this number of sub-words, so that a compiled model sees
+    few shapes."""
 
 
 @dataclass

@@ -35,11 +35,14 @@ PARTS = {
 }
 
 
-def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") -> "PreTrainedTokenizerBase":
+def load_tokenizer(
+    name: str, max_length: int, flag: str = "--data.max-length", in_words: bool = False
+) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of the model that --model names, for texts of max_length tokens.
 
     Args:
         flag: the flag that gives max_length, for errors.
+        in_words: whether it gets texts as lists of words; RoBERTa's then needs to put a space before each.
 
     Raises:
         UserError: it cannot be loaded, or model or tokenizer do not take texts of this length.
@@ -49,7 +52,8 @@ def load_tokenizer(name: str, max_length: int, flag: str = "--data.max-length") 
     with loading(name, "tokenizer"):
         if Path(name).is_dir() and not _has(Path(name), "tokenizer"):
             raise OSError("there is no tokenizer")  # transformers makes up an empty one for some kinds of models
-        config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, **({"add_prefix_space": True} if in_words else {}))
     longest = longest_input(config)
     if longest is not None and max_length > longest:
         raise UserError(

@@ -74,6 +74,7 @@ PARTS = (
     _speed("lm", "a Llama of 1.1 billion weights: tokens a second, MFU, memory; against a bare loop and Trainer", 5),
     _cost(("lm", "cls"), 5),
     _laws("img", 2),
+    _laws("tag", 1.5),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
     _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),

@@ -48,6 +48,12 @@ SMALL = {
         ],
         syncs=2,
     ),
+    "tag": Small(
+        lambda rows: [
+            *("--scratch.layers", 1, "--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64),
+            *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
+        ]
+    ),
     "seg": Small(
         lambda rows: [
             *("--data.patch", 32, "--data.patches-per-image", 1, "--data.holdout", 0.05),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # By the end of a model class's name: the recipe for its task.
 RECIPES = {
     "ForSequenceClassification": "cls",
+    "ForTokenClassification": "tag",
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
     "ForMaskedLM": "lm",
@@ -141,14 +142,14 @@ def _recipe(kind: str) -> Path:
 def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) -> list[str]:
     """Return the flags that a model itself says: the order of its classes, and how it takes its inputs."""
     asked = {word.partition("=")[0] for word in given}
-    if kind in ("cls", "img"):
+    if kind in ("cls", "img", "tag"):
         model = _config(name)
         amounts = model.problem_type == "regression" or (not model.problem_type and model.num_labels == 1)
         names = [str(label) for _, label in sorted(model.id2label.items())]
         flags = [] if amounts or "--data.classes" in asked else ["--data.classes", *names]
         if kind == "cls" and "--data.problem" not in asked and (amounts or model.problem_type):
             flags += ["--data.problem", "regression" if amounts else model.problem_type]
-        if kind == "cls" and not config and "--data.max-length" not in asked:
+        if kind in ("cls", "tag") and not config and "--data.max-length" not in asked:
             from app.tasks.pretrained import longest_input
 
             flags += ["--data.max-length", str(longest_input(model) or LONGEST)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # By the end of a model class's name: its task on the Hub.
 _TASKS = {
     "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForMaskedLM": "fill-mask",

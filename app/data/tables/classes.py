@@ -26,13 +26,11 @@ def classes_of(train: LabelColumn) -> "pa.Array":
         uneven = np.asarray(train.items) % 1 != 0
         if uneven.any():
             row, value = train.first(uneven)
-            raise UserError(
-                f"--data.label {train.name}: {row} has {value}, which is no class; use --data.problem regression"
-            )
+            raise UserError(f"{train.flag}: {row} has {value}, which is no class; use --data.problem regression")
         train.items = train.items.cast(pa.int64())
     distinct = sorted(pc.unique(train.items).to_pylist())
     if not distinct:
-        raise UserError(f"--data.label {train.name}: no training row has a label")
+        raise UserError(f"{train.flag}: no training row has a label")
     return pa.array(distinct, train.items.type)
 
 
@@ -67,7 +65,7 @@ def codes_of(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()
         items = column.items.cast(classes.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UserError(
-            f"--data.label {column.name} is {classes.type} in the training data, {column.items.type} in the evaluation "
+            f"{column.flag} is {classes.type} in the training data, {column.items.type} in the evaluation "
             "data: give both the same labels"
         ) from None
     codes = pc.index_in(items, value_set=classes)
@@ -76,12 +74,12 @@ def codes_of(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()
         if given:
             strange = pc.unique(items.filter(codes.is_null())).to_pylist()
             raise UserError(
-                f"--data.label {column.name}: {row} has a label that is none of the {len(given)} classes, which are "
+                f"{column.flag}: {row} has a label that is none of the {len(given)} classes, which are "
                 f"{some(given)}. Such labels: {some([str(each) for each in strange])}. Leave these rows out, or name "
                 "the classes as the data do with --data.classes, in the order of the model's outputs"
             )
         raise UserError(
-            f"--data.label {column.name}: {row} has the label {value!r}, which no training row has; leave such "
+            f"{column.flag}: {row} has the label {value!r}, which no training row has; leave such "
             "rows out, or add training rows with it"
         )
     return np.asarray(codes).astype(np.int64)

@@ -88,12 +88,12 @@ def row_name(table: "Dataset", row: int) -> str:
 class LabelColumn:
     """The values of a label column. If they are lists, `items` has all elements, and `counts` how many each row has."""
 
-    def __init__(self, table: "Dataset", name: str):
-        """Read a column; raise a UserError if a value is missing."""
+    def __init__(self, table: "Dataset", name: str, flag: str = "label"):
+        """Read the column that --data.FLAG names; raise a UserError if a value is missing."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        self.table, self.name = table, name
+        self.table, self.name, self.flag = table, name, f"--data.{flag} {name}"
         values = table.select_columns([name]).with_format("arrow")[:].column(name)
         self.items = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
         self.counts = np.ones(len(table), np.int64)
@@ -125,15 +125,13 @@ class LabelColumn:
     def numbers(self) -> np.ndarray:
         """Return the items as float32."""
         if not is_number(self.items.type):
-            raise UserError(
-                f"--data.label {self.name} of {name_of(self.table)} holds {self.items.type}, which is not a number"
-            )
+            raise UserError(f"{self.flag} of {name_of(self.table)} holds {self.items.type}, which is not a number")
         return np.asarray(self.items).astype(np.float32)
 
     def _refuse_missing(self) -> None:
         if self.items.null_count:
             row = self._row_of(int(np.flatnonzero(np.asarray(self.items.is_null()))[0]))
-            raise UserError(f"--data.label {self.name}: {row} has no label; leave such rows out of the data")
+            raise UserError(f"{self.flag}: {row} has no label; leave such rows out of the data")
 
     def _row_of(self, item: int) -> str:
         return row_name(self.table, int(np.searchsorted(np.cumsum(self.counts), item, side="right")))

@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder
 
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+READERS |= dict.fromkeys((".conll", ".conllu", ".iob", ".bio"), "conll")
 """From the extension of a file to the reader of datasets."""
 
 
 def extension(path: str) -> str:
     """Return the extension that tells the format, in lower case: `.csv` of a.csv and of a.csv.gz."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix
+
+
+def reader_of(file: str, txt: str = "") -> str | None:
+    """Return the reader for a file, or None; where `txt` is conll, .txt files and bare names are CoNLL."""
+    kind = extension(file)
+    return "conll" if txt == "conll" and kind in ("", ".txt") else READERS.get(kind)
 
 
 def open_text(file: str, newline: str | None = None) -> TextIO:
@@ -35,7 +42,7 @@ def is_file_name(path: str) -> bool:
     return extension(path) in READERS or glob.has_magic(path) or os.path.isfile(path)
 
 
-def find_files(paths: Sequence[str], flag: str) -> list[str]:
+def find_files(paths: Sequence[str], flag: str, txt: str = "") -> list[str]:
     """Expand patterns, and check that all files are present and of one format; `flag` names them in errors."""
     files: list[str] = []
     for path in paths:
@@ -48,10 +55,10 @@ def find_files(paths: Sequence[str], flag: str) -> list[str]:
             raise UserError(f"{flag} {file} is a folder: give one folder alone, or files")
         if not os.path.exists(file):
             raise UserError(f"{flag} {file}: no such file{near(file)}")
-        if extension(file) not in READERS:
+        if reader_of(file, txt) is None:
             raise UserError(
-                f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; csv, tsv, json, jsonl, txt and "
-                "parquet files are read, all but parquet also compressed by gzip (.gz)"
+                f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; csv, tsv, json, jsonl, txt, "
+                "conll and parquet files are read, all but parquet also compressed by gzip (.gz)"
             )
     check_one_format(files, flag)
     return files

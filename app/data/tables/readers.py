@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
+from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, with_numbers
-from app.data.tables.files import READERS, check_one_format, extension, file_builder
+from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
 from app.data.tables.json_files import as_records, first_keys
 from app.data.tables.read_errors import explained
 from app.data.tables.text_files import table_of
@@ -28,11 +29,15 @@ def read_files(
 ) -> "dict[str, Dataset]":
     """Read files of one format, those of each split; `folder` is their cache."""
     every = [file for names in files.values() for file in names]
-    reader = READERS[extension(every[0])]
+    reader = reader_of(every[0], txt)
     tables: dict[str, Dataset] = {}
     if reader == "text":
         with explained(flag, path):
             tables = {split: table_of(names, txt, folder) for split, names in files.items()}
+        return {split: table for split, table in tables.items() if len(table)}
+    if reader == "conll":
+        with explained(flag, path):
+            tables = {split: sentences_of(names, columns, flag, folder) for split, names in files.items()}
         return {split: table for split, table in tables.items() if len(table)}
     if reader == "csv":
         for group, options in csv_groups(files, columns, folder, flag):

@@ -17,7 +17,8 @@ from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table
-from app.data.tables.files import READERS, extension, find_files, is_file_name
+from app.data.tables.conll_files import splits_in
+from app.data.tables.files import find_files, is_file_name, reader_of
 from app.data.tables.read_errors import near
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, overlap, own_eval_splits, rows_of
@@ -29,6 +30,7 @@ from app.sampling.hashing import key_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
+NAMELESS = ("csv", "conll")  # formats whose files may lack names of columns
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
 
 
@@ -165,7 +167,7 @@ def _other_set(
     """
     path = os.path.expanduser(path)
     file = is_file_name(path)
-    names = config.columns if file and READERS.get(extension(path)) == "csv" else ()
+    names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
     other, note = open_source(flag, [path], configuration, names, config.txt), ""
     if not split:
@@ -209,7 +211,7 @@ def open_source(
         flag: the one that gives the paths, for errors.
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
-        txt: what a document is in txt files, see CorpusData in app.data.config.
+        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
@@ -218,11 +220,12 @@ def open_source(
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
-    files = find_files(paths, flag) if is_file else []
-    if columns and not (files and READERS[extension(files[0])] == "csv"):
+    files = find_files(paths, flag, txt) if is_file else []
+    splits = splits_in(path) if txt == "conll" and os.path.isdir(path) else {}
+    if columns and not splits and not (files and reader_of(files[0], txt) in NAMELESS):
         raise UserError(
-            f"--data.columns names the columns of csv and tsv files, but {path} has names of its own: leave the flag "
-            "out, or name the csv files themselves instead of their folder"
+            f"--data.columns names the columns of csv, tsv and conll files, but {path} has names of its own: "
+            "leave the flag out, or name the files themselves instead of their folder"
         )
     if files:
         path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
@@ -231,6 +234,9 @@ def open_source(
         if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
             raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
         tables = {"train": load()}
+    elif splits:
+        every = [file for names in splits.values() for file in names]
+        tables = read_files(flag, path, splits, cache_of(every), columns, txt)
     elif os.path.isdir(path):
         tables = read_folder(flag, path, name, txt)
     elif HUB_ID.fullmatch(path):

@@ -26,17 +26,26 @@ MASK = "<|mask|>"
 WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> "PreTrainedTokenizerBase":
+# Words and signs one by one, without spaces: the same wherever a text is cut into tokens.
+PIECES = r"[\p{L}\p{M}_]+|\p{N}{1,3}|[^\s\p{L}\p{M}\p{N}_]"
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, max_length: int, pattern: str = WORDS
+) -> "PreTrainedTokenizerBase":
     """Train a tokenizer for a BERT-style classifier: byte-level BPE, which keeps case and knows every character.
 
     The same texts in the same order give the same tokenizer. It marks single texts as `[CLS] text [SEP]` and pairs as
     `[CLS] first [SEP] second [SEP]` with token types 0 and 1. AutoTokenizer loads it once it is saved.
+
+    Args:
+        pattern: of what is a word.
     """
     from tokenizers import Regex, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     words = [
-        pre_tokenizers.Split(Regex(WORDS), "removed", invert=True),
+        pre_tokenizers.Split(Regex(pattern), "removed", invert=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
     tokenizer = _train_bpe(texts, vocab_size, list(SPECIALS.values()), pre_tokenizers.Sequence(words))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from app.data.cache import remember, with_labels
+from app.data.rows import IGNORED
 from app.sampling.hashing import hash_of_bytes
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class TokenTable:
     """Tokenized texts and their labels, in an Arrow file that all processes of a machine map into memory.
 
-    A row is a dict of `input_ids` (int32), `token_type_ids` (int8, only if some are not 0) and `labels` (only if the
-    table has them). Rows are views of the file. A DataLoader sends the file's path to its workers.
+    A row is a dict of `input_ids` (int32), `token_type_ids` (int8, only if some are not 0) and `labels`, if there are
+    any: a label or a vector for the whole text, or in the file one for each token (int16, -100: none). Rows are views
+    of the file. A DataLoader sends the file's path to its workers.
     """
 
     def __init__(self, path: str | Path, labels: np.ndarray | None = None):
@@ -31,9 +33,11 @@ class TokenTable:
         lists = data.column("input_ids").chunks
         self._ids = [chunk.values.to_numpy() for chunk in lists]
         self._offsets = [chunk.offsets.to_numpy() for chunk in lists]
-        self._types = None
-        if "token_type_ids" in data.column_names:
-            self._types = [chunk.values.to_numpy() for chunk in data.column("token_type_ids").chunks]
+        self._others = {
+            name: [chunk.values.to_numpy() for chunk in data.column(name).chunks]
+            for name in ("token_type_ids", "labels")
+            if name in data.column_names
+        }
         # The row at which each chunk starts, and at the end the number of rows.
         self._starts = np.cumsum([0, *(len(chunk) for chunk in lists)])
         self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets]).astype(np.int32)
@@ -57,7 +61,15 @@ class TokenTable:
         return with_labels(texts, self.labels)
 
     def _digest(self) -> str:
-        return hash_of_bytes([self.lengths, *self._ids, *(self._types or [])])
+        return hash_of_bytes(
+            [self.lengths, *self._ids, *(chunk for chunks in self._others.values() for chunk in chunks)]
+        )
+
+    @cached_property
+    def token_weights(self) -> np.ndarray:
+        """Count the tokens of each row that have a label of their own, int64."""
+        labels = zip(self._others["labels"], self._offsets, strict=True)
+        return np.concatenate([np.diff(np.cumsum([0, *(chunk != IGNORED)])[offsets]) for chunk, offsets in labels])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -76,8 +88,7 @@ class TokenTable:
             offsets = self._offsets[chunk]
             span = slice(offsets[row], offsets[row + 1])
             item = {"input_ids": self._ids[chunk][span]}
-            if self._types is not None:
-                item["token_type_ids"] = self._types[chunk][span]
+            item |= {name: chunks[chunk][span] for name, chunks in self._others.items()}
             items.append(item)
         if self.labels is not None:
             for item, label in zip(items, self.labels[rows], strict=True):
@@ -129,6 +140,8 @@ class PadCollate:
             batch["token_type_ids"] = padded([row["token_type_ids"] for row in rows], self.pad_type_id)
         elif self.types:
             batch["token_type_ids"] = torch.from_numpy(np.where(mask, 0, self.pad_type_id))
-        if "labels" in rows[0]:
+        if "labels" in rows[0] and rows[0]["labels"].dtype == np.int16:  # one for each token
+            batch["labels"] = padded([row["labels"] for row in rows], IGNORED)
+        elif "labels" in rows[0]:
             batch["labels"] = torch.from_numpy(np.array([row["labels"] for row in rows]))
         return batch

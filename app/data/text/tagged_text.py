@@ -1,0 +1,219 @@
+"""Sentences whose tokens have tags: loading them, and cutting tokens into the model's sub-words once for all runs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.data.cache import cache_folder, using_cache
+from app.data.config import TagData
+from app.data.rows import IGNORED
+from app.data.tables.classes import classes_of, codes_of, given_classes, some
+from app.data.tables.columns import LabelColumn, check_columns, is_list, is_text, name_of, row_name
+from app.data.tables.sources import Tables, load_tables
+from app.data.text.labeled_text import ROWS_AT_ONCE, identity, trained_once
+from app.data.text.tokenizer import PIECES, train_tokenizer
+from app.data.text.tokens import TokenTable
+from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+# Part of the cache's key: raise it when the stored columns change.
+FORMAT = 1
+
+
+@dataclass
+class Tags:
+    """The tags of all tables."""
+
+    names: list[str]
+    """In the order of the model's outputs."""
+    spans: bool
+    """B-name begins an entity, I-name goes on with it, and O is outside; else each token has a tag of its own."""
+    sets: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Of each table, by name: the positions of all tags among the names, int64 [tokens], and tokens a row, [rows]."""
+
+    def summary(self) -> str:
+        """Say in a few words what is predicted."""
+        if not self.spans:
+            return f"{len(self.names):,} tags: {some(self.names)}"
+        kinds = list(dict.fromkeys(name[2:] for name in self.names if name != "O"))
+        return f"{len(self.names):,} tags of {len(kinds):,} kinds of entities: {some(kinds)}"
+
+
+def load_tagged(config: TagData) -> tuple[Tables, Tags]:
+    """Load the sentences to train and to evaluate on, and their tags; the training table has the name `train`.
+
+    Raises:
+        UserError: a row has more or fewer tags than tokens, or tags do not fit each other.
+    """
+    tables = load_tables(config, columns=(config.tokens, config.tags))
+    named = {"train": tables.train, **tables.sets}
+    columns = {name: _tags_of(table, config) for name, table in named.items()}
+    train = columns["train"]
+    classes = given_classes(list(columns.values()), config.classes) if config.classes else classes_of(train)
+    names = list(config.classes) or [str(name) for name in classes.to_pylist()]
+    codes = {name: codes_of(column, classes, config.classes) for name, column in columns.items()}
+    spans = config.scheme == "iob2" or (config.scheme == "auto" and all(_marks_spans(name) for name in names))
+    if strange := [name for name in names if not _marks_spans(name)] if spans else []:
+        raise UserError(f"--data.scheme iob2: {some(strange)} are not O, B-name or I-name: give --data.scheme plain")
+    for name, column in columns.items() if spans else ():
+        _check_spans(column, codes[name], names)
+    return tables, Tags(names, spans, {name: (codes[name], columns[name].counts) for name in named})
+
+
+def _marks_spans(name: str) -> bool:
+    return name == "O" or (name[:2] in ("B-", "I-") and len(name) > 2)
+
+
+def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
+    """Read the column of tags, and check that each token has one."""
+    import pyarrow.compute as pc
+
+    check_columns(table, (config.tokens,), "tokens")
+    check_columns(table, (config.tags,), "tags")
+    for flag, name in (("tokens", config.tokens), ("tags", config.tags)):
+        kind = table.data.schema.field(name).type
+        if not is_list(kind) or (flag == "tokens" and not is_text(kind.value_type)):
+            raise UserError(
+                f"--data.{flag} {name} of {name_of(table)} holds {kind}: give a column of lists, one {flag[:-1]} for "
+                "each word; .conll and .txt files of a word and a tag in each line are read as such"
+            )
+    tags = LabelColumn(table, config.tags, "tags")
+    words = table.select_columns([config.tokens]).with_format("arrow")[:].column(0)
+    counts = np.asarray(pc.list_value_length(words).fill_null(0), np.int64)
+    if (wrong := (counts != tags.counts) | (counts == 0)).any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise UserError(
+            f"--data.tags {config.tags}: {row_name(table, row)} has {tags.counts[row]} tags for {counts[row]} tokens: "
+            "give each token one, and leave out rows without tokens"
+        )
+    return tags
+
+
+def _check_spans(column: LabelColumn, codes: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse I-name where no entity of that name goes on."""
+    outside = len(names)
+    kinds = np.array(
+        [
+            *(list(names).index(f"B-{name[2:]}") if f"B-{name[2:]}" in names else i for i, name in enumerate(names)),
+            outside,
+        ]
+    )
+    before = np.concatenate([[outside], codes[:-1]])
+    before[np.cumsum(column.counts)[:-1]] = outside  # of the first token of each row
+    inside = np.array([name.startswith("I-") for name in names])[codes]
+    wrong = inside & (kinds[before] != kinds[codes])
+    if wrong.any():
+        row, tag = column.first(wrong)
+        previous = [*names, "the beginning"][before[np.flatnonzero(wrong)[0]]]
+        raise UserError(
+            f"--data.tags {column.name}: {row} has {tag} after {previous}, but in IOB2 each entity begins with B-: "
+            "correct the tags (IOB1 has I- there), or give --data.scheme plain to learn them as they are"
+        )
+
+
+def own_tokenizer(table: "Dataset", column: str, vocab: int, max_length: int) -> "PreTrainedTokenizerBase":
+    """Train a tokenizer on the tokens of a table, or load the one that another process or run trained on them."""
+
+    def texts() -> Iterator[str]:
+        for batch in table.select_columns([column]).with_format("arrow").iter(ROWS_AT_ONCE):
+            yield from map("\n".join, batch.column(0).to_pylist())
+
+    key = ("tags", table._fingerprint, vocab, max_length, column)
+    return trained_once(key, lambda: train_tokenizer(texts(), vocab, max_length, PIECES))
+
+
+def tokenize(
+    table: "Dataset",
+    column: str,
+    tags: tuple[np.ndarray, np.ndarray],
+    tokenizer: "PreTrainedTokenizerBase",
+    max_length: int,
+) -> TokenTable:
+    """Cut the tokens of a table into sub-words, of which each token's first one has its tag and the others -100.
+
+    Args:
+        tags: of the table, as in Tags.sets.
+
+    Raises:
+        UserError: the tokenizer cannot tell which token a sub-word is from.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"--model {tokenizer.name_or_path}: its tokenizer does not say which word a sub-word is from; use a model "
+            "with a tokenizer.json"
+        )
+    codes, counts = tags
+    starts = np.cumsum([0, *counts])
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), max_length, column, codes.tobytes())
+    path = cache_folder() / f"tags-{key}.arrow"
+
+    def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
+        own = [codes[starts[row] : starts[row + 1]] for row in numbers]
+        return _encode(rows[column], own, tokenizer, max_length)
+
+    with using_cache():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table.select_columns([column]).map(
+            encoded,
+            with_indices=True,
+            batched=True,
+            batch_size=ROWS_AT_ONCE,
+            remove_columns=[column],
+            features=_features(),
+            cache_file_name=str(path),
+            load_from_cache_file=True,
+            new_fingerprint=key,
+            desc="Tokenizing",
+        )
+    return TokenTable(path)
+
+
+def _features() -> Any:
+    from datasets import Features, List, Value
+
+    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int16")), "truncated": Value("bool")})
+
+
+def _encode(
+    sentences: list[list[str]], tags: list[np.ndarray], tokenizer: "PreTrainedTokenizerBase", max_length: int
+) -> "pa.Table":
+    import pyarrow as pa
+
+    found = tokenizer(
+        sentences, is_split_into_words=True, truncation=True, max_length=max_length, return_attention_mask=False
+    )
+    labels = []
+    for i, own in enumerate(tags):
+        words = np.array([-1 if word is None else word for word in found.word_ids(i)])
+        first = (words >= 0) & (np.diff(words, prepend=-1) != 0)
+        labels.append(np.where(first, own[words], IGNORED).astype(np.int16))
+    return pa.table(
+        {
+            "input_ids": pa.array(found["input_ids"], pa.list_(pa.int32())),
+            "labels": pa.array(labels, pa.list_(pa.int16())),
+            "truncated": pa.array([bool(encoding.overflowing) for encoding in found.encodings]),
+        }
+    )
+
+
+def describe(tables: Tables, tags: Tags, train_rows: TokenTable, eval_sets: dict[str, TokenTable], longest: int) -> str:
+    """Describe the data: a line of numbers, one of tags, one for each further set, and what to know of splits."""
+    others = "held out" if tables.held_out else f"evaluation sentences ({name_of(tables.evaluation)})"
+    trained = f"{_amount(tags, 'train')} to train on, " if tables.has_training_rows else ""
+    parts = [f"{trained}{_amount(tags, '')} {others}"]
+    if cut := train_rows.truncated + eval_sets[""].truncated:
+        parts.append(f"{cut:,} are longer than {longest} sub-words (--data.max-length) and cut")
+    more = tables.describe_others({name: _amount(tags, name) for name in eval_sets})
+    return "\n".join(["; ".join(parts), tags.summary(), *more, *filter(None, [tables.note])])
+
+
+def _amount(tags: Tags, name: str) -> str:
+    codes, counts = tags.sets[name]
+    return f"{len(counts):,} sentences of {len(codes):,} tokens"
