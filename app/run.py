@@ -183,24 +183,24 @@ class Run:
             averaged: whether --ema averages its weights.
         """
         optimizers = self.optimizers  # first, for its error where the run is not open
-        if isinstance(optim, OptimConfig) and optim.lr is None:
-            optim = dataclasses.replace(optim, lr=self._asked.config.optim.lr)
+        settings = None
         if isinstance(optim, OptimConfig):
-            optim = dataclasses.replace(optim, points=points.read(optim.points))
-        settings = optim if isinstance(optim, OptimConfig) else None
+            rate = self._asked.config.optim.lr if optim.lr is None else optim.lr
+            settings = dataclasses.replace(optim, lr=rate, points=points.read(optim.points))
         if self.config.sync_bn and not self.dry_run:  # training alone needs it; it keeps the names of weights
             model = batch_norm.synchronised(model, self.accelerator)
-        if isinstance(optim, OptimConfig):
-            check_optim(optim)
+        if settings is not None:
+            check_optim(settings)
             if not self.accelerator.is_fsdp2:  # FSDP2 moves one shard at a time
                 model.to(self.accelerator.device)
             ours = Place(self.accelerator.device, self.accelerator.is_fsdp2, self.config.exact)
-            optim = build_optimizer(model, optim, None if self.dry_run else ours)
+            optim = build_optimizer(model, settings, None if self.dry_run else ours)
         if not model.training:
             model.train()  # from_pretrained returns a model in evaluation mode
         if note := batch_norm.note(model, self.accelerator, self.config):
             self.warn(note) if note.startswith("warning") else self.say(note)
-        model, optimizer = self.gradients.prepare(model, optim, settings.clip if settings else 0.0)
+        own = cast(torch.optim.Optimizer, optim)
+        model, optimizer = self.gradients.prepare(model, own, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
         self.services.averages.add(model, optimizer, averaged)
         return model, optimizer

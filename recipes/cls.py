@@ -12,7 +12,7 @@ from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
-from app.tasks.pretrained import load_model, load_tokenizer
+from app.tasks.pretrained import head_of, load_model, load_tokenizer
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -65,8 +65,7 @@ def build_model(config: Config, labels, tokenizer):
     from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
     head = {
-        "id2label": dict(enumerate(labels.names)),
-        "label2id": {name: index for index, name in enumerate(labels.names)},
+        **head_of(labels.names),
         "problem_type": labels.problem,
         "pad_token_id": tokenizer.pad_token_id,
     }

@@ -12,7 +12,7 @@ from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig
 from app.tasks.from_scratch import VisionScratch, check_vision
-from app.tasks.pretrained import check_images, load_model, load_processor
+from app.tasks.pretrained import check_images, head_of, load_model, load_processor
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -66,10 +66,7 @@ def build_model(config: Config, labels, rows, collate):
     """Build a transformers model with a head for these classes, and check that it takes these images."""
     from transformers import AutoModelForImageClassification
 
-    head = {
-        "id2label": dict(enumerate(labels.names)),
-        "label2id": {name: index for index, name in enumerate(labels.names)},
-    }
+    head = head_of(labels.names)
     size = rows.shape[-1]
     if config.model:
         model = load_model(AutoModelForImageClassification, config.model, ignore_mismatched_sizes=True, **head)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.data.config import TagData
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
-from app.tasks.pretrained import load_model, load_tokenizer
+from app.tasks.pretrained import head_of, load_model, load_tokenizer
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -58,11 +58,7 @@ def build_model(config: Config, tags, tokenizer):
     """Build a transformers model with a head for these tags."""
     from transformers import AutoModelForTokenClassification, BertForTokenClassification
 
-    head = {
-        "id2label": dict(enumerate(tags.names)),
-        "label2id": {name: index for index, name in enumerate(tags.names)},
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    head = {**head_of(tags.names), "pad_token_id": tokenizer.pad_token_id}
     if config.model:
         return load_model(AutoModelForTokenClassification, config.model, ignore_mismatched_sizes=True, **head)
     return BertForTokenClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))

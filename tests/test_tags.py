@@ -97,6 +97,7 @@ def test_a_folder_of_splits_needs_no_extensions(tmp_path, end):
         ("json", SENTENCES, {"tags": "label"}, r"--data.tags label: no such key"),
         ("json", SENTENCES, {"classes": ("O", "B-PER", "I-PER")}, r"row . .* is none of the 3 classes"),
         ("conll", [(["a", "b c"], ["O", "O"])], {}, r"line 4 of .*rows.conll has 4 fields, and others have 3"),
+        ("json", SENTENCES, {"pad_to_multiple_of": 3}, r"--data.pad-to-multiple-of 3: must divide --data.max-length"),
         ("conll", SENTENCES, {"columns": ("tokens", "tags")}, r"has 3 columns, and --data.columns names 2"),
     ],
 )
@@ -149,6 +150,13 @@ def test_the_first_sub_word_of_each_token_has_its_tag(tmp_path, kind, longest):
     assert (rows.truncated > 0) == (longest == 6)
     if kind == "roberta":
         assert tokenizer.convert_ids_to_tokens(rows[0]["input_ids"].tolist())[1].startswith("Ġ")
+
+
+def test_there_must_be_room_for_tokens(tmp_path):
+    tables, tags = read(write(tmp_path, "json"))
+    tokenizer = tagged_text.own_tokenizer(tables.train, "tokens", 300, 64)
+    with pytest.raises(UserError, match=r"--data\.max-length 2 leaves no room for text"):
+        tagged_text.tokenize(tables.train, "tokens", tags.sets["train"], tokenizer, 2)
 
 
 def test_the_same_tags_on_other_rows_are_other_data(tmp_path):

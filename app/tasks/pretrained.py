@@ -1,7 +1,7 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -84,6 +84,11 @@ def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel"
             f"{type(model).__name__}, and new ones would say nothing: train it for this task first, with --model {name}"
         )
     return model
+
+
+def head_of(names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a model's config that name its outputs."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
 def load_processor(name: str, size: int = 0) -> ImageProcessor:

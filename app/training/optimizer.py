@@ -48,15 +48,19 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig, place: Place | 
         shard_trial.check(config.name, small, place.device, place.sharded, place.exact)
     matrices = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
     groups = groups_of(model, config, "weight_decay" in accepted, matrices)
-    arguments |= _kernels(config, accepted, groups, place)
+    arguments |= _kernels(config, optimizer_class, accepted, groups, place)
     return make(config.name, optimizer_class, groups, arguments)
 
 
 def _kernels(
-    config: OptimConfig, accepted: dict[str, typing.Any], groups: list[dict], place: Place | None
+    config: OptimConfig,
+    optimizer_class: type[torch.optim.Optimizer],
+    accepted: dict[str, typing.Any],
+    groups: list[dict],
+    place: Place | None,
 ) -> dict[str, bool]:
     """Return the options that choose an optimizer's kernels, as --optim.implementation asks."""
-    kind, optimizer_class = config.implementation, find_class(config.name)
+    kind = config.implementation
     parameters = [parameter for group in groups for parameter in group["params"]]
     if kind == "auto":
         usual = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)

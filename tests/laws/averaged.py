@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from looping import evaluate, made_steps
 from torch import nn
 
 from app import EMAConfig, OptimConfig, Run, RunConfig
@@ -56,14 +57,6 @@ class Model(nn.Module):
         return self.out(x.flatten(1)).squeeze(1)
 
 
-def evaluate(run, model, rows):
-    """Return the loss on some rows."""
-    scores = run.scores_of()
-    for micro in run.evaluation(model, rows, torch.stack):
-        scores.update(micro.weight, loss=(model(micro.inputs) - 1).square().mean())
-    return scores.compute()
-
-
 def train(folder: Path, averaging: EMAConfig, exact: bool = True, **settings) -> None:
     """Train or resume."""
     config = Config(ema=averaging)
@@ -72,10 +65,7 @@ def train(folder: Path, averaging: EMAConfig, exact: bool = True, **settings) ->
         setattr(config.run, name, value)
     with Run(config) as run:
         model, optimizer = run.prepare(Model(), OptimConfig(lr=0.01))
-        for batch in run.batches(ROWS, torch.stack):
-            for micro in batch.micros(model):
-                run.backward((model(micro.inputs) - 1).square().mean(), micro)
-            run.step(optimizer)
+        for _ in made_steps(run, model, optimizer, ROWS):
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, {"easy": ROWS[:11], "hard": ROWS[20:29]})
         run.finish(model)

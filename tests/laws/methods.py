@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from looping import made_steps
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
@@ -77,10 +78,8 @@ def train(folder: Path, optim: OptimConfig, **settings) -> None:
         setattr(config.run, name, value)
     with Run(config) as run:
         model, optimizer = run.prepare(Model(), config.optim)
-        for batch in run.batches(ROWS, Collate()):
-            for micro in batch.micros(model):
-                run.backward((model(micro.inputs) - 1).square().mean(), micro)
-            run.step(optimizer)
+        for _ in made_steps(run, model, optimizer, ROWS, Collate()):
+            pass
         run.finish(model)
 
 

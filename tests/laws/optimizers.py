@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+from looping import evaluate, made_steps
 from methods import ROWS, Model
 
 from app import OptimConfig, Run, RunConfig
@@ -30,14 +30,6 @@ class Config:
     )
 
 
-def evaluate(run, model, rows):
-    """Return the loss on some rows."""
-    scores = run.scores_of()
-    for micro in run.evaluation(model, rows, torch.stack):
-        scores.update(micro.weight, loss=(model(micro.inputs) - 1).square().mean())
-    return scores.compute()
-
-
 def train(folder: Path, optim: OptimConfig, exact: bool = True, within: bool = True, **settings) -> None:
     """Train or resume.
 
@@ -50,10 +42,7 @@ def train(folder: Path, optim: OptimConfig, exact: bool = True, within: bool = T
         setattr(config.run, name, value)
     with Run(config) as run:
         model, optimizer = run.prepare(Model(), config.optim)
-        for batch in run.batches(ROWS, torch.stack):
-            for micro in batch.micros(model):
-                run.backward((model(micro.inputs) - 1).square().mean(), micro)
-            run.step(optimizer)
+        for _ in made_steps(run, model, optimizer, ROWS):
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, ROWS[:11]) if within else run.log(evaluate(run, model, ROWS[:11]))
         run.finish(model)

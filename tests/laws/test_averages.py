@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from app import EMAConfig, OptimConfig, Run, UserError
 from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
 from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model, train
+from laws.looping import made_steps
 
 SCRIPT = ROOT / "tests" / "laws" / "averaged.py"
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
@@ -209,10 +210,8 @@ def test_points_of_a_file(tmp_path):
     config.optim = OptimConfig(lr=0.01, schedule="points", points=(str(file),))
     with Run(config) as run:
         model, optimizer = run.prepare(Model(), config.optim)
-        for batch in run.batches(ROWS, torch.stack):
-            for micro in batch.micros(model):
-                run.backward((model(micro.inputs) - 1).square().mean(), micro)
-            run.step(optimizer)
+        for _ in made_steps(run, model, optimizer, ROWS):
+            pass
     assert [line["lr"] for line in steps(tmp_path / "run")] == pytest.approx([0.005, 0.0075, 0.01])
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert kept["optim"]["points"] == ["0:0.5", "100%:1"]

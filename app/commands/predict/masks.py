@@ -107,12 +107,11 @@ class _Network:
 def _case(file: Path, network: _Network) -> "Case":
     """Read an image as the recipe does."""
     from app.data.volumes.cases import Case
-    from app.data.volumes.pairs import read_image
+    from app.data.volumes.pairs import check_finite, read_image
     from app.data.volumes.volumes import measure
 
     image, axis = read_image(file)
-    if not np.isfinite(image).all():
-        raise UserError(f"{file} has voxels that are NaN or infinite: replace them")
+    check_finite(image, file)
     if image.ndim - 1 < network.dims:
         raise UserError(f"{file} is an image of two dimensions, and the model takes volumes")
     if len(image) not in (1, network.card["channels"]):
@@ -124,6 +123,7 @@ def _case(file: Path, network: _Network) -> "Case":
 def _written(network: _Network, file: Path, draft: Path, options: "Options") -> Iterator[str]:
     """Write what is asked for of one image into a draft folder, and yield the names of the files."""
     from app.data.volumes import mask_files
+    from app.data.volumes.pairs import stem_of
 
     case = _case(file, network)
     if case.mask.ndim > network.dims:
@@ -136,7 +136,7 @@ def _written(network: _Network, file: Path, draft: Path, options: "Options") -> 
     lookup = dict(zip(network.card["values"], colours, strict=True)) if colours else None
     mask_files.write_mask(draft / name, network.values[classes], file, lookup)
     yield name
-    plain = name[: -len(".nii.gz")] if name.lower().endswith(".nii.gz") else Path(name).stem
+    plain = stem_of(Path(name))
     if options.probabilities:
         (draft / PROBABILITIES).mkdir(exist_ok=True)
         np.save(draft / PROBABILITIES / f"{plain}.npy", shares)

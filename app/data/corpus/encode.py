@@ -19,7 +19,7 @@ from app.data.corpus.conversations import (
 )
 from app.data.corpus.documents import Documents, end_of, start_of
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
-from app.data.text.labeled_text import ROWS_AT_ONCE, identity
+from app.data.text.labeled_text import ROWS_AT_ONCE, encoded_once, identity
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -119,20 +119,15 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
     begins = {"begins": datasets.Value("bool")} if pieces else {}
     ids = datasets.Value("uint16" if small else "int32")
     processes = min(table.data.nbytes // BYTES_PER_PROCESS, os.cpu_count() or 1)
-    done = table.select_columns([*columns, *pieces]).map(
+    features = {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
+    done = encoded_once(
+        table,
+        [*columns, *pieces],
         partial(_encode, config=config, tokenizer=tokenizer, table=table),
-        batched=True,
-        with_indices=True,
-        batch_size=ROWS_AT_ONCE,
-        remove_columns=[*columns, *pieces],
-        features=datasets.Features(
-            {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
-        ),
-        cache_file_name=str(cache_folder() / f"documents-{key}.arrow"),
-        load_from_cache_file=True,
-        new_fingerprint=key,
-        num_proc=processes if processes > 1 else None,
-        desc="Tokenizing",
+        datasets.Features(features),
+        cache_folder() / f"documents-{key}.arrow",
+        key,
+        processes,
     )
     lists = done.data.column("input_ids").chunks
     starts = done.data.column("begins").to_numpy() if pieces else np.True_

@@ -15,7 +15,22 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-def classes_of(train: LabelColumn) -> "pa.Array":
+def coded(columns: Sequence[LabelColumn], given: Sequence[str]) -> tuple[list[str], list[str], list[np.ndarray]]:
+    """Find the classes of columns, of which the first one is trained on.
+
+    Args:
+        given: the classes, if a flag or a model says them.
+
+    Returns:
+        Their names, in the order of the model's outputs; what the data call them; and the position of each item among
+        them, int64, by column.
+    """
+    classes = _given(columns, given) if given else _of_training(columns[0])
+    in_data = [str(name) for name in classes.to_pylist()]
+    return list(given) or in_data, in_data, [_codes(column, classes, given) for column in columns]
+
+
+def _of_training(train: LabelColumn) -> "pa.Array":
     """Return the classes as an Arrow array, in the order of the model's outputs."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -34,7 +49,7 @@ def classes_of(train: LabelColumn) -> "pa.Array":
     return pa.array(distinct, train.items.type)
 
 
-def given_classes(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
+def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
     """Return the given classes as the columns name them: by their names, or by their numbers.
 
     Texts may differ from the names in upper and lower case, if no two names then are the same; the columns' items
@@ -56,7 +71,7 @@ def given_classes(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.A
         return pa.array(range(len(given)), pa.int64())
 
 
-def codes_of(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
+def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
     """Return the position of each item among the classes, as int64."""
     import pyarrow as pa
     import pyarrow.compute as pc

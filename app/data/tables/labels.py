@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from app.data.tables.classes import classes_of, codes_of, given_classes, some
+from app.data.tables.classes import coded, some
 from app.data.tables.columns import (
     LabelColumn,
     check_columns,
@@ -130,11 +130,9 @@ def _of_classes(
         names = list(given) or [str(i) for i in range(width)]
         return Labels(problem, names, NOTHING, NOTHING), [_vectors(column, width) for column in lists]
     whole = is_float(lists[0].items.type)
-    classes = given_classes(lists, given) if given else classes_of(lists[0])
-    names = list(given) or [str(name) for name in classes.to_pylist()]
-    codes = [codes_of(column, classes, given) for column in lists]
+    names, in_data, codes = coded(lists, given)
     labels = Labels(problem, names, NOTHING, NOTHING, whole and not given)
-    labels.numbered = bool(given) and list(given) != [str(name) for name in classes.to_pylist()]
+    labels.numbered = names != in_data
     if problem == MULTI:
         return labels, [column.spread(items, len(names)) for column, items in zip(lists, codes, strict=True)]
     if not given and len(np.unique(codes[0])) < 2:

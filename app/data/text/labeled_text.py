@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,15 +47,28 @@ ROWS_AT_ONCE = 1000
 
 def load_labelled(config: TextData) -> tuple[Tables, Labels]:
     """Load the texts to train and to evaluate on, and their labels."""
-    width, longest = config.pad_to_multiple_of, config.max_length
-    if width < 1 or longest % width:
-        raise UserError(
-            f"--data.pad-to-multiple-of {width}: must divide --data.max-length {longest}, or else the longest texts "
-            "would be padded beyond it"
-        )
+    check_padding(config.pad_to_multiple_of, config.max_length)
     columns = (*config.text, *config.label)
     tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
+
+
+def check_padding(multiple: int, longest: int) -> None:
+    """Raise a UserError if texts of the greatest length would be padded beyond it."""
+    if multiple < 1 or longest % multiple:
+        raise UserError(
+            f"--data.pad-to-multiple-of {multiple}: must divide --data.max-length {longest}, or else the longest texts "
+            "would be padded beyond it"
+        )
+
+
+def check_room(tokenizer: "PreTrainedTokenizerBase", max_length: int, pair: bool = False) -> None:
+    """Raise a UserError if the tokens that mark a text, or a pair, are as many as it may have."""
+    marks = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length <= marks:
+        raise UserError(
+            f"--data.max-length {max_length} leaves no room for text, because {marks} tokens are marks: raise it"
+        )
 
 
 def describe(
@@ -89,33 +103,55 @@ def tokenize(
     check_columns(table, columns, "text")
     if len(columns) > 2:
         raise UserError(f"--data.text {' '.join(columns)}: a model takes one text or a pair, not {len(columns)}")
-    marks = tokenizer.num_special_tokens_to_add(pair=len(columns) > 1)
-    if max_length <= marks:
-        raise UserError(
-            f"--data.max-length {max_length} leaves no room for text, because {marks} tokens are marks: raise it"
-        )
+    check_room(tokenizer, max_length, pair=len(columns) > 1)
     # Type ids are stored if they are not all 0, as for pairs with BERT, and for all texts with XLNet.
     probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
     has_types = any(probe.get("token_type_ids", []))
     key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
     path = cache_folder() / f"tokens-{key}.arrow"
+
+    def encoded(texts: dict, _: list[int]) -> "pa.Table":
+        return _encode(texts, columns, tokenizer, max_length, has_types)
+
     with using_cache():
         if not path.exists():
             for name in columns:
                 check_texts(table, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table.select_columns(list(columns)).map(
-            lambda texts: _encode(texts, columns, tokenizer, max_length, has_types),
-            batched=True,
-            batch_size=ROWS_AT_ONCE,
-            remove_columns=list(columns),
-            features=_features(has_types),
-            cache_file_name=str(path),
-            load_from_cache_file=True,
-            new_fingerprint=key,
-            desc="Tokenizing",
-        )
+        encoded_once(table, columns, encoded, _features(has_types), path, key)
     return TokenTable(path, labels)
+
+
+def encoded_once(
+    table: "Dataset",
+    columns: Sequence[str],
+    encode: Callable[[dict, list[int]], Any],
+    features: "Features",
+    path: Path,
+    key: str,
+    processes: int = 1,
+) -> "Dataset":
+    """Encode a table, many rows at a time, or load what another process or run has encoded under the same key.
+
+    Args:
+        columns: what `encode` gets of the rows, besides their numbers.
+        features: of the columns that it returns.
+        path: the Arrow file for them.
+        processes: how many encode.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return table.select_columns(list(columns)).map(
+        encode,
+        batched=True,
+        with_indices=True,
+        batch_size=ROWS_AT_ONCE,
+        remove_columns=list(columns),
+        features=features,
+        cache_file_name=str(path),
+        load_from_cache_file=True,
+        new_fingerprint=key,
+        num_proc=processes if processes > 1 else None,
+        desc="Tokenizing",
+    )
 
 
 def own_tokenizer(

@@ -9,14 +9,21 @@ import numpy as np
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
 from app.data.rows import IGNORED
-from app.data.tables.classes import classes_of, codes_of, given_classes, some
+from app.data.tables.classes import coded, some
 from app.data.tables.columns import LabelColumn, check_columns, is_list, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import ROWS_AT_ONCE, identity, trained_once
+from app.data.text.labeled_text import (
+    ROWS_AT_ONCE,
+    check_padding,
+    check_room,
+    encoded_once,
+    identity,
+    trained_once,
+)
 from app.data.text.tokenizer import PIECES, train_tokenizer
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
-from app.sampling.hashing import key_of
+from app.sampling.hashing import hash_of_bytes, key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,13 +59,12 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
     Raises:
         UserError: a row has more or fewer tags than tokens, or tags do not fit each other.
     """
+    check_padding(config.pad_to_multiple_of, config.max_length)
     tables = load_tables(config, columns=(config.tokens, config.tags))
     named = {"train": tables.train, **tables.sets}
     columns = {name: _tags_of(table, config) for name, table in named.items()}
-    train = columns["train"]
-    classes = given_classes(list(columns.values()), config.classes) if config.classes else classes_of(train)
-    names = list(config.classes) or [str(name) for name in classes.to_pylist()]
-    codes = {name: codes_of(column, classes, config.classes) for name, column in columns.items()}
+    names, _, found = coded(list(columns.values()), config.classes)
+    codes = dict(zip(columns, found, strict=True))
     spans = config.scheme == "iob2" or (config.scheme == "auto" and all(_marks_spans(name) for name in names))
     if strange := [name for name in names if not _marks_spans(name)] if spans else []:
         raise UserError(f"--data.scheme iob2: {some(strange)} are not O, B-name or I-name: give --data.scheme plain")
@@ -151,7 +157,8 @@ def tokenize(
         )
     codes, counts = tags
     starts = np.cumsum([0, *counts])
-    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), max_length, column, codes.tobytes())
+    check_room(tokenizer, max_length)
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), max_length, column, hash_of_bytes([codes]))
     path = cache_folder() / f"tags-{key}.arrow"
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
@@ -159,19 +166,7 @@ def tokenize(
         return _encode(rows[column], own, tokenizer, max_length)
 
     with using_cache():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table.select_columns([column]).map(
-            encoded,
-            with_indices=True,
-            batched=True,
-            batch_size=ROWS_AT_ONCE,
-            remove_columns=[column],
-            features=_features(),
-            cache_file_name=str(path),
-            load_from_cache_file=True,
-            new_fingerprint=key,
-            desc="Tokenizing",
-        )
+        encoded_once(table, [column], encoded, _features(), path, key)
     return TokenTable(path)
 
 

@@ -101,7 +101,7 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
     elif not other.exists():
         raise UserError(f"{asked} {masks}: no such file or folder{near(str(other))}")
     if images.is_file() and other.is_file():
-        return [Pair(_stem(images), images, other)]
+        return [Pair(stem_of(images), images, other)]
     return _matched(flag, images, other)
 
 
@@ -140,7 +140,7 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
     found: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         if file.is_file() and file.name.lower().endswith(extensions) and not file.name.startswith("."):
-            if (name := _stem(file)) in found:
+            if (name := stem_of(file)) in found:
                 raise UserError(f"{file} and {found[name].name} have the same name: keep one of them")
             found[name] = file
     if not found:
@@ -148,8 +148,15 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
     return found
 
 
-def _stem(file: Path) -> str:
+def stem_of(file: Path) -> str:
+    """Return the name of a file without its extension, of which .nii.gz is one."""
     return file.name[:-7] if file.name.lower().endswith(".nii.gz") else file.stem
+
+
+def check_finite(image: np.ndarray, file: Path) -> None:
+    """Raise a UserError if the image of a file has NaN or infinity in it."""
+    if not np.isfinite(image).all():
+        raise UserError(f"{file} has voxels that are NaN or infinite: replace them")
 
 
 def read_image(file: Path) -> tuple[np.ndarray, int]:

@@ -13,7 +13,7 @@ from app.data.tables.splits import drawn, named_sets
 from app.data.volumes.cases import Case, Cases, Patches
 from app.data.volumes.class_file import Classes, read_classes
 from app.data.volumes.grains import NAMES, grains
-from app.data.volumes.pairs import Pair, find_splits, read_image, read_mask
+from app.data.volumes.pairs import Pair, check_finite, find_splits, read_image, read_mask
 from app.errors import UserError
 from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
@@ -205,8 +205,7 @@ def _decode(pair: Pair, colours: np.ndarray | None, draft: Path) -> dict[str, An
     if image.shape[1:] != mask.shape:
         sizes = [" x ".join(map(str, shape)) for shape in (image.shape[1:], mask.shape)]
         raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: give both the same size")
-    if not np.isfinite(image).all():
-        raise UserError(f"{pair.image} has voxels that are NaN or infinite: replace them")
+    check_finite(image, pair.image)
     np.save(f"{draft}-image.npy", image)
     np.save(f"{draft}-mask.npy", mask)
     return {**measure(image, mask), "axis": axis}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.checkpoints.export import CARD
 from app.errors import UserError
-from app.tasks.pretrained import check_images, load_model, loading
+from app.tasks.pretrained import check_images, head_of, load_model, loading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,8 +87,7 @@ def load_segmenter(name: str, labels: Sequence[str]) -> nn.Module:
         return network
     from transformers import AutoModelForSemanticSegmentation
 
-    head = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head)
+    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head_of(labels))
     # Some have a second head, whose loss only they compute. DDP waits for a gradient of each parameter that wants one.
     if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
         auxiliary.requires_grad_(False)
