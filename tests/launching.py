@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -80,12 +81,25 @@ def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     return run(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
 
 
+def run_warm(words: list, **options) -> Result:
+    """Run a command as `run` does; every Python in it is a fork of one that has made the imports (standing.py).
+
+    For what does not look at its processes: a Python is two here, and the one that does the work is nobody's child. Its
+    environment is that of `environment`; `env` is for what it starts in its turn.
+    """
+    return run([warm_python() if word == sys.executable else word for word in words], **options)
+
+
+def warm_python() -> str:
+    """Return the file that stands in for Python in `run_warm`."""
+    source = warm(environment())
+    source.wait()
+    return str(source.python)
+
+
 def launch_warm(profile: str | Path, processes: int, *words, **options) -> Result:
     """Run a script as `launch` does, but for the launcher's and ranks' imports, made before (standing.py). On CPU."""
-    source = warm(environment())
-    script, *flags = source.words(*words)[1:]
-    launcher = launcher_words(file_of(profile), processes if processes > 1 else 0, script, *flags)
-    return run(source.words(*launcher[1:]), **options)
+    return run_warm(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
 
 
 def python(*words, timeout: float = 150, **env: str) -> Result:

@@ -8,6 +8,7 @@ Ranks are forks of a Python that has made the imports, with the environment that
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,9 +18,10 @@ from pathlib import Path
 import yaml
 
 from app.launching.launcher import kill_tree, launcher_words
-from laws.serving import work
+from laws.forked import ask, status_of
 
 SERVER = Path(__file__).parent / "laws" / "serving.py"
+CLIENT = SERVER.with_name("forked.py")
 RANKS = 20  # that stay at a time: up to 0.3 GB each
 
 
@@ -30,24 +32,40 @@ class Warm:
 
     def __init__(self, env: dict[str, str]):
         self.folder, self.env = Path(tempfile.mkdtemp(prefix="warm-")), env
-        self.socket = self.folder / "socket"
+        self.socket, self.python = self.folder / "socket", self.folder / "python"
+        # Without `site`, Python starts in a tenth of the time.
+        self.python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {CLIENT} {self.socket} "$@"\n')
+        self.python.chmod(0o755)
         self.process = subprocess.Popen(
-            [sys.executable, SERVER, "source", self.socket], stdin=subprocess.PIPE, env=env, start_new_session=True
+            [sys.executable, SERVER, "source", self.socket, self.python],
+            stdin=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
         )
 
-    def words(self, *words) -> list:
-        """Return the command that has a fork run a script or -m, and ends as it ends."""
-        return [sys.executable, SERVER, "rank", self.socket, *words]
+    def wait(self) -> None:
+        """Wait until it can fork."""
+        with socket.socket(socket.AF_UNIX) as knocking:
+            while knocking.connect_ex(str(self.socket)):
+                time.sleep(0.05)
 
     def run(self, folder: Path, *words: str, timeout: float) -> tuple[int | None, str]:
         """Run a script, -m or -c; return its status, None for one that was still running, and what it printed."""
+        self.wait()
         with tempfile.TemporaryFile() as output, open(os.devnull) as nothing:
             files = [nothing.fileno(), output.fileno(), output.fileno()]
-            status = work(str(self.socket), self.env, str(folder), list(words), files, timeout)
+            fork, _ = ask(str(self.socket), self.env, str(folder), list(words), files)
+            fork.settimeout(timeout)
+            try:
+                status = status_of(fork)
+            except TimeoutError:
+                status = None
+            fork.close()
             if status is None:
                 time.sleep(1)  # for its stacks
             output.seek(0)
-            return status, output.read().decode(errors="replace")
+            said = output.read().decode(errors="replace")
+        return (128 - status if status is not None and status < 0 else status), said
 
     def end(self) -> None:
         """Have it end by itself."""
@@ -72,9 +90,10 @@ class Standing:
             os.mkfifo(self.folder / f"rank-{rank}")
         # Opened for both, which does not wait for the other end; the ranks end when this process closes it.
         self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(ranks)]
+        warm.wait()
         with self.printed.open("wb") as output:
             self.process = subprocess.Popen(
-                warm.words(*head[1:], *warm.words(SERVER, "serve", self.folder)[1:]),
+                [warm.python, *head[1:], SERVER, "serve", self.folder],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

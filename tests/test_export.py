@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from app.commands.export import command, model_card, upload
 from app.errors import UserError
 from app.rundir import history
-from launching import ROOT, launch_all, python, run, saved_state
+from launching import ROOT, launch_all, python, run, saved_state, warm_python
 from laws.small import SMALL
 from standin import TOKEN, hub
 from tiny import train
@@ -96,7 +96,7 @@ def test_what_no_pipeline_knows_says_how_to_load_it(exported, recipe):
     """The command on the card works."""
     card = (exported[recipe] / "README.md").read_text()
     words = card.partition("```bash\n")[2].partition("\n```")[0]
-    result = run(["bash", "-c", words.replace("python ", f"{sys.executable} ", 1)], cwd=exported[recipe])
+    result = run(["bash", "-c", words.replace("python ", f"{warm_python()} ", 1)], cwd=exported[recipe])
     assert result.status == 0, result.output
 
 

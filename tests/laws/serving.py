@@ -1,9 +1,8 @@
 """Run scripts in forks of a Python that has made the imports, and keep the ranks of a launch; see tests/standing.py.
 
-    serving.py source SOCKET                      listen, and fork a process for each script; ends with its input
-    serving.py rank SOCKET SCRIPT ARGUMENTS...    as a rank or a launcher: have a fork run the script, and end as it
-                                                  ends
-    serving.py serve FOLDER                       as a rank: run one script after another
+    serving.py source SOCKET PYTHON    listen, and fork a process for each script, to which PYTHON is the Python that
+                                       starts more of them (forked.py); ends with its input
+    serving.py serve FOLDER            as a rank: run one script after another
 
 A rank that serves reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the
 working folder, the script and its arguments. When a command ends, it writes the status to FOLDER/NUMBER-R. It ends with
@@ -17,11 +16,12 @@ import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -118,19 +118,22 @@ def run(folder: str, script: str, arguments: list[str]) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def source(place: str) -> Callable[[], None]:
+def source(place: str, python: str) -> Callable[[], None]:
     """Fork a process for each script that is asked for, and return the work to do in it."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen()
     for name in IMPORTED:
         importlib.import_module(name)
+    sys.executable = python
     gc.collect()
     gc.freeze()  # collections in the forks would copy its memory
     threading.Thread(target=_end_with_input, daemon=True).start()
     while True:
         asking, _ = listener.accept()
         sent, files, _, _ = socket.recv_fds(asking, 1 << 20, 3)
+        if not sent:  # it only looked whether somebody listens
+            continue
         (size,) = struct.unpack("<I", sent[:4])
         sent = sent[4:]
         while len(sent) < size:
@@ -138,6 +141,7 @@ def source(place: str) -> Callable[[], None]:
         if not (child := os.fork()):
             listener.close()
             return _become(asking, files, **json.loads(sent))
+        asking.send(struct.pack("<i", child))
         threading.Thread(target=_tell_status, args=[child, asking], daemon=True).start()
         for file in files:
             os.close(file)
@@ -166,6 +170,8 @@ def _become(
         os.close(file)
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # it was read from another environment
+    sys.path[1:1] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
 
     def end_with_asking() -> None:
         asking.recv(1)  # nothing comes: it was killed, or waits no longer
@@ -182,9 +188,12 @@ def end_as_python(act: Callable[[], None]) -> NoReturn:
 
     Taking apart the modules that are shared with other forks would copy each page of them.
     """
-    status = 0
+    status, interrupted = 0, False
     try:
         act()
+    except KeyboardInterrupt as error:
+        interrupted = True
+        sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if not isinstance(end.code, int | None):
@@ -197,39 +206,15 @@ def end_as_python(act: Callable[[], None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 0xFF)
 
 
-def work(place: str, env: dict, folder: str, words: list[str], files: list[int], timeout: float | None) -> int | None:
-    """Have a fork do work, and return its status as a shell would; None for one that took longer, and was ended.
-
-    Args:
-        words: the script and its arguments.
-        files: its input, output and errors.
-        timeout: in seconds.
-    """
-    sent = json.dumps({"env": env, "folder": folder, "words": words}).encode()
-    with socket.socket(socket.AF_UNIX) as fork:
-        while fork.connect_ex(place):
-            time.sleep(0.05)  # it has not begun to listen yet
-        socket.send_fds(fork, [struct.pack("<I", len(sent))], files)
-        fork.sendall(sent)
-        fork.settimeout(timeout)
-        try:
-            told = fork.recv(4)
-        except TimeoutError:
-            return None
-    status = struct.unpack("<i", told)[0] if told else 1
-    return status if status >= 0 else 128 - status
-
-
 if __name__ == "__main__":
-    how, place, *words = sys.argv[1:]
+    how, *words = sys.argv[1:]
     if how == "source":
-        end_as_python(source(place))
-    elif how == "rank":
-        # A rank reads `use_cpu` from the profile that its launcher names; the fork's parent is none.
-        env = {**os.environ, "ACCELERATE_USE_CPU": "true"}
-        sys.exit(work(place, env, os.getcwd(), words, [0, 1, 2], None))
+        end_as_python(source(*words))
     else:
-        serve(Path(place))
+        serve(Path(*words))

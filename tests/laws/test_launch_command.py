@@ -13,7 +13,7 @@ import pytest
 from app import UserError
 from app.commands.launch.command import main_of_words
 from app.launching import accelerate_launch
-from launching import ROOT, Training, environment, kill_tree, metrics, run, steps
+from launching import ROOT, Training, environment, kill_tree, metrics, run, run_warm, steps, warm_python
 from laws.small import SMALL
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -41,7 +41,16 @@ def test_two_launches_at_once_on_one_machine(tmp_path, rows):
     """Each has a port of its own, and prints what a run prints, and nothing else."""
     started = []
     for name in ("a", "b"):
-        words = [*LAUNCH, "ddp_cpu:2", RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.dir", tmp_path / name]
+        words = [
+            warm_python(),
+            *LAUNCH[1:],
+            "ddp_cpu:2",
+            RECIPE,
+            *SMALL["cls"].flags(rows),
+            *QUICK,
+            "--run.dir",
+            tmp_path / name,
+        ]
         words = [str(word) for word in words]
         started.append(
             subprocess.Popen(
@@ -61,7 +70,7 @@ def test_two_launches_at_once_on_one_machine(tmp_path, rows):
 
 def test_a_mistake_is_one_line(tmp_path, rows):
     words = [*SMALL["cls"].flags(rows), *QUICK, "--run.dir", tmp_path / "run", "--data.label", "colour"]
-    result = run([*LAUNCH, "fsdp_cpu", RECIPE, *words])
+    result = run_warm([*LAUNCH, "fsdp_cpu", RECIPE, *words])
     assert result.status == 2
     (line,) = result.output.splitlines()
     assert line.startswith("error: --data.label colour")
