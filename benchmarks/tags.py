@@ -166,8 +166,8 @@ def main() -> None:
     if options.one:
         return one(options.one, flags)
     found: dict[str, list[dict]] = {name: [] for name in BOTH}
-    for place, seed in enumerate(options.seeds):
-        for name in BOTH[:: -1 if place % 2 else 1]:
+    for seed in options.seeds:
+        for name in BOTH[:: -1 if seed % 2 else 1]:
             command = [sys.executable, "-m", "benchmarks.tags", "--one", name, "--", *flags, "--run.seed", str(seed)]
             result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[name].append(json.loads(result.stdout.splitlines()[-1]))
