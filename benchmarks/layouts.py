@@ -7,7 +7,7 @@ with one thread for each process. Each contestant is a launch of its own, and th
 each round. What is measured is the time of the steps after the first four, by the clock.
 
     one process         recipes/cls.py under the profile cpu
-    nn.DataParallel     a plain loop around it. Without a GPU it hands on to the module, so this is a loop on one process
+    nn.DataParallel     a plain loop around it. Without a GPU it hands on to the module: a loop on one process
     mp.spawn + DDP      the same loop in two processes of torch.multiprocessing.spawn, with DistributedDataParallel
     ddp_cpu, fsdp_cpu   recipes/cls.py under these profiles, on two processes
 
