@@ -13,7 +13,7 @@ a machine with other work, because each of them gets a share of it.
     mp.spawn + DDP      the same loop in two processes of torch.multiprocessing.spawn, with DistributedDataParallel
     ddp_cpu, fsdp_cpu   recipes/cls.py under these profiles, on two processes
 
-Horovod is left out: it has no wheels for this Python and torch.
+Horovod is left out: its newest release (0.28.1) has no wheels.
 """
 
 import argparse
