@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, points, to_dict
-from app.distributed import batch_norm, collectives, regional_compilation
+from app.distributed import batch_norm, collectives, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
+from app.distributed.object_collectives import ObjectCollectives
 from app.distributed.preemption import StoppedInEvaluation
 from app.errors import UserError
 from app.launching import dry_run
@@ -69,6 +70,12 @@ class Run:
     def optimizers(self) -> Optimizers:
         """Return the prepared optimizers, with their settings."""
         return self._loop.optimizers
+
+    @functools.cached_property
+    def collectives(self) -> ObjectCollectives:
+        """Return collectives of Python objects over all ranks: broadcast, gather, scatter, groups."""
+        assert self._loop  # for its error where the run is not open
+        return ObjectCollectives(rendezvous.time_limit(self.config.timeout))
 
     @property
     def dry_run(self) -> bool:

@@ -27,6 +27,8 @@ def _write_models(folder: Path) -> None:
         LlamaForCausalLM,
         ResNetConfig,
         ResNetForImageClassification,
+        SegformerConfig,
+        SegformerForSemanticSegmentation,
         ViTImageProcessorPil,
     )
 
@@ -40,6 +42,9 @@ def _write_models(folder: Path) -> None:
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(spoken), max_position_embeddings=1024, **size))
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
     pieces = {"bert-base-cased": (bert, tokenizer), "FOLDER": (llama, spoken)}
+    shape = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    segformer = SegformerForSemanticSegmentation(SegformerConfig(**shape, num_labels=19))
+    pieces["nvidia/segformer-b0-finetuned-ade-512-512"] = (segformer,)
     pieces["microsoft/resnet-18"] = (resnet, ViTImageProcessorPil(size={"height": 16, "width": 16}))
     for name, parts in pieces.items():
         for part in parts:
@@ -92,6 +97,12 @@ def _write_images(folder: Path) -> None:
             for kind, array in {split: 20 * mask, f"{split}annot": mask}.items():
                 (folder / "camvid" / kind).mkdir(parents=True, exist_ok=True)
                 Image.fromarray(array).save(folder / "camvid" / kind / f"{index}.png")
+    for split in ("train", "val"):
+        mask = np.array([1, 7, 23], np.uint8)[random.integers(0, 3, (48, 96))]
+        for kind, end, array in (("leftImg8bit", "leftImg8bit", mask * 9), ("gtFine", "gtFine_labelIds", mask)):
+            (folder / "cityscapes" / kind / split / "aachen").mkdir(parents=True)
+            picture = Image.fromarray(array).convert("RGB" if kind == "leftImg8bit" else "L")
+            picture.save(folder / "cityscapes" / kind / split / "aachen" / f"aachen_0_{end}.png")
     for index in range(3):
         mask = (random.random((64, 96, 96)) > 0.5).astype(np.uint8)
         for kind, array in {"image": 100 * mask, "label": mask}.items():

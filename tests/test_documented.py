@@ -35,6 +35,7 @@ INSTEAD = {
     "--run.stop-at": "--run.stop-at 1",
     "--run.sync-bn": "--run.sync-bn false",
     "--data.dims": "--data.patch 32",
+    "--data.patches-per-image": "--data.patch 32 --data.names road sky --data.values 7 23",
 }
 
 

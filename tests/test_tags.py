@@ -93,7 +93,12 @@ def test_a_folder_of_splits_needs_no_extensions(tmp_path, end):
         ("json", [(["a", "b"], ["O", "I-PER"])], {}, r"row 0 .* has I-PER after O, but in IOB2"),
         ("json", [(["a"], ["O"]), (["b"], ["I-PER"])], {}, r"I-PER after the beginning"),
         ("json", [(["a", "b"], ["B-LOC", "I-PER"])], {}, r"I-PER after B-LOC"),
-        ("json", [(["a"], ["NOUN"])], {"scheme": "iob2"}, r"NOUN are not O, B-name"),
+        ("json", [(["a"], ["NOUN"])], {"scheme": "iob2"}, r"NOUN are not O, B-name or I-name"),
+        ("json", [(["a"], ["NOUN"])], {"scheme": "bioes"}, r"NOUN are not O, B-name, I-name, E-name or S-name"),
+        ("json", [(["a", "b"], ["S-LOC", "E-LOC"])], {"scheme": "bioes"}, r"E-LOC after S-LOC, but in BIOES"),
+        ("json", [(["a", "b"], ["B-LOC", "E-PER"])], {"scheme": "bioes"}, r"E-PER after B-LOC, but in BIOES"),
+        ("json", [(["a", "b"], ["O", "B-LOC"])], {"scheme": "bioes"}, r"row 0 .* has the end after B-LOC"),
+        ("json", [(["a", "b"], ["B-PER", "S-LOC"])], {"scheme": "bioes"}, r"has S-LOC after B-PER, but in BIOES"),
         ("json", SENTENCES, {"tags": "label"}, r"--data.tags label: no such key"),
         ("json", SENTENCES, {"classes": ("O", "B-PER", "I-PER")}, r"row . .* is none of the 3 classes"),
         ("conll", [(["a", "b c"], ["O", "O"])], {}, r"line 4 of .*rows.conll has 4 fields, and others have 3"),
@@ -111,6 +116,16 @@ def test_tags_that_are_no_spans_are_learnt_as_they_are(tmp_path):
     assert tags.names == ["DET", "VERB"] and not tags.spans
     _, tags = read(write(tmp_path, "json", [(["a", "b"], ["O", "I-PER"])] * 10), scheme="plain")
     assert tags.names == ["I-PER", "O"] and not tags.spans
+
+
+def test_entities_in_bioes_are_spans(tmp_path):
+    """Also if none has three tokens; the same tags without S- and E- are IOB2."""
+    rows = [(["a", "b", "c", "d"], ["B-x", "E-x", "S-y", "O"])] * 10
+    _, tags = read(write(tmp_path, "json", rows))
+    assert tags.spans and tags.names == ["B-x", "E-x", "O", "S-y"]
+    assert tags.summary() == "4 tags of 2 kinds of entities: x, y"
+    _, tags = read(write(tmp_path, "conll", [(["a", "b", "c"], ["B-x", "I-x", "E-x"])] * 10), scheme="bioes")
+    assert tags.spans and tags.names == ["B-x", "E-x", "I-x"]
 
 
 def roberta(folder):

@@ -87,9 +87,10 @@ class TagData(Classes, EvalSets, TableData):
     """Column of the tokens."""
     tags: str = "tags"
     """Column of the tags: strings or integers, one for each token."""
-    scheme: Literal["auto", "iob2", "plain"] = "auto"
-    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. plain: each token has a tag of its own,
-    as parts of speech. auto: iob2 if all tags look like it."""
+    scheme: Literal["auto", "iob2", "bioes", "plain"] = "auto"
+    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. bioes: E-name ends it too, and S-name is
+    one of a single token. plain: each token has a tag of its own, as parts of speech. auto: iob2 or bioes if all tags
+    look like it."""
     max_length: int = 256
     """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
     pad_to_multiple_of: int = 1
@@ -200,9 +201,10 @@ class VolumeData:
 
     path: str = "builtin:grains"
     """Images to train on: builtin:grains; a folder that holds the folders image and label (or images and masks, or
-    imagesTr and labelsTr); or a folder of images or a single image, whose masks --data.masks gives. PNG, TIFF (several
-    pages are a volume) and NIfTI files are read. A mask has the name of its image, with any extension. A folder that
-    holds the folders train and val has two splits; masks may also be in trainannot and valannot."""
+    imagesTr and labelsTr; or leftImg8bit and gtFine with a folder for each city, as Cityscapes, whose labelIds are
+    read); or a folder of images or a single image, whose masks --data.masks gives. PNG, TIFF (several pages are a
+    volume) and NIfTI files are read. A mask has the name of its image, with any extension. A folder that holds the
+    folders train and val has two splits; masks may also be in trainannot and valannot."""
     masks: str = ""
     """Folder of the masks, or a single mask. Default: the folder next to the images, see --data.path."""
     eval_path: str = ""
@@ -223,9 +225,10 @@ class VolumeData:
     overlap: float = 0.25
     """Evaluation slides a window of the patch's size over whole images. This is the fraction of its side by which a
     window overlaps the next one."""
-    augment: tuple[Literal["flip", "rotate", "intensity"], ...] = ("flip", "rotate", "intensity")
+    augment: tuple[Literal["flip", "rotate", "intensity", "mirror", "scale"], ...] = ("flip", "rotate", "intensity")
     """Random changes of patches. flip: mirror along each axis; rotate: turn by 90 degrees in planes whose sides are
-    equal; intensity: change brightness and contrast. The flag without a value: no changes."""
+    equal; intensity: change brightness and contrast; mirror: along the last axis alone, left to right; scale: bring
+    pieces of half to twice the size of a patch to its size. The flag without a value: no changes."""
     values: tuple[int, ...] = ()
     """Values of the masks that are classes; the model's outputs are in their order, the smallest first. Default: all
     that occur in the masks to train on."""

@@ -141,7 +141,7 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
 
 def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
     """Return on every rank what went wrong on any: one line for each rank that failed."""
-    problems = gather(None if problem is None else _in_words(problem), group)
+    problems = gather(None if problem is None else in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
 
 
@@ -149,7 +149,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Collect a small value from every rank, on every rank, in rank order."""
     if alone():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+    values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
@@ -170,7 +170,7 @@ def local_main_first() -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            store().set(key, ("user:" if mendable(error) else "fault:") + _in_words(error))
+            store().set(key, ("user:" if mendable(error) else "fault:") + in_words(error))
             raise
         store().set(key, "done")
         return
@@ -200,16 +200,17 @@ def heard_on_main(error: BaseException) -> bool:
     if alone():
         return True
     if dist.get_rank() == 0:
-        store().set("samestep/error", _in_words(error))
+        store().set("samestep/error", in_words(error))
         return True
     try:
         store().wait(["samestep/error"], timedelta(seconds=5))
     except dist.DistStoreError:
         return False
-    return store().get("samestep/error").decode() == _in_words(error)
+    return store().get("samestep/error").decode() == in_words(error)
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """Return what to tell of an error: the message alone if the user can mend it."""
     told = mendable(error)
     return f"{type(error).__name__}: {error}" if told is None else str(told)
 
@@ -218,4 +219,4 @@ def _portable(error: Exception) -> Exception:
     """Turn an error into one that every rank can unpickle."""
     if told := mendable(error):
         return UserError(str(told))
-    return RuntimeError(f"the main process failed: {_in_words(error)}")
+    return RuntimeError(f"the main process failed: {in_words(error)}")

@@ -1,12 +1,14 @@
-"""Predict with a finished model: a table with probabilities for texts or images, or masks of images and volumes.
+"""Predict with a finished model: a table with probabilities for texts, tokens or images, or masks.
 
     python -m app predict runs/cls new.jsonl --to predictions.parquet
     python -m app predict runs/img photos/ --to predictions.jsonl
     python -m app predict models/sentiment reviews.csv --text title body
+    python -m app predict runs/tag new.conll --each token --to tags.jsonl
     python -m app predict runs/seg micrographs/ --to masks/ --overlay
 
 Takes a run's finished model, or any folder or Hub id that transformers' pipelines read. The data need no labels. The
-table has a line for each row, in the order of the data, and is written while it grows, so it may be of any length.
+table has a line for each row, in the order of the data, and is written while it grows, so it may be of any length. Of a
+tagger, rows are lists of tokens, or texts, which are cut into words and signs.
 
 A model that recipes/seg.py has trained writes a mask for each image of a folder, one at a time: PNG, TIFF of several
 pages or NIfTI, as the image is, with the name of the image and the values, or colours, of the masks in training.
@@ -15,18 +17,24 @@ pages or NIfTI, as the image is, with the name of the image and the values, or c
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from app.commands.predict.accuracy import Right
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-TASKS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
-MASKS = "segmentation"
+MASKS, TAGS = "segmentation", "token-classification"
+TASKS = {
+    "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
+    "ForTokenClassification": TAGS,
+}
 OWN = ("row", "prediction", "probability")
+OF_TAGS = {"row": ("tokens",), "token": ("place", "token")}  # further columns of a table of tags
 LIKELY = 0.5  # from this probability on, a label of several is predicted
 
 
@@ -43,11 +51,14 @@ class Options:
     split: str = "train"
     """Split to predict, or a slice of one, of data that have several."""
     text: tuple[str, ...] = ()
-    """Column of the text, or the two of a pair. Default: that of the run, or else `text`."""
+    """Column of the text, or the two of a pair; for a tagger, of the tokens or of the text. Default: that of the run,
+    or else `text`; for a tagger `tokens`, if the data have it."""
     image: str = ""
     """Column of the image. Default: that of the run, or else `image`."""
     keep: tuple[str, ...] = ()
     """Columns of the data to copy into the table."""
+    each: Literal["row", "token"] = "row"
+    """Tags: a line of the table for each row, with lists, or for each token, with a probability for each tag."""
     batch: int = 32
     """Rows, or windows of an image, in one forward pass."""
     probabilities: bool = False
@@ -76,22 +87,23 @@ def main(options: Options) -> int:
         raise UserError(f"--{wrong[0]} is for masks, and {options.model} is for {task}: leave it out")
     file = options.to or "predictions.parquet"
     tables.check(file)
-    rows = _open(options.data, options.split, list(options.keep))
-    columns = list(options.text or data.get("text") or ["text"])
-    inputs = (
-        _texts(rows, columns)
-        if task.startswith("text")
-        else _images(rows, options.image or data.get("image") or "image")
-    )
+    if options.each != "row" and task != TAGS:
+        raise UserError(f"--each {options.each} is for tags, and {options.model} is for {task}: leave it out")
+    rows = _open(options.data, options.split, task == TAGS)
+    own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ()))
+    _check_kept(rows, options.keep, own)
     kept = rows.select_columns(list(options.keep)) if options.keep else None
+    right = Right(rows, data.get("label") or "label", options.keep)
+    found = _tags(options, model, rows, data) if task == TAGS else _classes(options, task, model, rows, data)
+    kinds = kept.features.arrow_schema if kept and options.each == "row" else None
     count = 0
-    kinds = kept.features.arrow_schema if kept else None
-    right = _Right(rows, data.get("label") or "label", options.keep)
     with tables.Writer(Path(file), kinds) as writer:
-        for count, found in enumerate(_predict(task, model, inputs, options.batch), 1):
-            own = kept[count - 1] if kept else {}
-            writer.add({"row": count - 1, **own, **found})
-            right.count(own, found)
+        for count, lines in enumerate(found, 1):
+            known = kept[count - 1] if kept else {}
+            for place, line in enumerate(lines):
+                given = known if options.each == "row" else _at(known, place, len(lines))
+                writer.add({"row": count - 1, **given, **line})
+                right.count(known, line)
     print(f"{file}: {count:,} rows{right}")
     return 0
 
@@ -131,55 +143,61 @@ def _task(model: str) -> str:
             if kind.endswith(end):
                 return task
     raise UserError(
-        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts or images, "
-        "and what recipes/seg.py has trained"
+        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens or "
+        "images, and what recipes/seg.py has trained"
     )
 
 
-class _Right:
-    """Count how often the prediction is what a kept column of true labels says."""
-
-    def __init__(self, rows: "Dataset", columns: Any, keep: tuple[str, ...]):
-        """Find the column: the one that was trained on, or `label`."""
-        own = [columns] if isinstance(columns, str) else list(columns)
-        self.column = own[0] if len(own) == 1 and own[0] in keep else ""
-        self.names = getattr(rows.features[self.column], "names", None) if self.column else None
-        self.right = self.rows = self.known = 0
-
-    def count(self, row: dict[str, Any], found: dict[str, Any]) -> None:
-        """Count a row of the table."""
-        if not self.column or "probability" not in found:
-            return
-        label, classes = row[self.column], [name[2:] for name in found if name.startswith("p/")]
-        label = self.names[label] if self.names and isinstance(label, int) and label >= 0 else label
-        if isinstance(label, int) and str(label) not in classes and 0 <= label < len(classes):
-            label = classes[label]  # the number of a class
-        self.rows += 1
-        self.known += str(label) in classes
-        self.right += str(label) == found["prediction"]
-
-    def __str__(self) -> str:
-        """Say the accuracy; nothing where there is no such column."""
-        if not self.rows:
-            return ""
-        unknown = f"; {self.rows - self.known:,} have a {self.column} that is no class of the model"
-        return f", accuracy {self.right / self.rows:.4f} (by {self.column}{unknown if self.known < self.rows else ''})"
+def _at(row: dict[str, Any], place: int, count: int) -> dict[str, Any]:
+    """Return what a row's columns say of one of its tokens: of a list with a value for each, its own."""
+    return {k: v[place] if isinstance(v, list) and len(v) == count else v for k, v in row.items()}
 
 
-def _open(data: str, split: str, keep: list[str]) -> "Dataset":
+def _classes(
+    options: Options, task: str, model: str, rows: "Dataset", data: dict[str, Any]
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the line of each row."""
+    columns = list(options.text or data.get("text") or ["text"])
+    inputs = (
+        _texts(rows, columns)
+        if task.startswith("text")
+        else _images(rows, options.image or data.get("image") or "image")
+    )
+    for found in _predict(task, model, inputs, options.batch):
+        yield [found]
+
+
+def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines of each row: one, or one for each token."""
+    from app.commands.predict import tags
+
+    if len(options.text) > 1:
+        raise UserError(f"--text {' '.join(options.text)}: a tagger takes one column, of tokens or of texts")
+    usual = data.get("tokens") or "tokens"
+    column = next(iter(options.text), usual if usual in rows.column_names else "text")
+    _check_columns(rows, [column], "text")
+    tagger = tags.Tagger(model)
+    for found in tagger.tag(tags.sentences(rows, column), options.batch):
+        yield tags.lines(tagger.tags, found, options.each)
+
+
+def _open(data: str, split: str, in_tokens: bool) -> "Dataset":
     from app.data.cache import using_cache
     from app.data.tables.sources import open_source
 
     with using_cache():
-        source = open_source("DATA", [data])
+        source = open_source("DATA", [data], txt="conll" if in_tokens else "file")
         only = next(iter(source.tables)) if len(source.tables) == 1 else split
         rows = source[only if split == "train" and split not in source.tables else split]
-    _check_columns(rows, keep, "keep")
-    if taken := [name for name in keep if name in OWN or name.startswith("p/")]:
-        raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
     if not len(rows):
         raise UserError(f"{data}, split {split}, has no rows")
     return rows
+
+
+def _check_kept(rows: "Dataset", keep: tuple[str, ...], own: tuple[str, ...]) -> None:
+    _check_columns(rows, list(keep), "keep")
+    if taken := [name for name in keep if name in own or name.startswith("p/")]:
+        raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
 
 
 def _check_columns(rows: "Dataset", columns: list[str], flag: str) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
+SCHEMES = {"iob2": "BI", "bioes": "BIES"}
+"""Marks of the tags of each scheme, next to O."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Tags:
     names: list[str]
     """In the order of the model's outputs."""
     spans: bool
-    """B-name begins an entity, I-name goes on with it, and O is outside; else each token has a tag of its own."""
+    """Tags mark entities, as B-name, I-name and O do; else each token has a tag of its own."""
     sets: dict[str, tuple[np.ndarray, np.ndarray]]
     """Of each table, by name: the positions of all tags among the names, int64 [tokens], and tokens a row, [rows]."""
 
@@ -65,16 +67,30 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
     columns = {name: _tags_of(table, config) for name, table in named.items()}
     names, _, found = coded(list(columns.values()), config.classes)
     codes = dict(zip(columns, found, strict=True))
-    spans = config.scheme == "iob2" or (config.scheme == "auto" and all(_marks_spans(name) for name in names))
-    if strange := [name for name in names if not _marks_spans(name)] if spans else []:
-        raise UserError(f"--data.scheme iob2: {some(strange)} are not O, B-name or I-name: give --data.scheme plain")
+    spans = _scheme_of(config.scheme, names)
     for name, column in columns.items() if spans else ():
-        _check_spans(column, codes[name], names)
-    return tables, Tags(names, spans, {name: (codes[name], columns[name].counts) for name in named})
+        _check_spans(column, codes[name], names, spans)
+    return tables, Tags(names, bool(spans), {name: (codes[name], columns[name].counts) for name in named})
 
 
-def _marks_spans(name: str) -> bool:
-    return name == "O" or (name[:2] in ("B-", "I-") and len(name) > 2)
+def _scheme_of(asked: str, names: Sequence[str]) -> str:
+    """Return the scheme of tags that mark entities, a key of SCHEMES; none if each token has a tag of its own.
+
+    Raises:
+        UserError: tags are not of the scheme that was asked for.
+    """
+    found = {scheme: [name for name in names if not _fits(name, marks)] for scheme, marks in SCHEMES.items()}
+    if asked == "auto":
+        return next((scheme for scheme, strange in found.items() if not strange), "")
+    if strange := found.get(asked):
+        *others, last = [f"{mark}-name" for mark in SCHEMES[asked]]
+        known = f"O, {', '.join(others)} or {last}"
+        raise UserError(f"--data.scheme {asked}: {some(strange)} are not {known}: give --data.scheme plain")
+    return asked if asked in SCHEMES else ""
+
+
+def _fits(name: str, marks: str) -> bool:
+    return name == "O" or (name[:1] in marks and name[1:2] == "-" and len(name) > 2)
 
 
 def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
@@ -102,25 +118,30 @@ def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
     return tags
 
 
-def _check_spans(column: LabelColumn, codes: np.ndarray, names: Sequence[str]) -> None:
-    """Refuse I-name where no entity of that name goes on."""
+def _check_spans(column: LabelColumn, codes: np.ndarray, names: Sequence[str], scheme: str) -> None:
+    """Refuse I-name and E-name where no entity of that name goes on; in BIOES also an entity that does not end."""
     outside = len(names)
-    kinds = np.array(
-        [
-            *(list(names).index(f"B-{name[2:]}") if f"B-{name[2:]}" in names else i for i, name in enumerate(names)),
-            outside,
-        ]
-    )
-    before = np.concatenate([[outside], codes[:-1]])
-    before[np.cumsum(column.counts)[:-1]] = outside  # of the first token of each row
-    inside = np.array([name.startswith("I-") for name in names])[codes]
-    wrong = inside & (kinds[before] != kinds[codes])
+    kinds = [name[2:] for name in names]
+    kind = np.array([*map(kinds.index, kinds), outside])
+    goes_on, is_open = (np.array([*(name[0] in marks for name in names), False]) for marks in ("IE", "BI"))
+    ends = np.cumsum(column.counts)
+    before, after = np.concatenate([[outside], codes[:-1]]), np.concatenate([codes[1:], [outside]])
+    before[ends[:-1]] = after[ends - 1] = outside  # of the first and of the last token of each row
+    wrong = goes_on[codes] & ~(is_open[before] & (kind[before] == kind[codes]))
     if wrong.any():
         row, tag = column.first(wrong)
         previous = [*names, "the beginning"][before[np.flatnonzero(wrong)[0]]]
         raise UserError(
-            f"--data.tags {column.name}: {row} has {tag} after {previous}, but in IOB2 each entity begins with B-: "
-            "correct the tags (IOB1 has I- there), or give --data.scheme plain to learn them as they are"
+            f"--data.tags {column.name}: {row} has {tag} after {previous}, but in {scheme.upper()} each entity begins "
+            "with B-: correct the tags (IOB1 has I- there), or give --data.scheme plain to learn them as they are"
+        )
+    wrong = is_open[codes] & ~(goes_on[after] & (kind[after] == kind[codes]))
+    if scheme == "bioes" and wrong.any():
+        row, tag = column.first(wrong)
+        following = [*names, "the end"][after[np.flatnonzero(wrong)[0]]]
+        raise UserError(
+            f"--data.tags {column.name}: {row} has {following} after {tag}, but in BIOES each entity ends with E-, or "
+            "is a single S-: correct the tags, or give --data.scheme plain to learn them as they are"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import interpolate
 
 from app.data.rows import IGNORED
 from app.sampling.hashing import key_of
@@ -94,15 +95,16 @@ class Patches(Sequence):
 
     def cut(self, case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
         """Cut a patch out of an image, and change it. Images smaller than a patch are mirrored at their edges."""
+        scale = 2.0 ** generator.uniform(-1, 1) if "scale" in self.augment else 1.0
+        sides = [max(round(own / scale), 1) for own in self.patch]
         starts = [
-            int(generator.integers(max(side - own, 0) + 1))
-            for side, own in zip(case.mask.shape, self.patch, strict=True)
+            int(generator.integers(max(side - own, 0) + 1)) for side, own in zip(case.mask.shape, sides, strict=True)
         ]
-        row = self.cases.read(case, tuple(slice(s, s + own) for s, own in zip(starts, self.patch, strict=True)))
-        lacking = [(0, own - side) for side, own in zip(row["mask"].shape[1:], self.patch, strict=True)]
+        row = self.cases.read(case, tuple(slice(s, s + own) for s, own in zip(starts, sides, strict=True)))
+        lacking = [(0, own - side) for side, own in zip(row["mask"].shape[1:], sides, strict=True)]
         if any(after for _, after in lacking):
             row = {name: np.pad(array, [(0, 0), *lacking], mode="symmetric") for name, array in row.items()}
-        row = self._turned(row, generator)
+        row = self._turned(_resized(row, self.patch), generator)
         if "intensity" in self.augment:
             contrast, brightness = generator.uniform(0.9, 1.1), generator.uniform(-0.1, 0.1)
             row["image"] = row["image"] * np.float32(contrast) + np.float32(brightness)
@@ -113,11 +115,23 @@ class Patches(Sequence):
         if "flip" in self.augment:
             flipped = tuple(axis for axis in axes if generator.random() < 0.5)
             row = {name: np.flip(array, flipped) for name, array in row.items()}
+        if "mirror" in self.augment and generator.random() < 0.5:
+            row = {name: np.flip(array, -1) for name, array in row.items()}
         for plane in combinations(axes, 2) if "rotate" in self.augment else ():
             if self.patch[plane[0] - 1] == self.patch[plane[1] - 1]:
                 turns = int(generator.integers(4))
                 row = {name: np.rot90(array, turns, plane) for name, array in row.items()}
         return row
+
+
+def _resized(row: dict[str, np.ndarray], sides: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Bring image and mask to these sides: the image by linear interpolation, the mask by its nearest voxels."""
+    if row["mask"].shape[1:] == sides:
+        return row
+    linear = "bilinear" if len(sides) == 2 else "trilinear"
+    image = interpolate(torch.from_numpy(row["image"][None]), sides, mode=linear, align_corners=False)[0]
+    mask = interpolate(torch.from_numpy(row["mask"][None].astype(np.float64)), sides, mode="nearest-exact")[0]
+    return {"image": image.numpy(), "mask": mask.numpy().astype(np.int64)}
 
 
 def stack(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 # Folders of images and of their masks inside one folder, as people lay them out.
 LAYOUTS = (
     *(("image", "label"), ("images", "labels"), ("image", "mask"), ("images", "masks")),
-    *(("imagesTr", "labelsTr"), ("images", "annotations")),
+    *(("imagesTr", "labelsTr"), ("images", "annotations"), ("leftImg8bit", "gtFine")),
 )
+# Of Cityscapes, how the names of the files end: they are in a folder for each city.
+CITIES = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}
 NIFTI = (".nii", ".nii.gz")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
 LOSSY = (".jpg", ".jpeg")  # compression changes values, so masks cannot be stored so
@@ -138,9 +140,10 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
     if folder.is_file():
         raise UserError(f"{flag} {folder} is a file, and its partner is a folder: give two files or two folders")
     found: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
+    end = next((CITIES[name] for name in (folder.name, folder.parent.name) if name in CITIES), "")
+    for file in sorted(folder.glob(f"*/*{end}.*") if end else folder.iterdir()):
         if file.is_file() and file.name.lower().endswith(extensions) and not file.name.startswith("."):
-            if (name := stem_of(file)) in found:
+            if (name := stem_of(file).removesuffix(end)) in found:
                 raise UserError(f"{file} and {found[name].name} have the same name: keep one of them")
             found[name] = file
     if not found:
