@@ -218,7 +218,7 @@ class BoxData(Classes, EvalSets, ImageData):
     is trained. mend: they are cut off at the image's edges, and those without an area are left out."""
     size: int = 0
     """Height and width that images are brought to, in pixels, whatever their shape; a multiple of 32. 0: from scratch,
-    the longer side of the first image, at most 640; for a pretrained model, 640."""
+    the longer side of the first image, at most 640; for a pretrained model, its own, or 640 if it takes any."""
 
 
 @dataclass

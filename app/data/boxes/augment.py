@@ -77,7 +77,9 @@ class BoxCollate:
         plain = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
         pixels = self.images(plain)["pixel_values"]
         if "colour" in rows[0]:
-            contrast, brightness = torch.from_numpy(np.stack([row["colour"] for row in rows]))[..., None, None, None].unbind(1)
+            contrast, brightness = torch.from_numpy(np.stack([row["colour"] for row in rows]))[
+                ..., None, None, None
+            ].unbind(1)
             pixels = pixels * contrast + (brightness - 1)
         return {"pixel_values": pixels, "labels": [_label(row) for row in rows]}
 

@@ -119,7 +119,9 @@ def _sizes(table: "Dataset", column: ImageColumn) -> np.ndarray:
     def measure() -> list[list[int]]:
         blocks = (range(start, min(start + PATHS_AT_ONCE, len(table))) for start in range(0, len(table), PATHS_AT_ONCE))
         with ThreadPoolExecutor() as pool:
-            return [size for block in pool.map(lambda rows: [column.size(row) for row in rows], blocks) for size in block]
+            return [
+                size for block in pool.map(lambda rows: [column.size(row) for row in rows], blocks) for size in block
+            ]
 
     with using_cache():
         folder = cache_folder() / "sizes"
@@ -136,8 +138,8 @@ def _check_sizes(table: "Dataset", sizes: np.ndarray) -> None:
         if stated and tuple(stated) != tuple(sizes[row]):
             said, own = (f"{width:g} x {height:g}" for width, height in (stated, sizes[row]))
             raise UserError(
-                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}: its boxes would be in "
-                "wrong places; give the image that was annotated, or annotate this one"
+                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}: its boxes "
+                "would be in wrong places; give the image that was annotated, or annotate this one"
             )
 
 

@@ -90,7 +90,9 @@ def own_processor(column: ImageColumn, size: int) -> ImageProcessor:
 
     longer = min(max(column.size(0)), LARGEST)
     size = size or -(-longer // STRIDE) * STRIDE
-    return cast(ImageProcessor, DeformableDetrImageProcessorPil(size=dict.fromkeys(("height", "width"), size), do_pad=False))
+    return cast(
+        ImageProcessor, DeformableDetrImageProcessorPil(size=dict.fromkeys(("height", "width"), size), do_pad=False)
+    )
 
 
 def load_images_of(table: Table, processor: ImageProcessor, config: BoxData) -> Detections:

@@ -100,7 +100,9 @@ def _of_yaml(file: Path) -> dict[str, Part]:
             continue
         if isinstance(given, list):
             if len(given) != 1:
-                raise ValueError(f"{file}: {split} lists {len(given)} folders: give one folder, or a txt file of images")
+                raise ValueError(
+                    f"{file}: {split} lists {len(given)} folders: give one folder, or a txt file of images"
+                )
             given = given[0]
         # Relative paths start at `path`, or where the file is; Roboflow's start one folder too high.
         places = [file.parent / root / given, root / given, file.parent / str(given).removeprefix("../")]
