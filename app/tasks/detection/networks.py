@@ -70,9 +70,8 @@ def new_detector(shape: DetectorScratch, labels: Sequence[str], channels: int) -
 
     head = head_of(labels)
     if shape.network == "detr":
-        return with_loss(
-            ConditionalDetrForObjectDetection(_detr_config(shape, channels, **head)), "--scratch.network detr"
-        )
+        model = ConditionalDetrForObjectDetection(_detr_config(shape, channels, **head))
+        return with_loss(model, "--scratch.network detr")
     config = DenseDetectorConfig(
         channels=channels, width=shape.width, layers=shape.layers, head=4 * shape.width, **head
     )
