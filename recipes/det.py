@@ -2,7 +2,7 @@ r"""Train a detector of objects: from scratch on data that needs no download, or
 
 accelerate launch recipes/det.py
 accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/det.py --run.dir runs/ddp
-accelerate launch recipes/det.py --model facebook/detr-resnet-50 --data.path voc/ --augment.flip 0.5
+accelerate launch recipes/det.py --model hustvl/yolos-tiny --data.path voc/ --augment.flip 0.5
 """
 
 from dataclasses import dataclass, field

@@ -85,7 +85,7 @@ def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData) -> tuple[
 
 def empty(boxes: Boxes) -> np.ndarray:
     """Mark the boxes without an area."""
-    return ~(boxes.corners[:, 2:] > boxes.corners[:, :2]).all(axis=1)
+    return (boxes.corners[:, 2:] <= boxes.corners[:, :2]).any(axis=1)
 
 
 def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
 def _sizes(table: "Dataset", column: ImageColumn) -> np.ndarray:
     """Return width and height of each image, turned as its camera says: float64 [images, 2]. Only headers are read."""
 
-    def measure() -> list[list[int]]:
+    def measure() -> list[tuple[int, int]]:
         blocks = (range(start, min(start + PATHS_AT_ONCE, len(table))) for start in range(0, len(table), PATHS_AT_ONCE))
         with ThreadPoolExecutor() as pool:
             return [

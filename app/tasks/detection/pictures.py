@@ -8,8 +8,9 @@ from torch import Tensor
 from app.tasks.segmentation.panels import colours
 
 GAP = 4  # pixels of white between the two
+LINE = 13  # height of a name above its box
 # Images are magnified to about this side, and boxes drawn from this score on.
-SIDE, SURE = 256, 0.3
+SIDE, SURE = 384, 0.3
 
 
 def panel(image: Tensor, truth: dict[str, Tensor], found: dict[str, Tensor], names: Sequence[str]) -> np.ndarray:
@@ -45,5 +46,5 @@ def _drawn(image: Tensor, boxes: dict[str, Tensor], names: Sequence[str]) -> np.
         colour = tuple(palette[label].tolist())
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2)
         text = names[label] if scores is None else f"{names[label]} {scores[index]:.2f}"
-        draw.text((left + 3, top + 1), text, colour, font)
+        draw.text((left, top - LINE if top >= LINE else bottom + 1), text, colour, font)
     return np.asarray(picture)
