@@ -85,7 +85,7 @@ def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData) -> tuple[
 
 def empty(boxes: Boxes) -> np.ndarray:
     """Mark the boxes without an area."""
-    return (boxes.corners[:, 2:] <= boxes.corners[:, :2]).any(axis=1)
+    return np.any(boxes.corners[:, 2:] <= boxes.corners[:, :2], axis=1)
 
 
 def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
