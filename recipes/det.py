@@ -75,7 +75,8 @@ def evaluate(run: Run, model, rows, collate, names, processor) -> dict[str, floa
     from app.tasks.detection.pictures import panel
     from app.training.average_precision import AveragePrecision
 
-    scores, shown, size = run.scores_of(AveragePrecision(names)), [], rows.images.shape[2:]
+    scores, size = run.scores_of(AveragePrecision(names)), rows.images.shape[2:]
+    shown: list = []
     for micro in run.evaluation(model, rows, collate, weights=rows.weights):
         output = model(**micro.inputs)
         found, truth = boxes_of(output, processor, size), truth_of(micro.inputs["labels"], size)

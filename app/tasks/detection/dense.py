@@ -7,6 +7,7 @@ This file imports nothing of Samestep, because it is saved next to the weights: 
 `pipeline("object-detection", FOLDER, trust_remote_code=True)` loads it.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -108,10 +109,10 @@ class DenseDetector(PreTrainedModel):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        if module in (getattr(self, "heat", None), getattr(self, "sides", None)):
-            nn.init.normal_(module.weight, 0.0, 0.01)
-        if module is getattr(self, "heat", None):
-            nn.init.constant_(module.bias, torch.logit(torch.tensor(RARE)).item())
+            if module in (getattr(self, "heat", None), getattr(self, "sides", None)):
+                nn.init.normal_(module.weight, 0.0, 0.01)
+            if module is getattr(self, "heat", None):
+                nn.init.constant_(module.bias, math.log(RARE / (1 - RARE)))
 
     def forward(self, pixel_values: Tensor, labels: list[dict[str, Tensor]] | None = None, **_: Tensor) -> DenseOutput:
         """Find objects; with labels, compute the loss that `loss_function` has.

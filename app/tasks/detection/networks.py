@@ -9,7 +9,7 @@ from app.tasks.pretrained import head_of, load_model, load_processor
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import ConditionalDetrConfig, PreTrainedModel
 
     from app.data.images.processor import ImageProcessor
 
@@ -78,37 +78,33 @@ def new_detector(shape: DetectorScratch, labels: Sequence[str], channels: int) -
     return with_loss(DenseDetector(config), "--scratch.network dense")
 
 
-def _detr_config(shape: DetectorScratch, channels: int, **head: Any) -> "PreTrainedConfig":
+def _detr_config(shape: DetectorScratch, channels: int, **head: Any) -> "ConditionalDetrConfig":
     from transformers import BitConfig, ConditionalDetrConfig
 
     width = shape.width
     # A ResNet with GroupNorm. Of a backbone with BatchNorm, transformers freezes the statistics.
-    backbone = BitConfig(
-        num_channels=channels,
-        embedding_size=width,
-        hidden_sizes=[2 * width, 4 * width, 8 * width],
-        depths=[shape.layers] * 3,
-        num_groups=8,
-        out_features=["stage3"],
-    )
-    inner = {
-        f"{part}_{name}": value
-        for part in ("encoder", "decoder")
-        for name, value in (("layers", 2), ("attention_heads", 8), ("ffn_dim", 16 * width))
+    levels: dict[str, Any] = {
+        "num_channels": channels,
+        "embedding_size": width,
+        "hidden_sizes": [2 * width, 4 * width, 8 * width],
+        "depths": [shape.layers] * 3,
+        "num_groups": 8,
+        "out_features": ["stage3"],
     }
-    return ConditionalDetrConfig(
-        backbone_config=backbone,
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        backbone=None,
-        num_channels=channels,
-        d_model=8 * width,
-        num_queries=shape.queries,
-        dropout=0.0,
-        auxiliary_loss=True,
-        **inner,
-        **head,
-    )
+    inner = {"layers": 2, "attention_heads": 8, "ffn_dim": 16 * width}
+    whole: dict[str, Any] = {
+        "backbone_config": BitConfig(**levels),
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": False,
+        "backbone": None,
+        "num_channels": channels,
+        "d_model": 8 * width,
+        "num_queries": shape.queries,
+        "dropout": 0.0,
+        "auxiliary_loss": True,
+        **{f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in inner.items()},
+    }
+    return ConditionalDetrConfig(**whole, **head)
 
 
 def with_loss(model: "PreTrainedModel", what: str) -> "PreTrainedModel":
