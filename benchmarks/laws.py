@@ -35,7 +35,6 @@ CASES = {
     "img-batch": "img --scratch.layers 1 --scratch.width 8 --scratch.norm batch --augment.flip 0.5",
     "tag": "tag --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 64",
     "det": "det --scratch.width 8 --data.size 64 --augment.flip 0.5 --augment.rotate 10",
-    "det-detr": "det --scratch.network detr --scratch.width 8 --scratch.queries 10 --data.size 64",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",
