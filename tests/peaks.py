@@ -17,6 +17,7 @@ FLAGS = {
     "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
     "tag": "--scratch.layers 2 --scratch.width 64 --data.max-length 128 --data.split train[:200] --run.micro-batch 8",
     "img": "--scratch.layers 1 --data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
+    "det": "--data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
     "gan": "--data.split train[:200] --samples 32 --run.micro-batch 16 --run.global-batch 32",
     "seg": "--run.micro-batch 2 --run.global-batch 4",
 }

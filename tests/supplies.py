@@ -8,6 +8,8 @@ import nibabel
 import numpy as np
 from PIL import Image
 
+# Of a box in Pascal VOC's files.
+SIDES = ("xmin", "ymin", "xmax", "ymax")
 # Writes a conversation as the model learns it: each turn closed by the end-of-text token.
 CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
 
@@ -30,6 +32,9 @@ def _write_models(folder: Path) -> None:
         SegformerConfig,
         SegformerForSemanticSegmentation,
         ViTImageProcessorPil,
+        YolosConfig,
+        YolosForObjectDetection,
+        YolosImageProcessorPil,
     )
 
     from app.data.text.tokenizer import byte_tokenizer, train_tokenizer
@@ -46,6 +51,9 @@ def _write_models(folder: Path) -> None:
     segformer = SegformerForSemanticSegmentation(SegformerConfig(**shape, num_labels=19))
     pieces["nvidia/segformer-b0-finetuned-ade-512-512"] = (segformer,)
     pieces["microsoft/resnet-18"] = (resnet, ViTImageProcessorPil(size={"height": 16, "width": 16}))
+    boxes = {"image_size": [32, 32], "patch_size": 16, "num_detection_tokens": 4}
+    yolos = YolosForObjectDetection(YolosConfig(**size, **boxes))
+    pieces["hustvl/yolos-tiny"] = (yolos, YolosImageProcessorPil(size={"height": 32, "width": 32}))
     for name, parts in pieces.items():
         for part in parts:
             part.save_pretrained(folder / name)
@@ -90,6 +98,15 @@ def _write_images(folder: Path) -> None:
                 file = folder / name / kind / f"{index}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(array).save(file)
+    for index in range(20):
+        for kind in ("JPEGImages", "Annotations"):
+            (folder / "voc" / kind).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(
+            folder / f"voc/JPEGImages/{index}.png"
+        )
+        sides = "".join(f"<{side}>{value}</{side}>" for side, value in zip(SIDES, (2, 3, 20, 30), strict=True))
+        thing = f"<object><name>{'cat' if index % 2 else 'dog'}</name><bndbox>{sides}</bndbox></object>"
+        (folder / f"voc/Annotations/{index}.xml").write_text(f"<annotation>{thing}</annotation>")
     (folder / "classes.txt").write_text("".join(f"{i} 0 {255 - i} class {i}\n" for i in range(12)))
     for split in ("train", "val"):
         for index in range(2):

@@ -8,7 +8,8 @@ from typing import Literal
 class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
-    # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL.
+    # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL;
+    # boxes: the data are images with boxes.
     txt = "file"
     # Only where there are scores, there is a flag for further sets.
     eval_sets = tuple[str, ...]()
@@ -193,6 +194,51 @@ class Augment:
     cutmix: float = 0.0
     """Paste a piece of another image into each image, and mix the labels by its area; as --augment.mixup. 1 is
     usual."""
+
+
+@dataclass
+class BoxData(Classes, EvalSets, ImageData):
+    """Images, and boxes around the objects in them."""
+
+    txt = "boxes"
+
+    path: tuple[str, ...] = ("builtin:scenes",)
+    """Images to train on: builtin:scenes; a json file of COCO, or a folder with such files for each split; YOLO's
+    data.yaml, or a folder with one or with the folders images and labels; a folder of Pascal VOC's xml files and their
+    images; the id of a data set on the Hub; or json or parquet files with columns of images, boxes and classes."""
+    boxes: str = "boxes"
+    """Column of the boxes of an image, a list of lists, such as objects.bbox. Only for tables and Hub data sets."""
+    label: str = "classes"
+    """Column of the classes of an image's boxes: a list of integers or strings, such as objects.category. As
+    --data.boxes."""
+    box_format: Literal["corners", "size"] = "corners"
+    """Numbers of a box, in pixels. corners: left, top, right, bottom. size: left, top, width, height. As
+    --data.boxes."""
+    bad_boxes: Literal["refuse", "mend"] = "refuse"
+    """What happens to boxes that end outside their image, or have no area. refuse: the first one is named, and nothing
+    is trained. mend: they are cut off at the image's edges, and those without an area are left out."""
+    size: int = 0
+    """Height and width that images are brought to, in pixels, whatever their shape; a multiple of 32. 0: from scratch,
+    the longer side of the first image, at most 640; for a pretrained model, its own, or 640 if it takes any."""
+
+
+@dataclass
+class BoxAugment:
+    """Random changes of training images and their boxes. They depend on the sample and the epoch, and not on the
+    layout. A box of which less than a quarter stays in the image is left out."""
+
+    flip: float = 0.0
+    """Probability of mirroring an image left to right: 0.5 for photographs, 0 for digits."""
+    shift: float = 0.1
+    """Largest shift in each direction, as a fraction of the image's size. The uncovered part is black."""
+    zoom: float = 0.2
+    """Largest change of scale: 0.2 draws scales from 0.8 to 1.2, and so crops, or shrinks."""
+    rotate: float = 0.0
+    """Largest rotation in each direction, in degrees. A box becomes the one around its turned corners."""
+    erase: float = 0.0
+    """Probability of blanking a rectangle whose sides are a quarter to a half of the image's."""
+    colour: float = 0.2
+    """Largest change of brightness and of contrast, as a fraction."""
 
 
 @dataclass

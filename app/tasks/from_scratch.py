@@ -207,6 +207,30 @@ def check_shape(size: Scratch) -> None:
 
 
 @dataclass
+class DetectorScratch:
+    """The shape of a detector that is trained from scratch."""
+
+    network: Literal["dense", "detr"] = "dense"
+    """dense: each place of a feature map at a quarter of the resolution says which object has its middle there
+    (CenterNet). detr: queries look for an object each (Conditional DETR); it needs far more epochs."""
+    width: int = 16
+    """Channels at half of the resolution; deeper levels have up to 8 times as many. A multiple of 8."""
+    layers: int = 1
+    """Residual units of each level."""
+    queries: int = 50
+    """Queries of a detr: the most objects that it finds in an image."""
+
+
+def check_detector(shape: DetectorScratch) -> None:
+    """Raise a UserError for numbers that no detector can have."""
+    for name in ("layers", "width", "queries"):
+        if (value := getattr(shape, name)) < 1:
+            raise UserError(f"--scratch.{name} {value}: must be at least 1")
+    if shape.width % 8:
+        raise UserError(f"--scratch.width {shape.width}: must be a multiple of 8")
+
+
+@dataclass
 class UNetScratch:
     """The shape of a U-Net that is trained from scratch."""
 

@@ -41,6 +41,12 @@ SMALL = {
             *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
         ]
     ),
+    "det": Small(
+        lambda rows: [
+            *("--scratch.width", 8, "--data.size", 32, "--augment.flip", 0.5, "--augment.rotate", 10),
+            *("--data.split", "train[:41]", "--data.eval-split", "test[:17]"),
+        ]
+    ),
     "gan": Small(
         lambda rows: [
             *("--width", 8, "--samples", 17, "--optim.clip", 1, "--optim-d.clip", 1),

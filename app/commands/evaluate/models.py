@@ -21,6 +21,8 @@ RECIPES = {
     "LMHeadModel": "lm",
     "ForMaskedLM": "lm",
     "ForImageClassification": "img",
+    "ForObjectDetection": "det",
+    "DenseDetector": "det",
     "ForSemanticSegmentation": "seg",
 }
 PARTS = ("config.json", "network.json", "adapter_config.json", "model.safetensors")
@@ -110,7 +112,7 @@ def _kind(name: str, config: dict[str, Any]) -> str:
     if not kinds:
         raise UserError(
             f"{name} is a {', '.join(classes) or 'model without a task'}: evaluate takes classifiers of texts and "
-            "images, language models, and what recipes/seg.py has trained"
+            "images, detectors, language models, and what recipes/seg.py has trained"
         )
     if kinds[0] == "seg":
         raise UserError(
@@ -123,6 +125,9 @@ def _kind(name: str, config: dict[str, Any]) -> str:
 def _config(name: str) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
+    from app.tasks.detection.networks import make_known
+
+    make_known()
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -142,7 +147,7 @@ def _recipe(kind: str) -> Path:
 def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) -> list[str]:
     """Return the flags that a model itself says: the order of its classes, and how it takes its inputs."""
     asked = {word.partition("=")[0] for word in given}
-    if kind in ("cls", "img", "tag"):
+    if kind in ("cls", "img", "tag", "det"):
         model = _config(name)
         amounts = model.problem_type == "regression" or (not model.problem_type and model.num_labels == 1)
         names = [str(label) for _, label in sorted(model.id2label.items())]

@@ -20,6 +20,8 @@ _TASKS = {
     "LMHeadModel": "text-generation",
     "ForMaskedLM": "fill-mask",
     "ForImageClassification": "image-classification",
+    "ForObjectDetection": "object-detection",
+    "DenseDetector": "object-detection",
     "ForSemanticSegmentation": "image-segmentation",
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from app.data.config import Augment
+from app.data.config import Augment, BoxAugment
 from app.data.images.mixing import Mix, mixed
 from app.data.images.operations import Operations
 from app.data.images.processor import ImageProcessor
@@ -22,7 +22,7 @@ class Draw:
     Pass it to `run.batches` as `augment`; ImageCollate applies the changes.
     """
 
-    def __init__(self, settings: Augment):
+    def __init__(self, settings: Augment | BoxAugment):
         check(settings)
         self.settings = settings
 
@@ -108,7 +108,7 @@ def _inside(boxes: list[tuple], height: int, width: int) -> Tensor:
     return (along[:, :, None] & across[:, None, :])[:, None]
 
 
-def check(settings: Augment) -> None:
+def check(settings: Augment | BoxAugment) -> None:
     """Raise a UserError for settings out of range."""
     limits = {"flip": 1.0, "shift": 1.0, "zoom": 0.99, "rotate": 180.0, "erase": 1.0}
     for name, most in limits.items():

@@ -1,5 +1,6 @@
 """A table's column of images: files of some format, stored in the table or named by path, read one by one."""
 
+import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PATHS_AT_ONCE = 512
+# The tag in which a camera notes how it was held; with these values, height and width change places.
+ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 
 
 class ImageColumn:
@@ -81,6 +84,22 @@ class ImageColumn:
         if image.mode[0] in "IF":  # PIL would cut values off at 255
             raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
         return image.convert(self.mode)
+
+    def size(self, row: int) -> tuple[int, int]:
+        """Return width and height of an image, turned as its camera says, from its header alone.
+
+        Raises:
+            UserError: as `read`.
+        """
+        from PIL import Image
+
+        file = self._files[row][self.name]
+        try:
+            with Image.open(io.BytesIO(file["bytes"]) if file["bytes"] is not None else file["path"]) as image:
+                turned = image.getexif().get(ORIENTATION) in TURNED
+                return (image.height, image.width) if turned else image.size
+        except Exception:  # no local file, or none that can be read, which `read` explains
+            return self.read(row).size
 
 
 def _state_of(path: str) -> tuple:

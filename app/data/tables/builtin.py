@@ -1,4 +1,4 @@
-"""Data that needs no download: each function in BUILTINS returns a `datasets.Dataset`."""
+"""Data that needs no download: each function in BUILTINS returns a `datasets.Dataset`, or one for each split."""
 
 import sys
 import sysconfig
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.data.boxes import scenes as box_scenes
 from app.data.cache import using_cache
 from app.data.tables import builtin_names
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
@@ -79,7 +80,37 @@ def digits() -> "Dataset":
         )
 
 
-BUILTINS = {"stdlib": stdlib, "stdlib-files": stdlib_sources, "names": names, "digits": digits}
+def scenes() -> "dict[str, Dataset]":
+    """Load scenes of several digits, train and test: `image` is grey, `boxes` are in pixels, `classes` one of ten."""
+    import datasets
+
+    kinds = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "boxes": datasets.List(datasets.List(datasets.Value("float64"))),
+            "classes": datasets.List(datasets.ClassLabel(names=list(box_scenes.NAMES))),
+        }
+    )
+    with using_cache():
+        return {
+            split: datasets.Dataset.from_generator(
+                box_scenes.scene_rows,
+                features=kinds,
+                gen_kwargs={"split": split},
+                fingerprint=key_of("scenes", box_scenes.VERSION, split),
+            )
+            for split in box_scenes.SPLITS
+        }
+
+
+# By name: what loads a table, or the tables of several splits.
+BUILTINS: "dict[str, Callable[[], Dataset | dict[str, Dataset]]]" = {
+    "stdlib": stdlib,
+    "stdlib-files": stdlib_sources,
+    "names": names,
+    "digits": digits,
+    "scenes": scenes,
+}
 
 
 def digits_rows() -> Iterator[dict]:

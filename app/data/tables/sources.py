@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.tables.builtin import BUILTINS
@@ -211,12 +212,15 @@ def open_source(
         flag: the one that gives the paths, for errors.
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
-        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files.
+        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; boxes: the
+            data are images with boxes.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
         raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
+    if txt == "boxes" and (tables := box_tables(flag, paths)):
+        return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
@@ -233,7 +237,8 @@ def open_source(
     elif builtin:
         if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
             raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
-        tables = {"train": load()}
+        loaded = load()
+        tables = loaded if isinstance(loaded, dict) else {"train": loaded}
     elif splits:
         every = [file for names in splits.values() for file in names]
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)

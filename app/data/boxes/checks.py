@@ -1,0 +1,184 @@
+"""The boxes of a table as arrays: read, checked against their images, and mended where that is asked for."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from app.data.cache import cache_folder, remember, using_cache
+from app.data.config import BoxData
+from app.data.images.image_column import PATHS_AT_ONCE, ImageColumn
+from app.data.tables.columns import LabelColumn, check_columns, is_list, is_number, name_of, row_name
+from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Pixels by which a box may end outside its image: annotation tools count from 0 or from 1, and round.
+SLACK = 1.0
+
+
+@dataclass
+class Boxes:
+    """The boxes of all images, one after the other."""
+
+    corners: np.ndarray
+    """Left, top, right, bottom in fractions of the image's sides: float32 [boxes, 4]."""
+    classes: np.ndarray
+    """int64 [boxes]; set once the classes of all tables are known."""
+    ends: np.ndarray
+    """Where the boxes of each image end, int64 [images]."""
+    mended: int = 0
+    """Boxes that were cut off or left out."""
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Return the number of boxes of each image."""
+        return np.diff(self.ends, prepend=0)
+
+    def of(self, image: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return an image's corners [boxes, 4] and classes [boxes]."""
+        own = slice(self.ends[image - 1] if image else 0, self.ends[image])
+        return self.corners[own], self.classes[own]
+
+    def leave_out(self, out: np.ndarray) -> None:
+        """Leave out the marked boxes."""
+        image = np.repeat(np.arange(len(self.ends)), self.counts)
+        self.ends = np.cumsum(np.bincount(image[~out], minlength=len(self.ends)))
+        self.corners, self.classes = self.corners[~out], self.classes[~out]
+
+
+def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData) -> tuple[Boxes, LabelColumn]:
+    """Read and check the boxes of a table; and the column of their classes, which are still to be numbered.
+
+    Raises:
+        UserError: a column is missing or holds something else; or a box is wrong, see `_check`.
+    """
+    check_columns(table, [config.boxes], "boxes")
+    check_columns(table, [config.label], "label")
+    labels = LabelColumn(table, config.label)
+    flat, counts = _flat(table, config.boxes)
+    if (labels.counts != counts).any() or not is_list(table.data.schema.field(config.label).type):
+        row = int(np.flatnonzero(labels.counts != counts)[0]) if (labels.counts != counts).any() else 0
+        raise UserError(
+            f"--data.label {config.label}: {row_name(table, row)} has {labels.counts[row]} classes for {counts[row]} "
+            "boxes: give a list with one for each"
+        )
+    image = np.repeat(np.arange(len(table)), counts)
+    if config.box_format == "size":
+        flat = np.concatenate([flat[:, :2], flat[:, :2] + flat[:, 2:]], axis=1)
+    sizes = _sizes(table, column)
+    _check_sizes(table, sizes)
+    scale = np.tile(sizes[image], 2)
+    if "relative" in table.column_names:
+        is_relative = np.array(table.select_columns(["relative"])["relative"], bool)
+        flat = np.where(is_relative[image, None], flat * scale, flat)
+    boxes = Boxes((flat / scale).astype(np.float32), np.zeros(len(flat), np.int64), np.cumsum(counts))
+    boxes.mended = int(np.count_nonzero(_check(table, config, flat, sizes, image)))
+    boxes.corners = np.clip(boxes.corners, 0, 1)
+    return boxes, labels
+
+
+def empty(boxes: Boxes) -> np.ndarray:
+    """Mark the boxes without an area."""
+    return np.any(boxes.corners[:, 2:] <= boxes.corners[:, :2], axis=1)
+
+
+def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all boxes, float64 [boxes, 4], and how many boxes each row has."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = table.select_columns([name]).with_format("arrow")[:].column(name)
+    lists = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    kind = lists.type
+    if not (is_list(kind) and is_list(kind.value_type) and is_number(kind.value_type.value_type)):
+        raise UserError(
+            f"--data.boxes {name} of {name_of(table)} holds {kind}: give lists of boxes, each of four numbers"
+        )
+    counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
+    boxes = lists.flatten()
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(boxes), 0), np.int64)
+    if (lengths != 4).any():
+        box = int(np.flatnonzero(lengths != 4)[0])
+        row = int(np.searchsorted(np.cumsum(counts), box, side="right"))
+        raise UserError(
+            f"--data.boxes {name}: {row_name(table, row)} has a box of {lengths[box]} numbers: give four, see "
+            "--data.box-format"
+        )
+    return np.asarray(boxes.flatten().cast(pa.float64())).reshape(-1, 4), counts
+
+
+def _sizes(table: "Dataset", column: ImageColumn) -> np.ndarray:
+    """Return width and height of each image, turned as its camera says: float64 [images, 2]. Only headers are read."""
+
+    def measure() -> list[tuple[int, int]]:
+        blocks = (range(start, min(start + PATHS_AT_ONCE, len(table))) for start in range(0, len(table), PATHS_AT_ONCE))
+        with ThreadPoolExecutor() as pool:
+            return [
+                size for block in pool.map(lambda rows: [column.size(row) for row in rows], blocks) for size in block
+            ]
+
+    with using_cache():
+        folder = cache_folder() / "sizes"
+        folder.mkdir(parents=True, exist_ok=True)
+        found = remember(folder / f"{key_of('sizes', column.identity(), column.name)}.json", measure)
+    return np.array(found, np.float64).reshape(-1, 2)
+
+
+def _check_sizes(table: "Dataset", sizes: np.ndarray) -> None:
+    """Refuse a file of boxes that says another size of an image than it has: the boxes would be in other places."""
+    if "size" not in table.column_names:
+        return
+    for row, stated in enumerate(table.select_columns(["size"])["size"]):
+        if stated and tuple(stated) != tuple(sizes[row]):
+            said, own = (f"{width:g} x {height:g}" for width, height in (stated, sizes[row]))
+            raise UserError(
+                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}: its boxes "
+                "would be in wrong places; give the image that was annotated, or annotate this one"
+            )
+
+
+def _check(table: "Dataset", config: BoxData, flat: np.ndarray, sizes: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Mark the boxes that end outside their image or have no area; those within SLACK count as inside.
+
+    Raises:
+        UserError: there is one, and --data.bad-boxes does not say to mend it.
+    """
+    bounds = np.tile(sizes[image], 2)
+    kinds = {
+        "with a number that is not finite": ~np.isfinite(flat).all(axis=1),
+        "without an area": ~(flat[:, 2:] > flat[:, :2]).all(axis=1),
+        "that ends outside its image": ((flat < -SLACK) | (flat > bounds + SLACK)).any(axis=1),
+    }
+    wrong = np.any(list(kinds.values()), axis=0)
+    if not wrong.any() or (config.bad_boxes == "mend" and np.isfinite(flat).all()):
+        return wrong
+    box = int(np.flatnonzero(wrong)[0])
+    row = int(image[box])
+    kind = next(kind for kind, which in kinds.items() if which[box])
+    inside = int(np.count_nonzero(image[:box] == row))
+    corners = ", ".join(f"{value:g}" for value in flat[box])
+    raise UserError(
+        f"{_place(table, row, inside)} has a box {kind}: {corners} (left, top, right, bottom, in pixels), in an image "
+        f"of {sizes[row][0]:g} x {sizes[row][1]:g}; {np.count_nonzero(wrong):,} of {len(flat):,} boxes are wrong. Mend "
+        "the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+    )
+
+
+def _place(table: "Dataset", row: int, box: int) -> str:
+    """Name a box by its file and its place there; or by its row."""
+    if "places" in table.column_names:
+        return f"{table[row]['places'][box]} of {os.path.relpath(table[row]['file'])}"
+    return f"box {box} (counted from 0) of {row_name(table, row)}"
+
+
+def numbered(boxes: Sequence[Boxes], codes: Sequence[np.ndarray]) -> None:
+    """Set the classes of boxes, and leave out those without an area."""
+    for each, values in zip(boxes, codes, strict=True):
+        each.classes = values
+        each.leave_out(empty(each))

@@ -1,0 +1,119 @@
+"""Data sets of boxes as people keep them, COCO, YOLO and Pascal VOC, found by their layout and read as tables.
+
+Each reader yields rows with the columns of COLUMNS. Boxes are left, top, right, bottom; in pixels, or where `relative`
+in fractions of the image's sides.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.data.cache import cache_of
+from app.data.tables.read_errors import explained
+from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
+from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Part of the cache's key: raise it when the rows change.
+VERSION = 1
+COLUMNS = ("image", "boxes", "classes", "relative", "size", "file", "places")
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
+
+Row = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """One split of a data set: what reads it, and from where."""
+
+    read: Callable[..., Iterator[Row]]
+    source: str
+    """A file or folder, for `read`."""
+    names: tuple[str, ...] = ()
+    """Names of the classes that the labels number; none: the labels are names, or there are only numbers."""
+    numbered: bool = False
+    """Labels are numbers without names."""
+    more: tuple[str, ...] = ()
+    """Further arguments of `read`."""
+
+
+def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":
+    """Return the splits of a data set in one of the known layouts; none if this is something else.
+
+    Raises:
+        UserError: a file of it cannot be read.
+    """
+    if len(paths) != 1 or not os.path.exists(paths[0]):
+        return {}
+    with explained(flag, paths[0]):
+        parts = _parts(Path(paths[0]))
+        tables = {split: _table(part) for split, part in parts.items()}
+    if parts and not any(len(table) for table in tables.values()):
+        raise UserError(f"{flag} {paths[0]} has no image in it that a label belongs to")
+    return {split: table for split, table in tables.items() if len(table)}
+
+
+def _parts(path: Path) -> dict[str, Part]:
+    from app.data.boxes import coco, voc, yolo
+
+    for layout in (coco.parts, yolo.parts, voc.parts):
+        if found := layout(path):
+            return found
+    return {}
+
+
+def _table(part: Part) -> "Dataset":
+    """Read a split once: it is kept until a file of it changes."""
+    import datasets
+
+    label = datasets.ClassLabel(names=list(part.names)) if part.names else datasets.Value("string")
+    number = datasets.Value("int64")
+    text, values = datasets.Value("string"), datasets.List(datasets.Value("float64"))
+    kinds = (
+        text,
+        datasets.List(values),
+        datasets.List(number if part.numbered else label),
+        datasets.Value("bool"),
+        values,
+        text,
+        datasets.List(text),
+    )
+    watched = [part.source, *(place for place in part.more if os.path.exists(place))]
+    folder = cache_of(watched)
+    return datasets.Dataset.from_generator(
+        part.read,
+        features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
+        cache_dir=str(folder),
+        gen_kwargs={"source": part.source, "names": part.names, "more": part.more},
+        fingerprint=key_of("boxes", VERSION, folder.name, part.read.__module__, *part),
+    )
+
+
+def split_of(name: str) -> str:
+    """Return the split that a file or folder is for, by its name; nothing if the name does not say."""
+    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
+    for split in (*TRAIN_SPLITS, *EVAL_SPLITS):
+        if split in words:
+            return "train" if split in TRAIN_SPLITS else split
+    return ""
+
+
+def images_in(folder: Path) -> list[Path]:
+    """List the images in a folder and below it, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+
+
+def load_json(file: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: it is none; the message names it.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON file: {error}") from None
