@@ -22,8 +22,9 @@ from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
+from app.training.copying import map_tensors
 from app.training.gradients import Gradients
-from app.training.loader import inputs_of, map_tensors
+from app.training.loader import inputs_of
 from app.training.step import Batch, CurrentStep
 from app.training.step_metrics import StepMetrics
 
