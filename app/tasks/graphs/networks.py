@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from app.errors import UserError
 from app.tasks.graphs import sums
+from app.tasks.graphs.shape import CONFIG, KIND, read_config
 from app.tasks.graphs.sums import Edges
-
-CONFIG = "config.json"
-KIND = "samestep-graph"
-"""What config.json gives as the type of the model."""
 
 
 class SAGE(nn.Module):
@@ -107,13 +104,6 @@ class Shape:
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json into a folder."""
         (folder / CONFIG).write_text(json.dumps(self.fields, indent=2) + "\n")
-
-
-def read_config(folder: str) -> dict[str, Any] | None:
-    """Read config.json of a network that recipes/graph.py has written; None if it is none."""
-    file = Path(folder) / CONFIG
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found if found.get("model_type") == KIND else None
 
 
 def finished(folder: str) -> NodeClassifier:

@@ -1,9 +1,15 @@
-"""The shape of a network for graphs."""
+"""The shape of a network for graphs, and the file that says it."""
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from app.errors import UserError
+
+CONFIG = "config.json"
+KIND = "samestep-graph"
+"""What config.json gives as the type of the model."""
 
 
 @dataclass
@@ -27,3 +33,10 @@ def check_shape(shape: GraphScratch) -> None:
         raise UserError(f"--scratch.width {shape.width} must be a multiple of --scratch.heads {shape.heads}")
     if not 0 <= shape.dropout < 1:
         raise UserError(f"--scratch.dropout {shape.dropout}: must be at least 0 and below 1")
+
+
+def read_config(folder: str) -> dict[str, Any] | None:
+    """Read config.json of a network that recipes/graph.py has written; None if it is none."""
+    file = Path(folder) / CONFIG
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if found.get("model_type") == KIND else None

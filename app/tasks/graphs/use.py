@@ -9,7 +9,8 @@ from app.data.graphs import readers
 from app.data.graphs.nodes import collate
 from app.data.graphs.sampling import stages
 from app.errors import UserError
-from app.tasks.graphs.networks import finished, read_config
+from app.tasks.graphs.networks import finished
+from app.tasks.graphs.shape import read_config
 from app.training.fetching import Composed
 
 ROWS = 256  # nodes at a time
