@@ -14,7 +14,7 @@ from app.tasks.graphs.shape import GraphScratch, check_shape
 
 USE_IT = (
     "python -c 'from app.tasks.graphs.use import classify; "
-    """print(classify("{model}", "builtin:calls", [0, 1, 2]))'"""
+    """print(classify("{model}", "{data}", [0, 1, 2]))'"""
 )
 
 
@@ -102,7 +102,7 @@ def main(config: Config) -> dict[str, float]:
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, data.evaluation, data.names, eval_fanouts(config.data))
-        return run.finish(model, shape, use=USE_IT)
+        return run.finish(model, shape, use=USE_IT.replace("{data}", config.data.path))
 
 
 if __name__ == "__main__":
