@@ -193,8 +193,9 @@ def test_a_run_that_is_left_leaves_no_thread(tmp_path, error):
             raise error
 
     if error:
-        with pytest.raises(error):
+        with pytest.raises(error) as raised:
             train(tmp_path, (doubled, named), at_step=leave)
+        assert not own_threads() and raised.tb  # whose frames hold the loop
     else:
         train(tmp_path, (doubled, named))
-    assert not own_threads()
+        assert not own_threads()
