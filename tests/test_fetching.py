@@ -155,7 +155,8 @@ def train(folder, fetch=(), collate=shaken, at_step=None):
     settings = RunConfig(dir=str(folder), steps=6, global_batch=6, micro_batch=2, log_every=1, trackers=())
     with Run(Config(settings)) as run:
         model, optimizer = run.prepare(Model(), OptimConfig())
-        for batch in run.batches(ROWS, collate, augment=noisy, fetch=fetch):
+        batches = run.batches(ROWS, collate, augment=noisy, fetch=fetch)  # a name that outlives an error
+        for batch in batches:
             for micro in batch.micros(model):
                 run.backward(model(micro.inputs["x"]), micro)
             run.step(optimizer)
