@@ -28,6 +28,7 @@ from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training import beginning, ending, evaluation, exact_gradients
+from app.training.fetching import Composed, Fetch
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
 from app.training.optimizer import Optimizers, Place, build_optimizer
@@ -224,6 +225,7 @@ class Run:
         weights: np.ndarray | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         cost: Cost | None = None,
+        fetch: Fetch = (),
     ) -> Iterator[Batch]:
         """Resume the run, then yield the batch of each remaining step. Scores logged in the body belong to that step.
 
@@ -233,19 +235,23 @@ class Run:
                 a training step, counted from 0.
             lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
             weights: one for each sample, in the loss; default: all 1.
-            augment: changes one row; it gets a random generator for that row.
+            augment: changes one row; it gets a random generator for that row. If it has a method `many`, that changes
+                all rows of a micro-batch: `augment.many(rows, seed, epochs, ids)`.
             cost: what a sample costs, to log tokens per second and MFU.
+            fetch: a stage, or several one after the other: functions that change what collate returns, such as one
+                that reads what a sampled row refers to. Each works in a thread of its own, ahead of the step, and so
+                draws nothing from the global random generators.
         """
         if self._loop.begun:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         self.keep_best("")  # the recipe has chosen none
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
         if self._dry is not None:
-            yield from self._dry.at_loop(self, plan, data, collate, augment)
+            yield from self._dry.at_loop(self, plan, data, Composed(collate, fetch) if fetch else collate, augment)
             self._loop.dry_run = True
             return
         plan, steps = beginning.begin(self._loop, self._asked, plan, data, cost)
-        yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment))
+        yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment, fetch))
 
     def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
         """Run the loop's body once in a dry run, on a step whose changes are undone."""
@@ -329,6 +335,7 @@ class Run:
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
         micro_batch: int = 0,
+        fetch: Fetch = (),
     ) -> Iterator[Turn]:
         """Go through a data set once, each sample on one rank, with the model in evaluation mode and without gradients.
 
@@ -343,7 +350,7 @@ class Run:
             raise UserError("the evaluation set is empty: there is nothing to score")
         plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, self.config.seed)
         may_stop = self._loop.may_stop_in_evaluation()
-        yield from evaluation.turns(self.services, model, plan, data, collate, may_stop)
+        yield from evaluation.turns(self.services, model, plan, data, collate, may_stop, fetch)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""

@@ -35,6 +35,8 @@ CASES = {
     "img-batch": "img --scratch.layers 1 --scratch.width 8 --scratch.norm batch --augment.flip 0.5",
     "tag": "tag --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 64",
     "det": "det --scratch.width 8 --data.size 64 --augment.flip 0.5 --augment.rotate 10",
+    "graph": "graph --scratch.width 16",
+    "graph-gat": "graph --scratch.width 16 --scratch.kind gat",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",

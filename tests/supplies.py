@@ -19,6 +19,7 @@ def lay_out(folder: Path) -> None:
     _write_models(folder)
     _write_texts(folder)
     _write_images(folder)
+    _write_graphs(folder)
 
 
 def _write_models(folder: Path) -> None:
@@ -126,3 +127,17 @@ def _write_images(folder: Path) -> None:
             file = folder / "volumes" / kind / f"{index}.nii.gz"
             file.parent.mkdir(parents=True, exist_ok=True)
             nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), file)
+
+
+def _write_graphs(folder: Path) -> None:
+    edges = np.random.default_rng(0).integers(0, 40, (2, 120))
+    features, labels = np.eye(40, 4, dtype=np.float32), np.arange(40) % 2
+    splits = {"train": np.arange(30), "val": np.arange(30, 35), "test": np.arange(35, 40)}
+    np.savez(folder / "cora.npz", edges=edges, x=features, labels=labels, **splits)
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"{a},{b}\n" for a, b in edges.T))
+    lines = "".join(f"{i % 2},{i},{i * i}\n" for i in range(40))
+    (folder / "nodes.csv").write_text(f"label,a,b\n{lines}")
+    (folder / "graph").mkdir()
+    arrays = {"indptr": np.arange(41), "indices": np.arange(40)[::-1], "features": features, "labels": labels}
+    for name, array in arrays.items():
+        np.save(folder / "graph" / f"{name}.npy", array)

@@ -28,6 +28,7 @@ SMALLER = {
     "tag": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
     "img": "--scratch.layers 1 --scratch.width 8",
     "det": "--scratch.width 8 --data.size 32",
+    "graph": "--scratch.width 8",
     "gan": "--width 8 --samples 8",
     "seg": "--scratch.channels 4 8 --data.patches-per-image 1",
 }

@@ -116,6 +116,7 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
     """
     services = loop.services
     try:
+        services.stop_fetching()  # watched: a stage may hang
         services.watchdog.close()
         main = services.accelerator.is_main_process
         if mendable(error):

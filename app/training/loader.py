@@ -1,8 +1,6 @@
 """Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
-import copy
-import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,8 @@ from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
 from app.sampling.seeding import EVALUATION, sample_generator, seed_all
+from app.training.copying import on_cuda, to_device
+from app.training.fetching import Fetch, ahead, stages_of
 
 Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
 Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
@@ -56,9 +56,14 @@ def collate_of(collate: Collate, step: int) -> Collate:
 def inputs_of(
     data: Sequence, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
 ) -> Any:
-    """Fetch rows, augment each with its own random generator if `augment` is given, and collate them."""
+    """Fetch rows, augment each with its own random generator if `augment` is given, and collate them.
+
+    If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
+    """
     rows = fetch(data, ids)
-    if augment is not None:
+    if hasattr(augment, "many"):
+        rows = augment.many(rows, seed, epochs, ids)
+    elif augment is not None:
         keys = zip(rows, epochs, ids, strict=True)
         rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
     return collate(rows)
@@ -74,6 +79,7 @@ def load(
     device: torch.device,
     workers: int = 0,
     augment: Augment | None = None,
+    fetch: Fetch = (),
 ) -> Iterator[Step]:
     """Yield data rank `rank`'s part of each step, loaded and copied to the device ahead of need.
 
@@ -83,18 +89,20 @@ def load(
         collate: makes model inputs (nested dicts and lists of tensors) from a micro-batch's rows. If it has a method
             `at`, that returns the function for a training step, counted from 0.
         workers: loader processes; 0: this process loads.
-        augment: changes one row; its random generator is seeded by (seed, epoch, sample).
+        augment: changes one row; its random generator is seeded by (seed, epoch, sample). See `inputs_of`.
+        fetch: stages after collate, each in a thread of its own; see `fetching.ahead`.
     """
-    own = _Steps(plan, data, collate, augment, rank, ranks)
+    own, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
-        return map(_or_raise, map(own.__getitem__, steps))
+        plain = map(_or_raise, map(own.__getitem__, steps))
+        return ahead(plain, stages, device) if stages else plain
     loader = DataLoader(
         own,
         batch_size=None,
         sampler=steps,
         num_workers=workers,
         collate_fn=_as_it_is,
-        pin_memory=device.type == "cuda",
+        pin_memory=device.type == "cuda" and not stages,
         in_order=True,
         generator=torch.Generator(),
         prefetch_factor=2 if workers else None,
@@ -102,7 +110,9 @@ def load(
     )
     with starting_helpers():
         loaded = map(_or_raise, loader)
-    return _on_cuda(loaded, device) if device.type == "cuda" else (_to(step, device) for step in loaded)
+    if stages:
+        return ahead(loaded, stages, device)
+    return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
 
 
 def _begin_worker(number: int) -> None:
@@ -113,55 +123,6 @@ def _or_raise(step: Step | UserError) -> Step:
     if isinstance(step, UserError):
         raise step
     return step
-
-
-@functools.cache
-def _copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream for all copies: torch's allocator keeps freed memory for each stream apart."""
-    return torch.cuda.Stream(device)
-
-
-def _on_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
-    """Copy each step to the GPU on a separate stream, while the step before it is computed."""
-    copying = _copying_stream(device)
-
-    def copy(step: Step | None) -> Step | None:
-        if step is None:
-            return None
-        with torch.cuda.stream(copying):
-            return _to(step, device)
-
-    following = copy(next(steps, None))
-    while following is not None:
-        torch.cuda.current_stream(device).wait_stream(copying)
-        current, following = following, copy(next(steps, None))
-        for turn in current.turns:
-            map_tensors(lambda t: t.record_stream(torch.cuda.current_stream(device)), turn.inputs)
-        yield current
-
-
-def _to(step: Step, device: torch.device) -> Step:
-    if device.type == "cpu":
-        return step
-    turns = [t._replace(inputs=map_tensors(lambda x: x.to(device, non_blocking=True), t.inputs)) for t in step.turns]
-    return step._replace(turns=turns)
-
-
-def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Apply `change` to the tensors in nested dicts, lists and tuples; other values stay."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, MutableMapping):
-        changed = copy.copy(value)  # its constructor may need more than the items
-        changed.update({key: map_tensors(change, item) for key, item in value.items()})
-        return changed
-    if isinstance(value, Mapping):
-        kind: Any = type(value)  # whose constructor takes items, as that of dict does
-        return kind({key: map_tensors(change, item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
-        items = [map_tensors(change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
 
 
 def _as_it_is(step: Any) -> Any:

@@ -1,7 +1,8 @@
 """What a run opens once, for its steps, its evaluations and its end."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.store import CheckpointStore
@@ -15,6 +16,7 @@ from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
 from app.training.averages import Averages
+from app.training.fetching import Fetch
 from app.training.gradients import Gradients
 from app.training.loader import Augment, load
 
@@ -53,6 +55,7 @@ class Services:
         )
         # On a CPU, loading processes would take the cores that train.
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
+        self._fetching = WeakSet[Any]()
 
     def load(
         self,
@@ -61,7 +64,17 @@ class Services:
         data: Sequence,
         collate: Callable[[list], Any],
         augment: Augment | None = None,
+        fetch: Fetch = (),
     ) -> Iterator[Step]:
         """Yield this data rank's part of each step, on its device."""
         ours = self.accelerator
-        return load(plan, steps, data, collate, ours.data_rank, ours.data_ranks, ours.device, self._workers, augment)
+        place = ours.data_rank, ours.data_ranks, ours.device
+        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch)
+        if isinstance(loaded, Generator):
+            self._fetching.add(loaded)
+        return loaded
+
+    def stop_fetching(self) -> None:
+        """End the threads of `load` that are still ahead of a step, because the run was left in its middle."""
+        for loaded in list(self._fetching):
+            loaded.close()

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 
 @dataclass
 class Small:
@@ -17,6 +19,18 @@ class Small:
 
     flags: Callable[[Callable[[int], Path]], list]
     syncs: int = 1
+
+
+def graph_file(file: Path, nodes: int = 51) -> Path:
+    """Write a random graph of three classes, of which features and edges tell a little."""
+    if not file.exists():
+        draw = np.random.default_rng(0)
+        labels, edges = draw.integers(0, 3, nodes), draw.integers(0, nodes, (2, 6 * nodes))
+        like = labels[edges[0]] == labels[edges[1]]
+        edges = edges[:, like | (draw.random(6 * nodes) < 0.2)]
+        features = draw.normal(size=(nodes, 8)) + np.eye(8)[labels]
+        np.savez(file, edges=edges, x=features.astype(np.float32), labels=labels)
+    return file
 
 
 SMALL = {
@@ -64,6 +78,12 @@ SMALL = {
         lambda rows: [
             *("--data.patch", 32, "--data.patches-per-image", 1, "--data.holdout", 0.05),
             *("--scratch.channels", 4, 8),
+        ]
+    ),
+    "graph": Small(
+        lambda rows: [
+            *("--data.path", graph_file(rows(41).with_name("graph.npz")), "--data.fanout", 3, 2),
+            *("--scratch.width", 8, "--scratch.heads", 2, "--scratch.kind", "gat"),
         ]
     ),
 }

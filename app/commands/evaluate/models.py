@@ -7,6 +7,7 @@ import yaml
 
 from app.commands.evaluate.subject import Subject, data_of, eval_flags, recipe_of, settings
 from app.errors import UserError
+from app.tasks.graphs.shape import read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -60,7 +61,7 @@ def of_model(options: "Options", given: list[str]) -> Subject:
     if not data.path and file is None:
         raise UserError(f"{name}: give the data to evaluate it on after it, for example data.csv; they need labels")
     if data.path:  # and nothing else is needed
-        flags += ["--data.path="] if kind == "seg" else ["--data.path"]
+        flags += ["--data.path="] if kind in ("seg", "graph") else ["--data.path"]
         loss = config.get("loss")
         flags += ["--loss.weights"] if isinstance(loss, dict) and loss.get("weights") else []
     flags += [
@@ -103,6 +104,8 @@ def _kind(name: str, config: dict[str, Any]) -> str:
     """Return the recipe for a model's task."""
     if Path(name, "network.json").is_file():
         return "seg"
+    if read_config(name) is not None:
+        return "graph"
     if Path(name, "adapter_config.json").is_file() and not Path(name, "config.json").is_file():
         raise UserError(
             f"{name} holds adapters and no whole model: evaluate the run that has trained them, by naming its folder"
@@ -162,7 +165,14 @@ def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) ->
     if kind == "lm":
         masked = any(each.endswith("ForMaskedLM") for each in _config(name).architectures)
         return ["--mask.rate", MASKED] if masked and not config and "--mask.rate" not in asked else []
-    return _of_segmenter(name, config, asked)
+    return _of_graph(name, asked) if kind == "graph" else _of_segmenter(name, config, asked)
+
+
+def _of_graph(name: str, asked: set[str]) -> list[str]:
+    card = read_config(name) or {}
+    flags = [] if "--data.classes" in asked else ["--data.classes", *card["classes"]]
+    fanouts = [str(each) for each in card["fanouts"]]
+    return [*flags, *([] if asked & {"--data.fanout", "--data.eval-fanout"} else ["--data.fanout", *fanouts])]
 
 
 def _of_segmenter(name: str, config: dict[str, Any], asked: set[str]) -> list[str]:

@@ -22,8 +22,10 @@ from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
+from app.training.copying import map_tensors
+from app.training.fetching import Composed
 from app.training.gradients import Gradients
-from app.training.loader import inputs_of, map_tensors
+from app.training.loader import inputs_of
 from app.training.step import Batch, CurrentStep
 from app.training.step_metrics import StepMetrics
 
@@ -200,7 +202,8 @@ def _hollow_inputs(micro: MicroBatch, plan: BatchPlan, data: Any, collate: Any, 
     taken = np.arange(micro.rows)
     if plan.lengths is not None:
         taken = np.argsort(-plan.lengths[micro.ids], kind="stable")
-    taken = taken[:_ROWS]
+    whole = isinstance(collate, Composed)  # stages read what rows refer to, which may be of any size
+    taken = taken if whole else taken[:_ROWS]
     read = inputs_of(data, collate, augment, micro.ids[taken].tolist(), micro.epochs[taken].tolist(), plan.seed)
 
     def hollow(tensor: Tensor) -> Tensor:

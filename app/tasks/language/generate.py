@@ -12,7 +12,7 @@ from app.distributed import collectives, naming
 from app.sampling.seeding import seed_all
 from app.tasks.language.attention import model_inputs
 from app.tasks.pretrained import longest_input
-from app.training.loader import map_tensors
+from app.training.copying import map_tensors
 from app.training.scores import evaluating
 
 if TYPE_CHECKING:

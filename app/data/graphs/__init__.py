@@ -1,0 +1,1 @@
+"""Graphs: read, checked, kept on disk as CSR, and sampled."""

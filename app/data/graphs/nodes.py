@@ -1,0 +1,179 @@
+"""The nodes that a run trains and evaluates on: a graph, its splits, and rows for run.batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from app.data.graphs import readers
+from app.data.graphs.config import GraphData
+from app.data.graphs.sampling import ALL
+from app.data.graphs.store import UNKNOWN, Graph, check_disjoint
+from app.data.tables.splits import count_of, drawn
+from app.errors import UserError
+from app.launching import dry_run
+from app.sampling.hashing import hash_of_bytes, key_of
+from app.sampling.seeding import EVALUATION, seed_of
+
+# Names of classes in the first lines of a run.
+SHOWN = 12
+
+
+class Nodes:
+    """Nodes of a graph as rows: each row is the number of a node."""
+
+    def __init__(self, graph: Graph, nodes: np.ndarray):
+        """Choose nodes, int64 [rows]."""
+        self.graph, self.nodes = graph, nodes
+        self.fingerprint = key_of(graph.fingerprint, hash_of_bytes([nodes]))
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, row: int) -> int:
+        return int(self.nodes[row])
+
+    def __getitems__(self, rows: Sequence[int]) -> list[int]:
+        """Return the nodes of these rows."""
+        return self.nodes[np.asarray(rows)].tolist()
+
+
+class InEpoch:
+    """Give rows of training the key of their epoch, by which neighbours are drawn; see `run.batches(augment=...)`."""
+
+    def many(self, rows: list[int], seed: int, epochs: list[int], ids: list[int]) -> list[tuple[int, int]]:
+        """Return pairs of a node and a key."""
+        keys = {epoch: seed_of(seed, epoch) for epoch in set(epochs)}
+        return [(row, keys[epoch]) for row, epoch in zip(rows, epochs, strict=True)]
+
+
+def collate(rows: list) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes (int64) and keys (uint64) of rows; rows without a key have that of every evaluation."""
+    pairs = [row if isinstance(row, tuple) else (row, seed_of(EVALUATION)) for row in rows]
+    return np.array([node for node, _ in pairs], np.int64), np.array([key for _, key in pairs], np.uint64)
+
+
+@dataclass
+class Loaded:
+    """What a run trains and evaluates on."""
+
+    train: Nodes
+    evaluation: Nodes
+    names: list[str]
+    """Of the classes."""
+    about: str
+    """Lines for the user."""
+
+    @property
+    def width(self) -> int:
+        """Return the length of a node's features."""
+        return self.train.graph.features.shape[1]
+
+
+def load(config: GraphData, width: int = 0) -> Loaded:
+    """Load the graph to train on, and the nodes to evaluate on, of the same graph or another.
+
+    Args:
+        width: of the features that the model takes; 0: any.
+    """
+    check_fanouts(config)
+    only_eval = dry_run.needs_no_training_data(config)
+    scored, note = None, ""
+    if config.eval_path:
+        scored = _named(readers.read("--data.eval-path", config.eval_path, "", config.undirected), config)
+    graph = (
+        scored
+        if only_eval
+        else _named(readers.read("--data.path", config.path, config.nodes, config.undirected), config)
+    )
+    if scored is None:
+        train, held, note = _split(graph, config)
+    else:
+        train = graph.splits.get("train", _labelled(graph))
+        held = _chosen(scored, config.eval_split) if config.eval_split else _labelled(scored)
+        if scored.features.shape[1] != graph.features.shape[1]:
+            raise UserError(
+                f"--data.eval-path {config.eval_path}: its nodes have {scored.features.shape[1]} features, and those "
+                f"of --data.path {graph.features.shape[1]}"
+            )
+    classes = 1 + max(int(each.labels.max()) for each in (graph, scored or graph))
+    names = graph.names or [str(place) for place in range(classes)]
+    if width and graph.features.shape[1] != width:
+        raise UserError(f"the model takes {width} features, and nodes of --data.path have {graph.features.shape[1]}")
+    train_set, eval_set = Nodes(graph, train), Nodes(scored or graph, held)
+    if not len(train) or not len(held):
+        raise UserError(
+            f"{config.path or config.eval_path}: {len(train)} nodes to train on, {len(held)} to evaluate on"
+        )
+    about = [
+        f"{graph.nodes:,} nodes with {graph.features.shape[1]} features, {len(graph.indices):,} edges; "
+        f"{len(train):,} nodes to train on, {len(held):,} to evaluate on{note}",
+        f"{len(names)} classes: {', '.join(names[:SHOWN])}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN),
+    ]
+    return Loaded(train_set, eval_set, names, "\n".join(about))
+
+
+def check_fanouts(config: GraphData) -> None:
+    """Refuse numbers of neighbours that cannot be drawn."""
+    said = " ".join(map(str, config.fanout))
+    if not config.fanout or min(config.fanout) < ALL:
+        raise UserError(f"--data.fanout {said}: give a number for each hop, 0 or more, or -1 for all neighbours")
+    if config.eval_fanout and (len(config.eval_fanout) != len(config.fanout) or min(config.eval_fanout) < ALL):
+        told = " ".join(map(str, config.eval_fanout))
+        raise UserError(
+            f"--data.eval-fanout {told}: give {len(config.fanout)} numbers, as many as --data.fanout, each 0 or more, "
+            "or -1 for all neighbours"
+        )
+
+
+def eval_fanouts(config: GraphData) -> tuple[int, ...]:
+    """Return the neighbours to draw in an evaluation, for each hop; where training has none, there are none."""
+    return config.eval_fanout or tuple(ALL if each else 0 for each in config.fanout)
+
+
+def _named(graph: Graph, config: GraphData) -> Graph:
+    """Give the classes the names of --data.classes."""
+    if not config.classes:
+        return graph
+    if graph.names and set(graph.names) - set(config.classes):
+        missing = sorted(set(graph.names) - set(config.classes))[0]
+        raise UserError(f"--data.classes: {missing} is a class of the data, and not among them")
+    if graph.names:  # the order of the model's outputs
+        places = np.array([config.classes.index(name) for name in graph.names] + [UNKNOWN], graph.labels.dtype)
+        graph = replace(graph, labels=places[graph.labels])
+    elif (largest := int(graph.labels.max())) >= len(config.classes):
+        row = int(np.argmax(graph.labels))
+        raise UserError(f"--data.classes names {len(config.classes)} classes, and node {row} is of class {largest}")
+    named = key_of(graph.fingerprint, *config.classes)
+    return replace(graph, names=list(config.classes), fingerprint=named)
+
+
+def _labelled(graph: Graph) -> np.ndarray:
+    return np.flatnonzero(np.asarray(graph.labels) != UNKNOWN)
+
+
+def _chosen(graph: Graph, split: str) -> np.ndarray:
+    """Return the nodes of the split that --data.eval-split names."""
+    if split not in graph.splits:
+        there = f"there are {', '.join(graph.splits)}" if graph.splits else "the graph has none"
+        raise UserError(f"--data.eval-split {split}: no such split; {there}")
+    return graph.splits[split]
+
+
+def _split(graph: Graph, config: GraphData) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return the nodes to train on, those to evaluate on, and what the user should know of the choice."""
+    own = [name for name in ("val", "test") if name in graph.splits]
+    if "train" in graph.splits and own:
+        check_disjoint(graph, ["train", *own], "--data.path")
+        name = config.eval_split or own[0]
+        others = [other for other in own if other != name]
+        note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
+        return graph.splits["train"], _chosen(graph, name), note
+    if config.eval_split:
+        _chosen(graph, config.eval_split)
+    nodes = graph.splits.get("train", _labelled(graph))
+    if len(nodes) < 2:
+        raise UserError(f"--data.path {config.path}: {len(nodes)} nodes have labels, too few to hold some out")
+    count_of(len(nodes), config.holdout)
+    out = drawn(len(nodes), config.holdout)
+    return nodes[~out], nodes[out], ""

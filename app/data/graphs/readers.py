@@ -1,0 +1,210 @@
+"""Graphs in the forms that people have them: a folder of arrays, an npz file, tables of edges and of nodes."""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.data.cache import cache_of, made_once, remember, using_cache
+from app.data.graphs import store
+from app.data.graphs.store import ARRAYS, SPLITS, UNKNOWN, Graph
+from app.data.tables.read_errors import near
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Part of the cache's key: raise it when what is stored changes.
+FORMAT = 1
+# What other programs call the parts of an npz file.
+ALIASES = {
+    "train": ("train", "train_mask", "idx_train"),
+    "val": ("val", "val_mask", "valid", "idx_val"),
+    "test": ("test", "test_mask", "idx_test"),
+    "labels": ("labels", "y"),
+    "edges": ("edges", "edge_index"),
+    "features": ("features", "x"),
+}
+
+
+def read(flag: str, path: str, nodes: str, undirected: bool) -> Graph:
+    """Return the graph at a path: arrays of a folder are used where they are, others are converted once.
+
+    Args:
+        flag: the one that gives the path, for errors.
+        nodes: table of the nodes, if the path is a table of edges.
+        undirected: whether edges go both ways, where they are given one by one.
+    """
+    path = os.path.expanduser(path)
+    if not path.startswith("builtin:") and not os.path.exists(path):
+        raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
+    if nodes and (os.path.isdir(path) or path.endswith(".npz") or path.startswith("builtin:")):
+        raise UserError(f"--data.nodes {nodes}: {path} has its own nodes; the flag goes with a table of edges")
+    with using_cache():
+        if path.startswith("builtin:"):
+            from app.data.graphs import calls
+
+            if path != "builtin:calls":
+                raise UserError(f"{flag} {path}: no such builtin data; there is builtin:calls")
+            return calls.load()
+        if os.path.isdir(path):
+            return _folder(flag, Path(path))
+        kind = f"graph-{FORMAT}-{int(undirected)}"
+        if path.endswith(".npz"):
+            place = cache_of([path]) / kind
+            return store.load(made_once(place, lambda draft: store.save(_npz(flag, path, undirected), draft)))
+        if not nodes:
+            raise UserError(f"{flag} {path} is a table of edges: give the table of their nodes with --data.nodes")
+        place = cache_of([path, os.path.expanduser(nodes)]) / kind
+        return store.load(made_once(place, lambda draft: store.save(_tables(flag, path, nodes, undirected), draft)))
+
+
+def _folder(flag: str, folder: Path) -> Graph:
+    """Map the arrays of a folder; they are checked once, as long as they stay as they are."""
+    missing = [name for name in ARRAYS if not (folder / f"{name}.npy").is_file()]
+    if missing:
+        raise UserError(f"{flag} {folder}: there is no {missing[0]}.npy; a graph has {', '.join(ARRAYS)} there")
+    arrays: dict[str, Any] = {name: _mapped(flag, folder / f"{name}.npy") for name in ARRAYS}
+    file = folder / "classes.txt"
+    names = [line for line in file.read_text(encoding="utf-8").splitlines() if line] if file.is_file() else []
+    graph = Graph(**arrays, names=names)
+    files = {name: str(folder / f"{name}.npy") for name in ARRAYS}
+
+    def check() -> str:
+        store.checked(graph, files, flag)
+        graph.splits = splits()
+        return store.fingerprint_of(graph)
+
+    def splits() -> dict[str, np.ndarray]:
+        found = {name: folder / f"{name}.npy" for name in SPLITS if (folder / f"{name}.npy").is_file()}
+        return {name: store.split_nodes(_mapped(flag, at), graph, str(at), flag) for name, at in found.items()}
+
+    graph.fingerprint = remember(cache_of([str(folder)]) / f"graph-{FORMAT}.json", check)
+    graph.splits = graph.splits or splits()
+    return graph
+
+
+def _mapped(flag: str, file: Path) -> np.ndarray:
+    try:
+        return np.load(file, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{flag}: {file} is no array of numpy: {error}") from None
+
+
+def _npz(flag: str, file: str, undirected: bool) -> Graph:
+    """Read an npz file: `edges` [2, edges] and sparse features, as Planetoid's, or CSR with adj_ and attr_."""
+    try:
+        with np.load(file) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{flag} {file}: cannot be read: {error}") from None
+
+    def part(name: str) -> np.ndarray | None:
+        return next((found[alias] for alias in ALIASES[name] if alias in found), None)
+
+    labels, edges, features = part("labels"), part("edges"), part("features")
+    if features is None:
+        features = next((made for made in (_dense(found, "attr_"), _dense(found, "")) if made is not None), None)
+    if labels is None or features is None or (edges is None and "adj_indptr" not in found):
+        raise UserError(
+            f"{flag} {file}: it has {', '.join(sorted(found))}; a graph needs labels, edges [2, edges] and features "
+            "[nodes, width], or features as indptr, indices, data and shape"
+        )
+    files = {name: f"{name} in {file}" for name in (*ARRAYS, "edges")}
+    nodes = len(labels)
+    if edges is None:
+        sizes = np.diff(found["adj_indptr"])
+        edges = np.stack([np.repeat(np.arange(len(sizes)), sizes), found["adj_indices"]])
+    if edges.ndim != 2 or 2 not in edges.shape:
+        raise UserError(f"{flag}: {files['edges']} is {edges.shape}: give [2, edges]")
+    edges = edges if len(edges) == 2 else edges.T
+    _check_ends(flag, files["edges"], edges, nodes)
+    indptr, indices = store.csr_of(edges[0], edges[1], nodes, undirected)
+    names = [str(name) for name in found["class_names"]] if "class_names" in found else []
+    graph = store.checked(Graph(indptr, indices, features, labels.squeeze(), names=names), files, flag)
+    for name in SPLITS:
+        if (given := part(name)) is not None:
+            graph.splits[name] = store.split_nodes(given, graph, f"{name} in {file}", flag)
+    return graph
+
+
+def _dense(found: dict[str, np.ndarray], prefix: str) -> np.ndarray | None:
+    """Return features [nodes, width] from CSR, if an npz file has them so."""
+    parts = [found.get(f"{prefix}{name}") for name in ("indptr", "indices", "data", "shape")]
+    if any(part is None for part in parts):
+        return None
+    indptr, indices, data, shape = parts
+    features = np.zeros(tuple(shape), data.dtype)
+    features[np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), indices] = data
+    return features
+
+
+def _check_ends(flag: str, file: str, edges: np.ndarray, nodes: int) -> None:
+    """Refuse an edge to a node that is not there."""
+    if (out := np.flatnonzero(((edges < 0) | (edges >= nodes)).any(0))).size:
+        row = int(out[0])
+        raise UserError(
+            f"{flag}: row {row} of {file} is an edge from {edges[0, row]} to {edges[1, row]}, and nodes are 0 to "
+            f"{nodes - 1}"
+        )
+
+
+def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
+    """Read tables: of edges, with source and target; of nodes, with label, perhaps id and split, and features."""
+    from app.data.tables.sources import open_source
+
+    rows = open_source("--data.nodes", (nodes,)).tables["train"].with_format("numpy")
+    ends = open_source(flag, (edges,)).tables["train"].with_format("numpy")
+    _columns(flag, edges, ends, ("source", "target"))
+    _columns("--data.nodes", nodes, rows, ("label",))
+    ids = np.asarray(rows["id"]) if "id" in rows.column_names else np.arange(len(rows))
+    places = {each: place for place, each in enumerate(ids.tolist())}
+    if len(places) < len(ids):
+        twice = next(row for row, each in enumerate(ids.tolist()) if places[each] != row)
+        raise UserError(f"--data.nodes {nodes}: row {twice} has id {ids[twice]}, which another row has too")
+    pair = []
+    for name in ("source", "target"):
+        named = np.asarray(ends[name]).tolist()
+        at = np.array([places.get(each, -1) for each in named], np.int64)
+        if (lost := np.flatnonzero(at < 0)).size:
+            row = int(lost[0])
+            raise UserError(f"{flag} {edges}: row {row} has {name} {named[row]}, and {nodes} has no such node")
+        pair.append(at)
+    widths = [name for name in rows.column_names if name not in ("id", "label", "split")]
+    columns = [np.asarray(rows[name]) for name in widths]
+    for name, column in zip(widths, columns, strict=True):
+        if column.dtype.kind not in "fiub":
+            raise UserError(f"--data.nodes {nodes}: column {name} holds no numbers; id, label and split may be texts")
+    if not columns:
+        raise UserError(f"--data.nodes {nodes}: it has no column of features; give numbers in further columns")
+    features = np.concatenate([c.reshape(len(rows), -1) for c in columns], 1).astype(np.float32)
+    labels, names = _labels(rows["label"])
+    indptr, indices = store.csr_of(pair[0], pair[1], len(rows), undirected)
+    files = dict.fromkeys(ARRAYS, nodes)
+    graph = store.checked(Graph(indptr, indices, features, labels, names=names), files, flag)
+    if "split" in rows.column_names:
+        told = np.asarray(rows["split"]).astype(str)
+        for name in SPLITS:
+            if (told == name).any():
+                graph.splits[name] = store.split_nodes(told == name, graph, nodes, "--data.nodes")
+    return graph
+
+
+def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) -> None:
+    if missing := [name for name in needed if name not in table.column_names]:
+        raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
+
+
+def _labels(column: Any) -> tuple[np.ndarray, list[str]]:
+    """Return labels as numbers, and the names of the classes if they are texts; an empty text is no label."""
+    values = np.asarray(column)
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64), []
+    if values.dtype.kind == "f":
+        return np.where(np.isnan(values), UNKNOWN, values).astype(np.int64), []
+    texts = [str(value or "") for value in values.tolist()]
+    names = sorted({text for text in texts if text})
+    places = {name: place for place, name in enumerate(names)} | {"": UNKNOWN}
+    return np.array([places[text] for text in texts], np.int64), names

@@ -1,0 +1,1 @@
+"""Networks for graphs, and what they sum."""

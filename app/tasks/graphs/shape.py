@@ -1,0 +1,42 @@
+"""The shape of a network for graphs, and the file that says it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.errors import UserError
+
+CONFIG = "config.json"
+KIND = "samestep-graph"
+"""What config.json gives as the type of the model."""
+
+
+@dataclass
+class GraphScratch:
+    """The shape of a network for graphs; it has a layer for each number of --data.fanout."""
+
+    kind: Literal["sage", "gat"] = "sage"
+    """sage: GraphSAGE, the mean over neighbours and the node itself, each with weights of its own. gat: graph
+    attention, a weighted mean over neighbours and the node itself."""
+    width: int = 128
+    """Length of the hidden states' vectors."""
+    heads: int = 4
+    """Attention heads of a gat; --scratch.width must be a multiple of it."""
+    dropout: float = 0.5
+    """Dropout probability of features and hidden states; of a gat, of attention weights too."""
+
+
+def check_shape(shape: GraphScratch) -> None:
+    """Raise a UserError if no network has this shape."""
+    if shape.width < 1 or shape.heads < 1 or shape.width % shape.heads:
+        raise UserError(f"--scratch.width {shape.width} must be a multiple of --scratch.heads {shape.heads}")
+    if not 0 <= shape.dropout < 1:
+        raise UserError(f"--scratch.dropout {shape.dropout}: must be at least 0 and below 1")
+
+
+def read_config(folder: str) -> dict[str, Any] | None:
+    """Read config.json of a network that recipes/graph.py has written; None if it is none."""
+    file = Path(folder) / CONFIG
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found if found.get("model_type") == KIND else None

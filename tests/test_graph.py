@@ -1,0 +1,306 @@
+"""Graphs: read from any form, refused where they do not fit, sampled by node and epoch, summed in one order."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.data.graphs import calls, nodes, readers
+from app.data.graphs.config import GraphData
+from app.data.graphs.sampling import ALL, Gather, draw, sample, stages
+from app.data.graphs.store import Graph, csr_of
+from app.errors import UserError
+from app.sampling.counters import below, words_of
+from app.tasks.graphs import sums
+from app.tasks.graphs.networks import NodeClassifier, Shape, finished
+from app.tasks.graphs.use import classify
+from app.training.fetching import Composed
+
+pytestmark = pytest.mark.usefixtures("data_cache")
+SIZE = 40
+
+
+def random_graph(seed: int = 0, size: int = SIZE, edges: int = 400) -> Graph:
+    draw_ = np.random.default_rng(seed)
+    indptr, indices = csr_of(*draw_.integers(0, size, (2, edges)), size, undirected=True)
+    features = draw_.normal(size=(size, 5)).astype(np.float32)
+    return Graph(indptr, indices, features, draw_.integers(0, 3, size))
+
+
+GRAPH = random_graph()
+KEYS = np.full(SIZE, 7, np.uint64)
+
+
+@settings(derandomize=True, deadline=None, database=None, max_examples=60)
+@given(st.integers(0, 12), st.integers(0, 2**60))
+def test_neighbours_are_drawn_without_repeats(fanout, key):
+    degrees = np.arange(30)
+    counts, places = draw(degrees, words_of(np.full(30, key), degrees), fanout)
+    assert counts.tolist() == np.minimum(degrees, fanout).tolist()
+    for degree, own in zip(degrees, np.split(places, np.cumsum(counts)[:-1]), strict=True):
+        assert (np.diff(own) > 0).all() and ((own >= 0) & (own < degree)).all()
+
+
+def test_every_neighbour_is_drawn_as_often():
+    counts, places = draw(np.full(20000, 7), words_of(np.zeros(20000), np.arange(20000)), 3)
+    assert np.allclose(np.bincount(places) / 20000, 3 / 7, atol=0.015) and counts.sum() == 60000
+    assert below(words_of(np.zeros(9), np.arange(9)), np.full(9, 1)).max() == 0
+
+
+def neighbourhood(rows, key, fanouts=(3, 2), graph=GRAPH) -> dict:
+    """For each hop and node, the neighbours that a micro-batch gives it."""
+    sampled = sample(graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts)
+    found, receivers = {}, np.unique(rows)
+    for hop, block in enumerate(sampled.blocks):
+        new = np.full(len(block.back_starts) - 1, -1)
+        new[: len(receivers)] = receivers
+        senders = sampled.nodes if hop == len(fanouts) - 1 else None
+        for place, node in enumerate(receivers):
+            found[hop, int(node)] = block.senders[block.starts[place] : block.starts[place + 1]]
+        if senders is None:
+            following = sample(graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts[: hop + 1])
+            senders = following.nodes
+        assert (senders[: len(receivers)] == receivers).all() and len(set(senders.tolist())) == len(senders)
+        found |= {at: tuple(senders[places].tolist()) for at, places in found.items() if at[0] == hop}
+        receivers = senders
+    return found
+
+
+def test_a_nodes_neighbours_depend_on_seed_epoch_and_node_alone():
+    """Whatever else is in the micro-batch; another key or hop gives others."""
+    whole = neighbourhood(range(SIZE), 7)
+    for rows in ([3], [3, 9, 20], [39, 3]):
+        part = neighbourhood(rows, 7)
+        assert part.items() <= whole.items() and (0, 3) in part
+    other = neighbourhood(range(SIZE), 8)
+    assert sum(whole[at] != other[at] for at in whole) > SIZE
+    for (_, node), drawn in whole.items():
+        assert set(drawn) <= set(GRAPH.indices[GRAPH.indptr[node] : GRAPH.indptr[node + 1]].tolist())
+
+
+def test_keys_are_of_seed_and_epoch():
+    def keys(seed, epochs):
+        return nodes.collate(nodes.InEpoch().many([4, 5], seed, epochs, [0, 1]))[1].tolist()
+
+    assert keys(0, [1, 1]) == keys(0, [1, 1]) and len({*keys(0, [1, 2]), *keys(1, [1, 1])}) == 3
+    assert len(set(nodes.collate([4, 5])[1].tolist())) == 1
+
+
+def network(kind="sage", **more):
+    torch.manual_seed(0)
+    return NodeClassifier(kind, 5, 8, 3, layers=2, heads=2, **more).eval()
+
+
+def inputs(rows, fanouts=(3, 2), keys=None):
+    rows = np.array(rows)
+    return Gather(GRAPH)(sample(GRAPH, rows, KEYS[: len(rows)] if keys is None else keys, fanouts))
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_logits_of_a_node_do_not_depend_on_the_others(kind):
+    """Also where rows of two epochs share a micro-batch, and in any order."""
+    model = network(kind)
+    whole = model(**inputs(range(SIZE))["graph"])
+    torch.testing.assert_close(model(**inputs([9, 3])["graph"]), whole[[9, 3]])
+    mixed = model(**inputs([3, 9, 3], keys=np.array([7, 7, 8], np.uint64))["graph"])
+    torch.testing.assert_close(mixed[:2], whole[[3, 9]])
+    alone = model(**inputs([3], keys=np.array([8], np.uint64))["graph"])
+    torch.testing.assert_close(mixed[2:], alone)
+    assert (mixed[2] - mixed[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_layers_are_what_their_papers_say(kind):
+    """By dense matrices, over all neighbours, with the gradients."""
+    model = network(kind).double()
+    graph = inputs(range(SIZE), (ALL, ALL))["graph"]
+    adjacency = torch.zeros(SIZE, SIZE, dtype=torch.double)
+    adjacency[np.repeat(np.arange(SIZE), np.diff(GRAPH.indptr)), GRAPH.indices] = 1
+    features = torch.from_numpy(GRAPH.features).double().requires_grad_()
+    values = features
+    for layer, norm in zip(model.layers, model.norms, strict=True):
+        if kind == "sage":
+            mean = adjacency @ values / adjacency.sum(1, keepdim=True).clamp(min=1)
+            values = layer.own(values) + layer.neighbours(mean)
+        else:
+            heads = layer.values(values).unflatten(1, (2, -1))
+            send, receive = (heads * layer.sends).sum(2), (heads * layer.receives).sum(2)
+            scores = torch.nn.functional.leaky_relu(receive[:, None] + send[None], 0.2)
+            seen = (adjacency + torch.eye(SIZE)).clamp(max=2)[..., None]
+            shares = scores.exp() * seen / (scores.exp() * seen).sum(1, keepdim=True)
+            values = torch.einsum("ijh,jhf->ihf", shares, heads).flatten(1) + layer.bias
+        values = torch.relu(norm(values))
+    expected = model.head(values)
+    given = graph.pop("features").double().requires_grad_()
+    found = model(given, **graph)
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (
+        torch.autograd.grad(out.square().sum(), [x, *model.parameters()])
+        for out, x in ((found, given), (expected, features))
+    )
+    order = np.argsort(sample(GRAPH, np.arange(SIZE), KEYS, (ALL, ALL)).nodes)
+    torch.testing.assert_close([ours[0][order], *ours[1:]], [theirs[0], *theirs[1:]])
+
+
+def test_sums_without_edges_are_zero():
+    graph = inputs([1, 2], (0, 0))["graph"]
+    values = torch.ones(2, 5, requires_grad=True)
+    total = sums.neighbours_sum(values, graph["blocks"][0])
+    total.sum().backward()
+    assert total.abs().sum() == 0 == values.grad.abs().sum()
+    assert network("gat")(**graph).isfinite().all()
+
+
+def write(folder, kind, graph=GRAPH, **splits):
+    """Write a graph in a form; return the flags that read it."""
+    ends = np.stack([graph.indices, np.repeat(np.arange(SIZE), np.diff(GRAPH.indptr))])
+    if kind == "folder":
+        for name in ("indptr", "indices", "features", "labels"):
+            np.save(folder / f"{name}.npy", getattr(graph, name))
+        for name, given in splits.items():
+            np.save(folder / f"{name}.npy", given)
+        return {"path": str(folder)}
+    if kind == "npz":
+        np.savez(folder / "a.npz", edges=ends, x=graph.features, labels=graph.labels, **splits)
+        return {"path": str(folder / "a.npz")}
+    if kind == "planetoid":
+        places = [np.flatnonzero(row) for row in graph.features]
+        about = {"indptr": np.cumsum([0, *map(len, places)]), "indices": np.concatenate(places)}
+        about |= {"data": graph.features[graph.features != 0], "shape": graph.features.shape}
+        np.savez(folder / "a.npz", edges=ends, labels=graph.labels, **about, **splits)
+        return {"path": str(folder / "a.npz")}
+    columns = [f"f{i}" for i in range(graph.features.shape[1])]
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"n{a},n{b}\n" for a, b in ends.T))
+    lines = [
+        f"n{i},{label},{','.join(map(repr, map(float, row)))}\n"
+        for i, (label, row) in enumerate(zip(graph.labels, graph.features, strict=True))
+    ]
+    (folder / "nodes.csv").write_text(f"id,label,{','.join(columns)}\n" + "".join(lines))
+    return {"path": str(folder / "edges.csv"), "nodes": str(folder / "nodes.csv")}
+
+
+@pytest.mark.parametrize("kind", ["folder", "npz", "planetoid", "tables"])
+def test_every_form_gives_the_same_graph(tmp_path, kind):
+    config = GraphData(**write(tmp_path, kind))
+    loaded = nodes.load(config)
+    graph = loaded.train.graph
+    assert (graph.indptr == GRAPH.indptr).all() and (graph.indices == GRAPH.indices).all()
+    np.testing.assert_allclose(graph.features, GRAPH.features, rtol=1e-6)
+    assert (graph.labels == GRAPH.labels).all() and loaded.names == ["0", "1", "2"]
+    assert len(loaded.train) == 32 and sorted([*loaded.train.nodes, *loaded.evaluation.nodes]) == list(range(SIZE))
+    assert isinstance(graph.features, np.memmap) and "40 nodes with 5 features" in loaded.about
+    assert nodes.load(config).train.fingerprint == loaded.train.fingerprint
+
+
+def test_splits_of_the_data_are_kept(tmp_path):
+    own = {"train": np.arange(10), "val": np.arange(SIZE) == 12, "test": [20, 21]}
+    for kind in ("npz", "folder"):
+        flags = write(tmp_path, kind, **own)
+        loaded = nodes.load(GraphData(**flags))
+        assert loaded.train.nodes.tolist() == list(range(10)) and loaded.evaluation.nodes.tolist() == [12]
+        assert "--data.eval-split chooses" in loaded.about
+        assert nodes.load(GraphData(**flags, eval_split="test")).evaluation.nodes.tolist() == [20, 21]
+
+
+def spoilt(**changes) -> Graph:
+    """Change single values of the graph: NAME=(place, value), or a whole array."""
+    arrays = {name: getattr(GRAPH, name).copy() for name in ("indptr", "indices", "features", "labels")}
+    for name, change in changes.items():
+        if isinstance(change, tuple):
+            arrays[name][change[0]] = change[1]
+        else:
+            arrays[name] = change
+    return Graph(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "graph", "flags", "said"),
+    [
+        ("folder", spoilt(indices=(5, 40)), {}, r"row 5 of .*indices.npy is an edge to node 40, .* 0 to 39"),
+        ("folder", spoilt(indptr=np.sort(GRAPH.indptr)[np.r_[0, 2, 1, 3:41]]), {}, r"row 2 of .*indptr.npy is smaller"),
+        ("folder", spoilt(features=GRAPH.features[:-1]), {}, r"features.npy has 39 rows, .* 40 nodes"),
+        ("folder", spoilt(features=((7, 2), np.nan)), {}, r"row 7 of .*features.npy .* not finite"),
+        ("folder", spoilt(labels=(9, -2)), {}, r"row 9 of .*labels.npy is class -2"),
+        ("folder", GRAPH, {"classes": ("a", "b")}, r"names 2 classes, and node \d+ is of class 2"),
+        ("npz", spoilt(indices=(5, 41)), {}, r"row 5 of edges in .*a.npz is an edge from 41 to \d+"),
+        ("npz", spoilt(features=GRAPH.features[:-1]), {}, r"features in .* has 39 rows"),
+        ("tables", spoilt(indices=(5, 41)), {}, r"row 5 has source n41, and .*nodes.csv has no such node"),
+        ("folder", GRAPH, {"eval_split": "test"}, r"--data.eval-split test: no such split"),
+        ("folder", GRAPH, {"fanout": (3, -2)}, r"--data.fanout 3 -2: give a number for each hop"),
+        ("folder", GRAPH, {"eval_fanout": (3,)}, r"--data.eval-fanout 3: give 2 numbers"),
+        ("folder", GRAPH, {"nodes": "x.csv"}, r"--data.nodes x.csv: .* has its own nodes"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, kind, graph, flags, said):
+    with pytest.raises(UserError, match=said):
+        nodes.load(GraphData(**{**write(tmp_path, kind, graph), **flags}))
+
+
+def test_splits_that_do_not_fit_are_named(tmp_path):
+    labels = GRAPH.labels.copy()
+    labels[4] = -1
+    for splits, said in (
+        ({"train": [1, 40]}, r"row 1 of train in .* is node 40, which is not there"),
+        ({"train": [1, 4]}, r"is node 4, which has no label"),
+        ({"train": [1, 2], "val": [2, 3]}, r"node 2 is in train and in val"),
+        ({"train": np.ones(3, bool)}, r"is a mask of 3 nodes, and there are 40"),
+    ):
+        flags = write(tmp_path, "npz", Graph(GRAPH.indptr, GRAPH.indices, GRAPH.features, labels), **splits)
+        with pytest.raises(UserError, match=said):
+            nodes.load(GraphData(**flags))
+
+
+def test_a_finished_model_classifies(tmp_path):
+    from safetensors.torch import save_file
+
+    model = network()
+    arguments = {"kind": "sage", "inputs": 5, "width": 8, "classes": 3, "layers": 2, "heads": 2, "dropout": 0.5}
+    Shape(arguments, ["a", "b", "c"], [ALL, ALL]).save_pretrained(tmp_path)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    rows = [3, 30]
+    expected = model(**Composed(nodes.collate, stages(GRAPH, [ALL, ALL]))(rows)["graph"]).argmax(1)
+    path = write(tmp_path, "npz")["path"]
+    assert classify(str(tmp_path), path, rows) == [["a", "b", "c"][i] for i in expected]
+    assert len(classify(str(tmp_path), path)) == SIZE
+    with pytest.raises(UserError, match="40 is not there"):
+        classify(str(tmp_path), path, [40])
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UserError, match=r"no network of recipes/graph\.py"):
+        finished(str(tmp_path))
+
+
+SOURCES = {
+    "one/__init__.py": "from two import helper as h\nimport two.deep as d\n\n"
+    "def run(path):\n    h(path)\n    d.under()\n",
+    "two/__init__.py": "class Base:\n    def __init__(self): self.begin()\n    def begin(self): pass\n\n"
+    "def helper(x):\n    Child().only_one()\n\nclass Child(Base):\n    def only_one(self): self.begin()\n",
+    "two/deep.py": "from . import helper\n\ndef under():\n    helper(1)\n    unknown()\n",
+}
+
+
+def test_calls_lead_to_the_functions_that_they_name(tmp_path):
+    for file, text in SOURCES.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    modules, functions = calls._read(tmp_path, sorted(SOURCES))
+    named = {n: f"{dotted}.{own}" for dotted, m in modules.items() for own, n in m.functions.items()}
+    found = {(named[a], named[b]) for a, b in calls._edges(modules, functions)}
+    assert found == {
+        ("one.run", "two.helper"),
+        ("one.run", "two.deep.under"),
+        ("two.Base.__init__", "two.Base.begin"),
+        ("two.Child.only_one", "two.Base.begin"),
+        ("two.deep.under", "two.helper"),
+    }
+    graph = calls.build(tmp_path, sorted(SOURCES))
+    assert graph.names == ["one", "two"] and graph.nodes == 6 and len(graph.indices) == 10
+
+
+def test_reading_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match=r"there is no indptr.npy"):
+        readers.read("--data.path", str(tmp_path), "", True)
+    with pytest.raises(UserError, match=r"no such builtin data; there is builtin:calls"):
+        readers.read("--data.path", "builtin:x", "", True)
