@@ -9,7 +9,7 @@ from app.sampling.hashing import key_of
 
 LINES = 4
 """Lines of the shortest function that is taken."""
-CHARACTERS = 800
+CHARACTERS = 600
 """Characters of the longest one."""
 
 

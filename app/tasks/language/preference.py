@@ -14,14 +14,18 @@ from app.errors import UserError
 from app.launching import dry_run
 from app.tasks.language.lora import Lora
 
+PER_TOKEN = ("ipo", "simpo")
+"""Kinds of losses that divide log-probabilities by the answer's number of tokens."""
+
 
 @dataclass
 class PreferenceLossConfig:
     """The loss of a pair of answers. Rewards are beta times the log-probability beyond that in the reference model."""
 
-    kind: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
-    """sigmoid: DPO (Rafailov et al. 2023). hinge: SLiC. ipo: the squared distance of the difference of the answers'
-    log-probabilities a token from 1 / (2 beta) (Azar et al. 2023)."""
+    kind: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
+    """sigmoid: DPO (Rafailov et al. 2023). hinge: SLiC (Zhao et al. 2023). ipo: the squared distance of the difference
+    of rewards a token from its aim (Azar et al. 2023). simpo: sigmoid of rewards a token, without a margin (Meng et al.
+    2024); beta is then 2 to 10."""
     beta: float = 0.1
     """How strongly the model is held to the reference: a larger one changes it less."""
     smoothing: float = 0.0
@@ -54,8 +58,8 @@ def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora) 
             f"--loss.beta {loss.beta}, --loss.sft-weight {loss.sft_weight}, --loss.smoothing {loss.smoothing}: beta "
             "must be above 0, the weight 0 or more, and smoothing at least 0 and below 0.5"
         )
-    if loss.smoothing and loss.kind != "sigmoid":
-        raise UserError(f"--loss.smoothing {loss.smoothing} belongs to --loss.kind sigmoid: leave one of them out")
+    if loss.smoothing and loss.kind not in ("sigmoid", "simpo"):
+        raise UserError(f"--loss.smoothing {loss.smoothing}: --loss.kind {loss.kind} has none; leave one of them out")
     if loss.reference == "adapters" and not lora.rank:
         raise UserError("--loss.reference adapters: the model has none; give --lora.rank 8, or --loss.reference cached")
     if distill.weight < 0 or not distill.temperature > 0:
@@ -109,24 +113,26 @@ class PreferenceLoss:
         """Run the model on a batch of PairTable.collate."""
         logits = answer_logits(model, inputs)
         sums, tokens = log_probabilities(logits, inputs), inputs["tokens"]
-        ratios = sums - self._reference(model, inputs, sums)
-        terms = {"preference": self.of_ratios(*ratios.chunk(2), *tokens.chunk(2))}
+        scores = sums - self._reference(model, inputs, sums)
+        if self.config.kind in PER_TOKEN:
+            scores = scores / tokens
+        terms = {"preference": self.of_scores(*scores.chunk(2))}
         if self.sft_weight:
             terms["sft"] = -self.sft_weight * sums.chunk(2)[0] / tokens.chunk(2)[0]
         if self.teacher is not None:
             terms["distill"] = self.distill.weight * self._divergence(logits, inputs)
         loss = cast(Tensor, sum(terms.values())).mean().float()
-        chosen, rejected = (self.config.beta * ratios.detach()).chunk(2)
+        chosen, rejected = (self.config.beta * scores.detach()).chunk(2)
         means = {f"part/{name}": term.detach().mean() for name, term in terms.items() if len(terms) > 1}
         means |= {"reward/chosen": chosen.mean(), "reward/rejected": rejected.mean()}
         means |= {"reward/margin": (chosen - rejected).mean(), "reward/accuracy": (chosen > rejected).double().mean()}
         return Judged(loss, means, chosen, rejected)
 
-    def of_ratios(self, chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor) -> Tensor:
-        """Return the loss of each pair from its answers' log-probabilities beyond the reference's, all [pairs]."""
+    def of_scores(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """Return the loss of each pair from its answers' scores, [pairs]: log-probabilities beyond the reference's."""
         beta, smoothing = self.config.beta, self.config.smoothing
         if self.config.kind == "ipo":
-            return (chosen / chosen_tokens - rejected / rejected_tokens - 1 / (2 * beta)).square()
+            return (chosen - rejected - 1 / (2 * beta)).square()
         margin = beta * (chosen - rejected)
         if self.config.kind == "hinge":
             return functional.relu(1 - margin)
