@@ -24,7 +24,7 @@ class Config:
 
     model: str = ""
     """Pretrained model: a Hub id or a folder. Default: train from scratch, in the shape of --scratch."""
-    scratch: LanguageScratch = field(default_factory=LanguageScratch)
+    scratch: LanguageScratch = field(default_factory=lambda: LanguageScratch(layers=2))
     lora: Lora = field(default_factory=Lora)
     data: PreferenceData = field(default_factory=PreferenceData)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
@@ -37,7 +37,7 @@ class Config:
         )
     )
     ema: EMAConfig = field(default_factory=EMAConfig)
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, global_batch=32, micro_batch=8))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=2, global_batch=32, micro_batch=8))
 
     def default_lr(self) -> tuple[float, str]:
         """Return the learning rate if --optim.lr is not given, and what it is for."""

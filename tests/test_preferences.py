@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from app import parse
 from app.data.config import PreferenceData
-from app.data.tables.builtin_endings import _halves
+from app.data.tables.builtin_slips import halves, with_slip
 from app.data.text import preferences
 from app.data.text.pairs import PairTable
 from app.data.text.tokenizer import byte_tokenizer
@@ -235,8 +235,6 @@ def test_the_loss_is_trls(trainer, tmp_path, kind, theirs):
     examples = [trainer.train_dataset[i] for i in range(8)]
     inputs = trainer.data_collator(examples)
     theirs = trainer._compute_loss(trainer.model, inputs, False)
-    config = PreferenceData(path=(str(write(tmp_path, rows)),), split="train[:8]", eval_path=str(write(tmp_path, rows)))
-    config.eval_path, config.holdout = "", 0.25
     own = [
         {key: np.array(row[f"{key}_ids"]) for key in ("prompt", "chosen", "rejected")} | {"row": i}
         for i, row in enumerate(examples)
@@ -250,7 +248,7 @@ def test_the_loss_is_trls(trainer, tmp_path, kind, theirs):
     judged = PreferenceLoss(PreferenceLossConfig(kind, beta=0.3), "cached", Distill())(tiny(), collated(own, reference))
     assert judged.loss.item() == pytest.approx(theirs.item(), rel=1e-5)
     if kind in ("sigmoid", "hinge"):
-        logged = {name: values[-1] for name, values in trainer._metrics["train"].items() if "rewards" in name}
+        logged = {name: values[-1] for name, values in trainer._metrics["eval"].items() if "rewards" in name}
         names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
         for name, other in names.items():
             assert judged.means[f"reward/{name}"].item() == pytest.approx(logged[f"rewards/{other}"], rel=1e-4)
@@ -306,8 +304,11 @@ def test_settings_that_cannot_be(loss, distill, said):
         check_preferences(PreferenceLossConfig(**loss), Distill(**distill), Lora())
 
 
-def test_a_function_is_cut_between_two_lines():
-    assert _halves("def f():\n    a\n    b\n    c\n    d") == ("def f():\n    a\n    b\n", "    c\n    d")
+def test_slips():
+    assert halves("def f():\n    a\n    b\n    c\n    d") == ("def f():\n    a\n    b\n", "    c\n    d")
+    slips = [with_slip("a = b(1)", number) for number in range(4)]
+    assert slips == ["= a b(1)", " = b(1)", "a a = b(1)", "a = b(1)"]
+    assert with_slip("a = b(1)", 3 + 4 * (1 + 5 * 2)) == "a b b(1)" and with_slip("a", 5) == "a"
 
 
 COMMON = ["--run.global-batch", 6, "--run.micro-batch", 2, "--run.steps", 3, "--run.trackers", "--run.log-every", 1]
@@ -326,17 +327,16 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_the_reference_is_the_same_by_any_layout_and_by_adapters_off(model, tmp_path, own_data_cache, monkeypatch):
+def test_the_reference_is_the_same_by_any_layout_and_by_adapters_off(model, tmp_path, own_data_cache):
     """Computed by one process, by two under FSDP2, and step by step; and once only."""
     data = ["--data.path", write(tmp_path, TEXTS), "--model", model, "--lora.rank", 2, "--data.max-length", 64]
     train(tmp_path / "one", *data)
     (file,) = sorted((own_data_cache / "samestep").glob("reference-*"), key=lambda each: each.stat().st_size)[1:]
     first = np.load(file)
-    pairs = np.isfinite(first).all() and len(first)
     file.unlink()
     result = share("fsdp_cpu", 2, RECIPE, *COMMON, *data, "--run.dir", tmp_path / "two")
     assert result.status == 0, result.output
-    assert "computing what the model says of 10 pairs of training, once" in result.output and pairs == 11 - 1
+    assert "computing what the model says of 11 pairs of training, once" in result.output and len(first) == 11
     assert np.array_equal(np.load(file), first)
     one = steps(tmp_path / "one")
     assert steps(tmp_path / "two") == one and scores(tmp_path / "two") == scores(tmp_path / "one")

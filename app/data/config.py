@@ -101,7 +101,7 @@ class TagData(Classes, EvalSets, TableData):
 class PreferenceData(EvalSets, TableData):
     """Prompts with two answers each, of which one is preferred."""
 
-    path: tuple[str, ...] = ("builtin:endings",)
+    path: tuple[str, ...] = ("builtin:slips",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
     jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several."""
     prompt: str = "prompt"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.data.cache import using_cache
-from app.data.tables import builtin_endings, builtin_names
+from app.data.tables import builtin_names, builtin_slips
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Parts of the cache's key: raise them when the rows change.
-VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "endings": 1}
+VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "slips": 1}
 DIGITS_VERSION = 1
 
 
@@ -39,10 +39,10 @@ def names() -> "Dataset":
     return _from_stdlib("names", builtin_names.name_rows, {"tokens": ["string"], "tags": ["string"]})
 
 
-def endings() -> "Dataset":
-    """Load first halves of functions as `prompt`, their ends as `chosen`, and other functions' ends as `rejected`."""
+def slips() -> "Dataset":
+    """Load first halves of functions as `prompt`, second ones as `chosen`, and those with a slip as `rejected`."""
     columns = {"prompt": "string", "chosen": "string", "rejected": "string"}
-    return _from_stdlib("endings", builtin_endings.ending_rows, columns)
+    return _from_stdlib("slips", builtin_slips.slip_rows, columns)
 
 
 def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, Any]]], columns: dict[str, Any]) -> "Dataset":
@@ -89,7 +89,7 @@ BUILTINS = {
     "stdlib": stdlib,
     "stdlib-files": stdlib_sources,
     "names": names,
-    "endings": endings,
+    "slips": slips,
     "digits": digits,
 }
 

@@ -48,6 +48,8 @@ def columns_of(table: "Dataset", config: PreferenceData) -> dict[str, str]:
     found = {flag: getattr(config, flag) for flag in ("prompt", *ANSWERS)}
     if not config.prompt or (config.prompt == PreferenceData.prompt and config.prompt not in table.column_names):
         del found["prompt"]
+    if config.chosen == config.rejected:
+        raise UserError(f"--data.chosen and --data.rejected both name {config.chosen}: give two columns")
     for flag, name in found.items():
         check_columns(table, [name], flag)
         if not _is_chat(table, name):
@@ -73,7 +75,7 @@ def _is_chat(table: "Dataset", name: str) -> bool:
 
 def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a model from scratch, of a kind that `tokenizer_of` knows."""
-    columns = list(columns_of(table, config).values())
+    columns = list(dict.fromkeys(columns_of(table, config).values()))
 
     def texts() -> Iterator[str]:
         for batch in table.select_columns(columns).iter(ROWS_AT_ONCE):
@@ -124,7 +126,7 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
         return _encode(texts, tokenizer, chats, config.max_length)
 
     with using_cache():
-        encoded_once(table, list(columns.values()), encoded, _features(), path, key)
+        encoded_once(table, list(dict.fromkeys(columns.values())), encoded, _features(), path, key)
     pairs = PairTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
     if not len(pairs):
         raise UserError(
