@@ -2,7 +2,7 @@ r"""Train a language model on preferences: pairs of answers of which one is bett
 
     accelerate launch recipes/dpo.py
     accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/dpo.py --run.dir runs/ddp
-    accelerate launch recipes/dpo.py --model Qwen/Qwen3-0.6B --lora.rank 8 --optim.lr 5e-6 \
+    accelerate launch recipes/dpo.py --model Qwen/Qwen3-0.6B --lora.rank 8 \
         --data.path pairs.jsonl --data.max-length 1024
 """
 

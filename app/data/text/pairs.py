@@ -1,5 +1,7 @@
 """Pairs of answers as model inputs: both answers of a prompt in one batch, chosen ones first."""
 
+import functools
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -29,9 +31,8 @@ class PairTable:
         """
         self.tokens, self.pad_id, self.multiple, self.chats = tokens, pad_id, multiple, chats
         self._rows = np.flatnonzero(tokens.lengths)
-        self._counts = [
-            tokens.count(lambda labels, k=kind: labels == k)[self._rows] for kind in (PROMPT, CHOSEN, REJECTED)
-        ]
+        kinds = (PROMPT, CHOSEN, REJECTED)
+        self._counts = [tokens.count(functools.partial(operator.eq, kind))[self._rows] for kind in kinds]
         prompt, chosen, rejected = self._counts
         self.lengths = (prompt + np.maximum(chosen, rejected)).astype(np.int32)
         """Tokens of each prompt with the longer answer."""
@@ -59,7 +60,9 @@ class PairTable:
     def __getitems__(self, rows: Sequence[int]) -> list[dict]:
         """Return the rows with these numbers, in this order."""
         items = []
-        for row, item in zip(rows, self.tokens.__getitems__(self._rows[np.asarray(rows, np.int64)]), strict=True):
+        for row, item in zip(
+            rows, self.tokens.__getitems__(self._rows[np.asarray(rows, np.int64)].tolist()), strict=True
+        ):
             prompt, chosen, _ = (int(count[row]) for count in self._counts)
             parts = np.split(item["input_ids"], [prompt, prompt + chosen])
             items.append(dict(zip(("prompt", "chosen", "rejected"), parts, strict=True)) | {"row": row})

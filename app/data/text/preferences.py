@@ -1,6 +1,6 @@
 """Prompts with two answers each: loading and checking them, and cutting them into tokens once for all runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -147,22 +147,29 @@ def texts_of(
     Raises:
         UserError: answers are equal or empty, or they share no prompt.
     """
-    chats = any(not isinstance(value, str | int) for value in row.values())
-    prompt, *answers = _chats_of(row, where) if chats else _parts_of(row)
-    for flag, answer in zip(ANSWERS, answers, strict=True):
-        said = (
-            [str(message.get("content") or message.get("tool_calls") or "") for message in answer]
-            if chats
-            else [answer]
-        )
-        if not "".join(said).strip():
+    if all(isinstance(value, str | int) for value in row.values()):
+        prompt, *texts = _parts_of(row)
+        _check_answers(texts, texts, where)
+        return prompt, texts[0], texts[1]
+    asked, *answers = _chats_of(row, where)
+    words = [
+        "".join(str(message.get("content") or message.get("tool_calls") or "") for message in answer)
+        for answer in answers
+    ]
+    _check_answers(answers, words, where)
+    return _written(asked, answers, tokenizer, where)
+
+
+def _check_answers(answers: Sequence[Any], words: Sequence[str], where: Callable[[], str]) -> None:
+    """Raise a UserError if the words of an answer are none, or both answers are equal."""
+    for flag, text in zip(ANSWERS, words, strict=True):
+        if not text.strip():
             raise UserError(f"--data.{flag}: {where()} has an empty answer; leave such rows out of the data")
     if answers[0] == answers[1]:
         raise UserError(
             f"--data.chosen, --data.rejected: both answers of {where()} are the same, so none is preferred; leave such "
             "rows out of the data"
         )
-    return _written(prompt, answers, tokenizer, where) if chats else (prompt, *answers)
 
 
 def _parts_of(row: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """What the model says of all answers before its training: computed once by all ranks, and kept in the data cache."""
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, Pa
             run.say(f"computing what the model says of {len(pairs):,} pairs{f' of {name}' if name else ''}, once")
             found = _computed(run, model, pairs)
             with using_cache():
-                collectives.from_each_machine(lambda file=file, found=found: _write(file, found))
+                collectives.from_each_machine(functools.partial(_write, file, found))
         pairs.reference = found
 
 
@@ -89,6 +90,6 @@ def _computed(run: Any, model: nn.Module, pairs: PairTable) -> np.ndarray:
             own.append((micro.ids, sums.view(2, -1).T.cpu().numpy()))
     values = np.full((len(pairs), 2), np.nan)
     for part in collectives.gather(own):
-        for ids, sums in part:
-            values[ids] = sums
+        for ids, both in part:
+            values[ids] = both
     return values
