@@ -26,6 +26,7 @@ from app.tasks.language.preference import (
     log_probabilities,
 )
 from app.training.preference_scores import PreferenceScores
+from evaluating import as_it_is
 from launching import ROOT, metrics, scores, share, steps
 from recipes import dpo
 
@@ -356,6 +357,8 @@ def test_a_finished_model_writes_texts_and_learns_from_a_teacher(model, tmp_path
     line = steps(tmp_path / "run")[0]
     assert line["part/distill"] == pytest.approx(0, abs=1e-6) and line["part/preference"] == pytest.approx(np.log(2))
     assert set(found) >= {"eval/accuracy", "eval/margin", "eval/reward_chosen", "eval/loss", "eval/samples"}
+    again = as_it_is(tmp_path / "run")["scores"]  # relative to the model that it began with
+    assert again == {name: found[name] for name in again} and again["eval/margin"] != 0
     assert 'pipeline("text-generation"' in capsys.readouterr().out
     write_on = pipeline("text-generation", str(tmp_path / "run" / "model"))
     assert write_on("1 and 1 is ", max_new_tokens=3, do_sample=False)[0]["generated_text"].startswith("1 and 1 is ")
