@@ -290,6 +290,14 @@ class Run:
         parts = loss if isinstance(loss, dict) else {name: loss}
         self._loop.backward(parts, cast(Tensor, sum(loss.values())) if isinstance(loss, dict) else loss, micro)
 
+    def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
+        """Log numbers with this step's loss that nothing is trained on: their means over the global batch.
+
+        Args:
+            values: means over the micro-batch by name, scalars.
+        """
+        self._loop.observe(values, micro)
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
         self._loop.update(optimizer)

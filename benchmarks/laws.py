@@ -37,6 +37,7 @@ CASES = {
     "det": "det --scratch.width 8 --data.size 64 --augment.flip 0.5 --augment.rotate 10",
     "graph": "graph --scratch.width 16",
     "graph-gat": "graph --scratch.width 16 --scratch.kind gat",
+    "dpo": "dpo --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.dropout 0.1 --data.max-length 128",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",

@@ -69,6 +69,8 @@ def _write_texts(folder: Path) -> None:
     chats = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w.upper()}]} for w in words]
     for name, rows in {"tasks.jsonl": tasks, "chats.jsonl": chats}.items():
         (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    pairs = [{"prompt": w, "chosen": w.upper(), "rejected": f"{w}?"} for w in words]
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in pairs))
     tagged = ["".join(f"{w} X Y {'B-number' if w.isdigit() else 'O'}\n" for w in text.split()) for text in words]
     (folder / "entities").mkdir()
     for name in ("train.conll", "dev.conll", "entities/train", "entities/dev"):

@@ -112,7 +112,15 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("lm", []), ("lm", ["--mask.rate", 0.3]), ("tag", []), ("img", []), ("det", [])]
+    ("name", "more"),
+    [
+        ("lm", []),
+        ("lm", ["--mask.rate", 0.3]),
+        ("tag", []),
+        ("dpo", ["--loss.reference", "none"]),
+        ("img", []),
+        ("det", []),
+    ],
 )
 def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
     """Documents that share a block stay apart in an evaluation too, and masks are the same."""
@@ -122,7 +130,7 @@ def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
     quiet = ["--sample-length", 0] if name == "lm" else []
     found = as_it_is(tmp_path / "run" / "model", *quiet)
     assert found["scores"] == logged(tmp_path / "run", 1, "eval")
-    if more:
+    if "--mask.rate" in more:
         alone = shutil.copytree(tmp_path / "run" / "model", tmp_path / "alone")
         found = as_it_is(alone, rows(300), *quiet, "--data.block", 32)
         assert found["scores"].keys() == logged(tmp_path / "run", 1, "eval").keys()

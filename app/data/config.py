@@ -100,6 +100,28 @@ class TagData(Classes, EvalSets, TableData):
 
 
 @dataclass
+class PreferenceData(EvalSets, TableData):
+    """Prompts with two answers each, of which one is preferred."""
+
+    path: tuple[str, ...] = ("builtin:slips",)
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
+    jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several."""
+    prompt: str = "prompt"
+    """Column of the prompt: a text, or a list of messages with role and content. Data without such a column, or with
+    prompts that are texts next to conversations, have it in both answers: it is what these begin with alike."""
+    chosen: str = "chosen"
+    """Column of the preferred answer: a text, or a list of messages, which the tokenizer's chat template writes out."""
+    rejected: str = "rejected"
+    """Column of the other answer."""
+    max_length: int = 512
+    """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
+    fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
+    pad_to_multiple_of: int = 1
+    """Answers of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
+    shapes."""
+
+
+@dataclass
 class CorpusData(EvalSets, TableData):
     """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 

@@ -170,10 +170,15 @@ class StepLoop:
             parts: of the loss, by name for the log; scalars.
             loss: the sum of the parts, a scalar.
         """
-        step = self._inside("run.backward")
-        for name, value in parts.items():
-            step.metrics.add(name, value, micro)
+        self._inside("run.backward")
+        self.observe(parts, micro)
         self.gradients.backward(loss, micro)
+
+    def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
+        """Keep means over a micro-batch, by name for the log; scalars."""
+        step = self._inside("run.observe")
+        for name, value in values.items():
+            step.metrics.add(name, value, micro)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""

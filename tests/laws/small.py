@@ -49,6 +49,24 @@ SMALL = {
             *("--data.eval-path", rows(7)),
         ]
     ),
+    # Relative to the untrained model, which all layouts must know alike; several terms, and layers with dropout.
+    "dpo": Small(
+        lambda rows: [
+            *("--scratch.layers", 1, "--scratch.width", 16, "--scratch.heads", 2, "--scratch.tokenizer", "byte"),
+            *(
+                "--scratch.dropout",
+                0.1,
+                "--data.max-length",
+                48,
+                "--loss.reference",
+                "cached",
+                "--loss.sft-weight",
+                0.1,
+            ),
+            *("--data.prompt", "label", "--data.chosen", "text", "--data.rejected", "label"),
+            *("--data.path", rows(101), "--data.eval-path", rows(7)),
+        ]
+    ),
     "img": Small(
         lambda rows: [
             *("--scratch.layers", 1, "--scratch.width", 8, "--augment.flip", 0.5, "--augment.erase", 0.5),

@@ -20,6 +20,7 @@ ROLES = {
     "system": "system",
     "tool": "tool",
 }
+FLAG = "--data.messages"
 WANTED = "each row must be a list of messages with role and content, or with from and value (ShareGPT)"
 
 Segments = list[tuple[str, bool]]
@@ -53,19 +54,20 @@ def _extension() -> type:
     return pyarrow.BaseExtensionType
 
 
-def messages_of(row: Any, where: Callable[[], str]) -> list[dict]:
+def messages_of(row: Any, where: Callable[[], str], flag: str = FLAG) -> list[dict]:
     """Return a row's messages with role and content.
 
     Args:
         where: names the row in errors.
+        flag: the one that names the column.
 
     Raises:
         UserError: the row is no list of messages, or a message lacks its role or its content.
     """
     if not isinstance(row, list) or not row:
         what = "an empty list" if row == [] else "nothing" if row is None else f"a {type(row).__name__}"
-        raise UserError(f"--data.messages: {where()} holds {what}: {WANTED}, or leave the row out of the data")
-    return [_message(message, f"--data.messages: message {turn} of", where) for turn, message in enumerate(row)]
+        raise UserError(f"{flag}: {where()} holds {what}: {WANTED}, or leave the row out of the data")
+    return [_message(message, f"{flag}: message {turn} of", where) for turn, message in enumerate(row)]
 
 
 def _message(message: Any, what: str, where: Callable[[], str]) -> dict:
@@ -99,6 +101,35 @@ def _text_of(parts: list, what: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
+def written(
+    messages: list[dict],
+    tokenizer: "PreTrainedTokenizerBase",
+    where: Callable[[], str],
+    flag: str = FLAG,
+    **options: Any,
+) -> str:
+    """Write messages with the chat template.
+
+    Args:
+        where: names the row in errors.
+        flag: the one that names the column.
+        options: of transformers' apply_chat_template.
+
+    Raises:
+        UserError: the template refuses them.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, **options))
+    except TemplateError as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise UserError(
+            f"{flag}: the chat template of --model refuses {where()}, whose roles are {roles}: {error}; "
+            "change the row, or leave it out of the data"
+        ) from None
+
+
 def conversation(row: Any, tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]) -> Segments:
     """Write a row's conversation with the chat template; the assistant's messages and their end marks are supervised.
 
@@ -109,19 +140,10 @@ def conversation(row: Any, tokenizer: "PreTrainedTokenizerBase", where: Callable
         UserError: the row is no conversation, the template refuses it, or the template writes the beginning of a
             conversation differently when more messages follow.
     """
-    from jinja2 import TemplateError
-
     messages = messages_of(row, where)
 
     def write(count: int, **options: Any) -> str:
-        try:
-            return cast(str, tokenizer.apply_chat_template(messages[:count], tokenize=False, **options))
-        except TemplateError as error:
-            roles = ", ".join(str(message["role"]) for message in messages)
-            raise UserError(
-                f"--data.messages: the chat template of --model refuses {where()}, whose roles are {roles}: {error}; "
-                "change the row, or leave it out of the data"
-            ) from None
+        return written(messages[:count], tokenizer, where, **options)
 
     whole, segments, done = write(len(messages)), [], 0
     for turn, message in enumerate(messages):

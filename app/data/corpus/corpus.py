@@ -8,8 +8,8 @@ from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.shorter import block_sizes
 from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import trained_once
-from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer, with_mask
+from app.data.text.lm_tokenizer import tokenizer_of
+from app.data.text.tokenizer import with_mask
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,13 +46,8 @@ def own_tokenizer(
 
 
 def _own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
-    if kind == "byte":
-        return byte_tokenizer(config.block)
-    if kind == "char":
-        key = ("char", table._fingerprint, config.block, *columns_of(config))
-        return trained_once(key, lambda: character_tokenizer(read_texts(table, config), config.block))
-    key = ("lm", table._fingerprint, vocab, config.block, *columns_of(config))
-    return trained_once(key, lambda: train_lm_tokenizer(read_texts(table, config), vocab, config.block))
+    key = (table._fingerprint, config.block, *columns_of(config))
+    return tokenizer_of(kind, vocab, config.block, key, lambda: read_texts(table, config))
 
 
 def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase") -> Blocks:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.boxes import scenes as box_scenes
 from app.data.cache import using_cache
-from app.data.tables import builtin_names
+from app.data.tables import builtin_names, builtin_slips
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Parts of the cache's key: raise them when the rows change.
-VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1}
+VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "slips": 1}
 DIGITS_VERSION = 1
 
 
@@ -38,6 +38,12 @@ def stdlib_sources() -> "Dataset":
 def names() -> "Dataset":
     """Load functions of Python's standard library as `tokens`, and `tags` that say what each name in them is."""
     return _from_stdlib("names", builtin_names.name_rows, {"tokens": ["string"], "tags": ["string"]})
+
+
+def slips() -> "Dataset":
+    """Load first halves of functions as `prompt`, second ones as `chosen`, and those with a slip as `rejected`."""
+    columns = {"prompt": "string", "chosen": "string", "rejected": "string"}
+    return _from_stdlib("slips", builtin_slips.slip_rows, columns)
 
 
 def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, Any]]], columns: dict[str, Any]) -> "Dataset":
@@ -108,6 +114,7 @@ BUILTINS: "dict[str, Callable[[], Dataset | dict[str, Dataset]]]" = {
     "stdlib": stdlib,
     "stdlib-files": stdlib_sources,
     "names": names,
+    "slips": slips,
     "digits": digits,
     "scenes": scenes,
 }

@@ -1,6 +1,6 @@
 """Tokens as model inputs: read from disk without copying, padded batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,8 +68,13 @@ class TokenTable:
     @cached_property
     def token_weights(self) -> np.ndarray:
         """Count the tokens of each row that have a label of their own, int64."""
+        return self.count(lambda labels: labels != IGNORED)
+
+    def count(self, which: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Count the tokens of each row whose labels `which` tells, int64."""
         labels = zip(self._others["labels"], self._offsets, strict=True)
-        return np.concatenate([np.diff(np.cumsum([0, *(chunk != IGNORED)])[offsets]) for chunk, offsets in labels])
+        sums = ((np.concatenate([[0], np.cumsum(which(chunk))]), offsets) for chunk, offsets in labels)
+        return np.concatenate([np.diff(sums_before[offsets]) for sums_before, offsets in sums])
 
     def __len__(self) -> int:
         return int(self._starts[-1])

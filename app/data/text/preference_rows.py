@@ -1,0 +1,98 @@
+"""One prompt with two answers, as texts: of texts, or of conversations that the chat template writes out."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from app.data.corpus.conversations import messages_of, written
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWERS = ("chosen", "rejected")
+
+
+def texts_of(
+    row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]
+) -> tuple[str, str, str]:
+    """Return a row's prompt, and its chosen and rejected answers, as texts.
+
+    Args:
+        row: prompt (if there is one), chosen and rejected: texts or lists of messages.
+        where: names the row in errors.
+
+    Raises:
+        UserError: answers are equal or empty, or they share no prompt.
+    """
+    if all(isinstance(value, str | int) for value in row.values()):
+        prompt, *texts = _parts_of(row)
+        _check_answers(texts, texts, where)
+        return prompt, texts[0], texts[1]
+    asked, *answers = _chats_of(row, where)
+    words = [
+        "".join(str(message.get("content") or message.get("tool_calls") or "") for message in answer)
+        for answer in answers
+    ]
+    _check_answers(answers, words, where)
+    return _written(asked, answers, tokenizer, where)
+
+
+def _check_answers(answers: Sequence[Any], words: Sequence[str], where: Callable[[], str]) -> None:
+    """Raise a UserError if the words of an answer are none, or both answers are equal."""
+    for flag, text in zip(ANSWERS, words, strict=True):
+        if not text.strip():
+            raise UserError(f"--data.{flag}: {where()} has an empty answer; leave such rows out of the data")
+    if answers[0] == answers[1]:
+        raise UserError(
+            f"--data.chosen, --data.rejected: both answers of {where()} are the same, so none is preferred; leave such "
+            "rows out of the data"
+        )
+
+
+def _parts_of(row: dict[str, Any]) -> list[str]:
+    """Return prompt and answers of texts; without a prompt, answers begin with the same words, which are it."""
+    chosen, rejected = (str(row[flag]) for flag in ANSWERS)
+    if "prompt" in row:
+        return [str(row["prompt"]), chosen, rejected]
+    shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
+    # Before the last space, because tokens of words begin with theirs.
+    end = max((i for i, sign in enumerate(shared) if sign.isspace()), default=0)
+    return [chosen[:end], chosen[end:], rejected[end:]]
+
+
+def _chats_of(row: dict[str, Any], where: Callable[[], str]) -> list[list[dict]]:
+    """Return prompt and answers as messages; without a prompt, answers begin with the same messages, which are it."""
+    said = {
+        flag: [{"role": "assistant" if flag in ANSWERS else "user", "content": value}]
+        if isinstance(value, str | int)
+        else messages_of(value, where, f"--data.{flag}")
+        for flag, value in row.items()
+    }
+    if "prompt" in said:
+        return [said[flag] for flag in ("prompt", *ANSWERS)]
+    chosen, rejected = (said[flag] for flag in ANSWERS)
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+        shared += 1
+    if not shared:
+        raise UserError(
+            f"--data.chosen, --data.rejected: the conversations of {where()} do not begin with the same message, "
+            "which is the prompt; give --data.prompt, or leave the row out of the data"
+        )
+    return [chosen[:shared], chosen[shared:], rejected[shared:]]
+
+
+def _written(
+    prompt: list[dict], answers: list[list[dict]], tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]
+) -> tuple[str, str, str]:
+    """Write messages with the chat template; what it writes for a model to go on from belongs to the prompt."""
+    wholes = [written([*prompt, *answer], tokenizer, where, "--data.chosen") for answer in answers]
+    for options in ({"add_generation_prompt": True}, {}):
+        begins = written(prompt, tokenizer, where, "--data.prompt", **options)
+        if all(whole.startswith(begins) and len(whole) > len(begins) for whole in wholes):
+            return begins, wholes[0][len(begins) :], wholes[1][len(begins) :]
+    raise UserError(
+        f"--data.prompt: the chat template writes the prompt of {where()} differently when an answer follows it, so "
+        "the answer's part of the text cannot be found; leave the row out of the data"
+    )

@@ -1,0 +1,184 @@
+"""Prompts with two answers each: loading and checking them, and cutting them into tokens once for all runs."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from app.data.cache import cache_folder, using_cache
+from app.data.config import PreferenceData
+from app.data.corpus.documents import end_of
+from app.data.tables.columns import check_columns, check_texts, is_list, name_of, row_name
+from app.data.tables.sources import Tables, load_tables
+from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity
+from app.data.text.lm_tokenizer import tokenizer_of
+from app.data.text.pairs import CHOSEN, PROMPT, REJECTED, PairTable
+from app.data.text.preference_rows import ANSWERS, texts_of
+from app.data.text.tokens import TokenTable
+from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+# Part of the cache's key: raise it when the stored columns change.
+FORMAT = 1
+
+
+def load_preferences(config: PreferenceData) -> Tables:
+    """Load the pairs to train and to evaluate on.
+
+    Raises:
+        UserError: a column is missing, or holds neither texts nor conversations.
+    """
+    check_padding(config.pad_to_multiple_of, config.max_length)
+    if config.max_length < 2:
+        raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
+    tables = load_tables(config, columns=(config.chosen, config.rejected))
+    for table in (tables.train, *tables.sets.values()):
+        columns_of(table, config)
+    return tables
+
+
+def columns_of(table: "Dataset", config: PreferenceData) -> dict[str, str]:
+    """Return the columns by what they are: prompt (if there is one), chosen and rejected; check what they hold."""
+    found = {flag: getattr(config, flag) for flag in ("prompt", *ANSWERS)}
+    if not config.prompt or (config.prompt == PreferenceData.prompt and config.prompt not in table.column_names):
+        del found["prompt"]
+    if config.chosen == config.rejected:
+        raise UserError(f"--data.chosen and --data.rejected both name {config.chosen}: give two columns")
+    for flag, name in found.items():
+        check_columns(table, [name], flag)
+        if not _is_chat(table, name):
+            check_texts(table, name, flag)
+    first, second = (_is_chat(table, found[flag]) for flag in ANSWERS)
+    if first != second:
+        raise UserError(
+            f"--data.chosen {config.chosen}, --data.rejected {config.rejected}: in {name_of(table)} one column holds "
+            "texts and the other one conversations: give both in the same form"
+        )
+    if first and "prompt" in found and not _is_chat(table, found["prompt"]):
+        del found["prompt"]  # the text of a message that both conversations begin with
+    return found
+
+
+def _is_chat(table: "Dataset", name: str) -> bool:
+    """Tell whether a column holds conversations. Lists of several types may be extension types of Arrow."""
+    import pyarrow
+
+    kind = table.data.schema.field(name).type
+    return is_list(kind) or isinstance(kind, pyarrow.BaseExtensionType)
+
+
+def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model from scratch, of a kind that `tokenizer_of` knows."""
+    columns = list(dict.fromkeys(columns_of(table, config).values()))
+
+    def texts() -> Iterator[str]:
+        for batch in table.select_columns(columns).iter(ROWS_AT_ONCE):
+            for name in columns:
+                yield from map(str, batch[name])
+
+    _check_template(table, config, None)
+    return tokenizer_of(
+        kind, vocab, config.max_length, ("pairs", table._fingerprint, config.max_length, *columns), texts
+    )
+
+
+def _check_template(table: "Dataset", config: PreferenceData, template: str | None) -> None:
+    chats = [name for name in columns_of(table, config).values() if _is_chat(table, name)]
+    if chats and not template:
+        raise UserError(
+            f"--data.chosen {config.chosen}: {name_of(table)} holds conversations in {', '.join(chats)}, and the "
+            "tokenizer has no chat template to write them with: use a --model whose tokenizer has one, or columns of "
+            "texts"
+        )
+
+
+def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> PairTable:
+    """Cut the prompts and answers of a table into tokens.
+
+    The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
+
+    Raises:
+        UserError: a row has no answer, two equal ones, or no prompt that they share; or no row is short enough.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    columns = columns_of(table, config)
+    _check_template(table, config, template)
+    marks = tokenizer.bos_token_id, end_of(tokenizer)
+    if marks[1] is None:
+        raise UserError("--model: its tokenizer has no end-of-text token, which ends answers; name one as eos_token")
+    key = key_of(
+        FORMAT, table._fingerprint, *identity(tokenizer), template, *marks, config.max_length, *columns.items()
+    )
+    path = cache_folder() / f"pairs-{key}.arrow"
+    chats = any(_is_chat(table, name) for name in columns.values())
+
+    def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
+        texts = []
+        for i, number in enumerate(numbers):
+            values = {flag: rows[name][i] for flag, name in columns.items()}
+            texts.append(texts_of(values, tokenizer, partial(row_name, table, number)))
+        return _encode(texts, tokenizer, chats, config.max_length)
+
+    with using_cache():
+        encoded_once(table, list(dict.fromkeys(columns.values())), encoded, _features(), path, key)
+    pairs = PairTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
+    if not len(pairs):
+        raise UserError(
+            f"--data.max-length {config.max_length}: all answers of {name_of(table)} are longer: give a larger one"
+        )
+    return pairs
+
+
+def _features() -> Any:
+    from datasets import Features, List, Value
+
+    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int16")), "truncated": Value("bool")})
+
+
+def _encode(
+    texts: list[tuple[str, str, str]], tokenizer: "PreTrainedTokenizerBase", chats: bool, longest: int
+) -> "pa.Table":
+    """Return prompt, chosen and rejected tokens one after the other; none of a pair that is too long.
+
+    A text gets the tokenizer's mark before it, if it has one, and the end mark after it; a chat template writes both.
+    """
+    import pyarrow as pa
+
+    parts = [part for row in texts for part in row]
+    ids = iter(tokenizer(parts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
+    begin, end = tokenizer.bos_token_id, end_of(tokenizer)
+    found: dict[str, list] = {"input_ids": [], "labels": [], "truncated": []}
+    for prompt, chosen, rejected in zip(ids, ids, ids, strict=True):
+        if not chats:
+            prompt = prompt if begin is None else [begin, *prompt]
+            chosen, rejected = [*chosen, end], [*rejected, end]
+        prompt = prompt or [end]
+        room = longest - max(len(chosen), len(rejected))
+        row = (prompt[-room:], chosen, rejected) if room > 0 else ([], [], [])
+        found["input_ids"].append([token for part in row for token in part])
+        found["labels"].append([k for k, part in zip((PROMPT, CHOSEN, REJECTED), row, strict=True) for _ in part])
+        found["truncated"].append(0 < room < len(prompt))
+    kinds = {"input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int16()), "truncated": pa.bool_()}
+    return pa.table({name: pa.array(values, kinds[name]) for name, values in found.items()})
+
+
+def describe(tables: Tables, train: PairTable, eval_sets: dict[str, PairTable], longest: int) -> str:
+    """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
+    others = "held out" if tables.held_out else f"evaluation pairs ({name_of(tables.evaluation)})"
+    trained = f"{_amount(train)} to train on, " if tables.has_training_rows else ""
+    parts = [f"{trained}{_amount(eval_sets[''])} {others}"]
+    both = (train, eval_sets[""]) if tables.has_training_rows else (eval_sets[""],)
+    if cut := sum(pairs.tokens.truncated for pairs in both):
+        parts.append(f"{cut:,} prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
+    if out := sum(pairs.left_out for pairs in both):
+        parts.append(f"{out:,} pairs left out, whose answers leave no room for a prompt in {longest} tokens")
+    more = tables.describe_others({name: _amount(pairs) for name, pairs in eval_sets.items()})
+    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
+
+
+def _amount(pairs: PairTable) -> str:
+    return f"{len(pairs):,} pairs"

@@ -1,0 +1,95 @@
+"""What the model says of all answers before its training: computed once by all ranks, and kept in the data cache."""
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from app.data.cache import cache_folder, using_cache
+from app.data.text.pairs import PairTable
+from app.distributed import collectives
+from app.rundir.atomic import drafted
+from app.sampling.hashing import hash_of, key_of
+from app.tasks.language.preference import answer_logits, log_probabilities
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Part of the cache's key: raise it when the numbers change.
+FORMAT = 1
+
+
+def contents_of(model: "PreTrainedModel") -> str:
+    """Hash a model's weights and config, before `run.prepare`. Every rank takes part; the main process reads it.
+
+    Adapters are left out: before their training they change nothing.
+    """
+
+    def key() -> str:
+        weights = {name: tensor for name, tensor in model.state_dict().items() if "lora_" not in name}
+        return key_of(hash_of(weights), model.config.to_json_string(use_diff=False))
+
+    return collectives.from_main(key, long=True)
+
+
+def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, PairTable]) -> None:
+    """Give sets of pairs the log-probabilities of their answers in the model as it is now. Every rank takes part.
+
+    They are computed in micro-batches that depend on the data and --run.micro-batch alone, so any layout gets the
+    same ones, up to rounding; and a run that resumes on another one finds those that it began with.
+
+    Args:
+        model: from `run.prepare`, before `run.batches`.
+        contents: what `contents_of` returned.
+    """
+    for name, pairs in sets.items():
+        pairs.reference_key = contents
+        if run.for_other_device:  # a plan or an export needs no numbers
+            pairs.reference = np.zeros((len(pairs), 2))
+            continue
+        file = cache_folder() / f"reference-{_key(run, pairs)}.npy"
+        found = _read(file, len(pairs))
+        if not all(collectives.gather(found is not None)):
+            run.say(f"computing what the model says of {len(pairs):,} pairs{f' of {name}' if name else ''}, once")
+            found = _computed(run, model, pairs)
+            with using_cache():
+                collectives.from_each_machine(functools.partial(_write, file, found))
+        pairs.reference = found
+
+
+def _key(run: Any, pairs: PairTable) -> str:
+    """Name all that the numbers depend on."""
+    ours = run.accelerator
+    numerics = ours.device.type, ours.mixed_precision, run.config.exact, torch.__version__
+    return key_of(FORMAT, pairs.fingerprint, run.config.micro_batch, pairs.multiple, *numerics)
+
+
+def _read(file: Path, rows: int) -> np.ndarray | None:
+    """Return the numbers that a file keeps; None if it is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        found = np.load(file)
+        return found if found.shape == (rows, 2) and np.isfinite(found).all() else None
+    return None
+
+
+def _write(file: Path, values: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with drafted(file, unique=True) as draft, draft.open("wb") as stream:
+        np.save(stream, values)
+
+
+def _computed(run: Any, model: nn.Module, pairs: PairTable) -> np.ndarray:
+    own: list[tuple[np.ndarray, np.ndarray]] = []
+    for micro in run.evaluation(model, pairs, pairs.collate, pairs.lengths):
+        sums = log_probabilities(answer_logits(model, micro.inputs), micro.inputs)
+        if micro.weight:
+            own.append((micro.ids, sums.view(2, -1).T.cpu().numpy()))
+    values = np.full((len(pairs), 2), np.nan)
+    for part in collectives.gather(own):
+        for ids, both in part:
+            values[ids] = both
+    return values

@@ -1,0 +1,41 @@
+"""The teacher of a distillation."""
+
+from typing import TYPE_CHECKING, Any
+
+from app.errors import UserError
+from app.tasks.language.loading import load_language_model
+from app.tasks.language.preference import Distill
+from app.tasks.pretrained import load_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_teacher(distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any) -> "Callable[..., Any] | None":
+    """Load the model of --distill.teacher, whole on each process's device, in evaluation mode; None if there is none.
+
+    Raises:
+        UserError: it cannot be loaded, or its tokens are not the model's.
+    """
+    if not distill.teacher:
+        return None
+    flag = f"--distill.teacher {distill.teacher}"
+    try:
+        own = load_tokenizer(distill.teacher, tokenizer.model_max_length)
+        teacher = load_language_model(distill.teacher, masked=False)
+    except UserError as error:
+        raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error
+    if own.get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"{flag}: its tokens are not those of the model ({len(own):,} and {len(tokenizer):,} of them), so their "
+            "probabilities cannot be compared: give a teacher with the same tokenizer"
+        )
+    teacher = teacher.requires_grad_(False).eval().to("meta" if run.for_other_device else run.accelerator.device)
+
+    def answers(**inputs: Any) -> Any:
+        with run.accelerator.autocast():
+            return teacher(**inputs)
+
+    return answers
