@@ -34,6 +34,7 @@ CASES = {
     "img": "img --scratch.layers 1 --scratch.width 8 --augment.flip 0.5 --augment.erase 0.5",
     "img-batch": "img --scratch.layers 1 --scratch.width 8 --scratch.norm batch --augment.flip 0.5",
     "tag": "tag --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 64",
+    "s2s": "s2s --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --generate.rows 32",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",

@@ -16,6 +16,8 @@ FLAGS = {
     "lm": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
     "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
     "tag": "--scratch.layers 2 --scratch.width 64 --data.max-length 128 --data.split train[:200] --run.micro-batch 8",
+    "s2s": "--scratch.layers 2 --scratch.width 64 --scratch.vocab 1000 --data.split train[:200] --run.micro-batch 8 "
+    "--generate.rows 0",
     "img": "--scratch.layers 1 --data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
     "gan": "--data.split train[:200] --samples 32 --run.micro-batch 16 --run.global-batch 32",
     "seg": "--run.micro-batch 2 --run.global-batch 4",

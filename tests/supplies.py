@@ -27,10 +27,12 @@ def _write_models(folder: Path) -> None:
         LlamaForCausalLM,
         ResNetConfig,
         ResNetForImageClassification,
+        T5Config,
+        T5ForConditionalGeneration,
         ViTImageProcessorPil,
     )
 
-    from app.data.text.tokenizer import byte_tokenizer, train_tokenizer
+    from app.data.text.tokenizer import byte_tokenizer, train_pair_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(["some words", "more words"], 270, 128)
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -41,6 +43,9 @@ def _write_models(folder: Path) -> None:
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
     pieces = {"bert-base-cased": (bert, tokenizer), "FOLDER": (llama, spoken)}
     pieces["microsoft/resnet-18"] = (resnet, ViTImageProcessorPil(size={"height": 16, "width": 16}))
+    read = train_pair_tokenizer(["some words", "more words"], 270, 128)
+    t5 = T5Config(vocab_size=len(read), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0)
+    pieces["google-t5/t5-small"] = (T5ForConditionalGeneration(t5), read)
     for name, parts in pieces.items():
         for part in parts:
             part.save_pretrained(folder / name)
@@ -59,6 +64,16 @@ def _write_texts(folder: Path) -> None:
     (folder / "entities").mkdir()
     for name in ("train.conll", "dev.conll", "entities/train", "entities/dev"):
         (folder / name).write_text("\n".join(tagged))
+    (folder / "multi30k").mkdir()
+    for name in (
+        "train.de",
+        "train.en",
+        "multi30k/train.de",
+        "multi30k/train.en",
+        "multi30k/val.de",
+        "multi30k/val.en",
+    ):
+        (folder / name).write_text("".join(f"{w}\n" for w in words))
     (folder / "SST-2").mkdir()
     rows = "".join(f"{word}\t{i % 2}\n" for i, word in enumerate(words))
     for split in ("train", "dev"):

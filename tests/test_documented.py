@@ -26,6 +26,7 @@ SMALLER = {
     "cls": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
     "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.block 32",
     "tag": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
+    "s2s": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --generate.rows 4",
     "img": "--scratch.layers 1 --scratch.width 8",
     "gan": "--width 8 --samples 8",
     "seg": "--scratch.channels 4 8 --data.patches-per-image 1",

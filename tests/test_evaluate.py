@@ -111,7 +111,9 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
     assert part["eval/samples"] == 7 and part.keys() == run["scores"].keys()
 
 
-@pytest.mark.parametrize(("name", "more"), [("lm", []), ("lm", ["--mask.rate", 0.3]), ("tag", []), ("img", [])])
+@pytest.mark.parametrize(
+    ("name", "more"), [("lm", []), ("lm", ["--mask.rate", 0.3]), ("tag", []), ("s2s", []), ("img", [])]
+)
 def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
     """Documents that share a block stay apart in an evaluation too, and masks are the same."""
     recipe = load(ROOT / "recipes" / f"{name}.py")

@@ -75,6 +75,7 @@ PARTS = (
     _cost(("lm", "cls"), 5),
     _laws("img", 2),
     _laws("tag", 1.5),
+    _laws("s2s", 1.5),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
     _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),

@@ -20,6 +20,8 @@ RECIPES = {
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
     "ForMaskedLM": "lm",
+    "ForConditionalGeneration": "s2s",
+    "MTModel": "s2s",
     "ForImageClassification": "img",
     "ForSemanticSegmentation": "seg",
 }

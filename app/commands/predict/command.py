@@ -1,7 +1,8 @@
-"""Predict with a finished model: a table with probabilities for texts or images, or masks of images and volumes.
+"""Predict with a finished model: a table with probabilities, or with texts that it writes; or masks of images.
 
     python -m app predict runs/cls new.jsonl --to predictions.parquet
     python -m app predict runs/img photos/ --to predictions.jsonl
+    python -m app predict runs/s2s new.jsonl --to written.jsonl
     python -m app predict models/sentiment reviews.csv --text title body
     python -m app predict runs/seg micrographs/ --to masks/ --overlay
 
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from app.commands.predict import written
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 TASKS = {"ForSequenceClassification": "text-classification", "ForImageClassification": "image-classification"}
+TASKS |= dict.fromkeys(("ForConditionalGeneration", "MTModel"), written.TASK)
 MASKS = "segmentation"
 OWN = ("row", "prediction", "probability")
 LIKELY = 0.5  # from this probability on, a label of several is predicted
@@ -43,7 +46,8 @@ class Options:
     split: str = "train"
     """Split to predict, or a slice of one, of data that have several."""
     text: tuple[str, ...] = ()
-    """Column of the text, or the two of a pair. Default: that of the run, or else `text`."""
+    """Column of the text, or the two of a pair. Default: that of the run, or else `text`; of a model that writes texts,
+    `source`."""
     image: str = ""
     """Column of the image. Default: that of the run, or else `image`."""
     keep: tuple[str, ...] = ()
@@ -77,7 +81,8 @@ def main(options: Options) -> int:
     file = options.to or "predictions.parquet"
     tables.check(file)
     rows = _open(options.data, options.split, list(options.keep))
-    columns = list(options.text or data.get("text") or ["text"])
+    known = [data.get("source") or "source"] if task == written.TASK else data.get("text") or ["text"]
+    columns = list(options.text or known)
     inputs = (
         _texts(rows, columns)
         if task.startswith("text")
@@ -87,8 +92,12 @@ def main(options: Options) -> int:
     count = 0
     kinds = kept.features.arrow_schema if kept else None
     right = _Right(rows, data.get("label") or "label", options.keep)
+    if task == written.TASK:
+        predicted = written.texts(model, inputs, data, options.batch)
+    else:
+        predicted = _predict(task, model, inputs, options.batch)
     with tables.Writer(Path(file), kinds) as writer:
-        for count, found in enumerate(_predict(task, model, inputs, options.batch), 1):
+        for count, found in enumerate(predicted, 1):
             own = kept[count - 1] if kept else {}
             writer.add({"row": count - 1, **own, **found})
             right.count(own, found)
@@ -132,7 +141,7 @@ def _task(model: str) -> str:
                 return task
     raise UserError(
         f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts or images, "
-        "and what recipes/seg.py has trained"
+        "models that write a text for a text, and what recipes/seg.py has trained"
     )
 
 
