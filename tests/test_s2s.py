@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from app.__main__ import main as command
 from app.data.config import PairData
 from app.data.corpus.blocks import token_loss
-from app.data.tables.builtin_signatures import split
+from app.data.tables.builtin_parameters import split
 from app.data.text import pair_text
 from app.launching.flags import parse
 from app.tasks.language import answers, seq2seq
@@ -198,11 +198,12 @@ def test_scores_are_sacrebleus_and_are_left_out_without_it(monkeypatch):
     assert "pip install sacrebleu" in text_scores.missing()
 
 
-def test_a_signature_is_split_from_what_a_function_does():
+def test_parameters_are_split_from_the_rest_of_a_function():
     row = split(
         'def open(path, /, mode="r", *rest: int, flag=None, **more):\n    """Open."""\n    # now\n    return path\n'
     )
-    assert row == {"source": "return path", "target": "open(path, mode, *rest, flag, **more)"}
+    assert row == {"source": "def open:\nreturn path", "target": "path, mode, *rest, flag, **more"}
+    assert split("def f():\n    return 1")["target"] == "()"
     assert split("def nothing():\n    '''Only words.'''\n\n") is None and split("def f(:") is None
 
 

@@ -104,7 +104,7 @@ class PairData(EvalSets, TableData):
 
     txt = "parallel"
 
-    path: tuple[str, ...] = ("builtin:signatures",)
+    path: tuple[str, ...] = ("builtin:parameters",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, csv, tsv, json,
     jsonl or parquet files, or parallel files: train.de and train.en, whose lines belong together and whose extensions
     name the columns. Of these, one file is enough, or the name without extension, or a folder with train, val and

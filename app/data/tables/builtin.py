@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.data.cache import using_cache
-from app.data.tables import builtin_names, builtin_signatures
+from app.data.tables import builtin_names, builtin_parameters
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Parts of the cache's key: raise them when the rows change.
-VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "signatures": 1}
+VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "parameters": 1}
 DIGITS_VERSION = 1
 
 
@@ -39,9 +39,9 @@ def names() -> "Dataset":
     return _from_stdlib("names", builtin_names.name_rows, {"tokens": ["string"], "tags": ["string"]})
 
 
-def signatures() -> "Dataset":
-    """Load functions of Python's standard library: `source` is the body, `target` the name with the parameters'."""
-    return _from_stdlib("signatures", builtin_signatures.signature_rows, {"source": "string", "target": "string"})
+def parameters() -> "Dataset":
+    """Load functions of Python's standard library: `source` is name and body, `target` the parameters."""
+    return _from_stdlib("parameters", builtin_parameters.parameter_rows, {"source": "string", "target": "string"})
 
 
 def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, Any]]], columns: dict[str, Any]) -> "Dataset":
@@ -88,7 +88,7 @@ BUILTINS = {
     "stdlib": stdlib,
     "stdlib-files": stdlib_sources,
     "names": names,
-    "signatures": signatures,
+    "parameters": parameters,
     "digits": digits,
 }
 

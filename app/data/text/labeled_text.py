@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -225,7 +225,7 @@ def _encode(
     data = {"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32()))}
     if has_types:
         data["token_type_ids"] = pa.array(encoded["token_type_ids"], pa.list_(pa.int8()))
-    again = partial(tokenizer, *inputs, truncation=False, verbose=False)
+    again = partial(cast(Any, tokenizer), *inputs, truncation=False, verbose=False)
     data["truncated"] = pa.array(which_were_cut(encoded, max_length, again))
     return pa.table(data)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class Evenly:
 
     def __getitems__(self, places: Sequence[int]) -> list[dict[str, np.ndarray]]:
         """Return the rows at these places among the chosen ones."""
-        return self.rows.__getitems__(self.numbers[np.asarray(places, np.int64)])
+        return self.rows.__getitems__([int(self.numbers[place]) for place in places])
 
     def texts(self) -> list[dict[str, str]]:
         """Return the `source` and the `target` of each."""
@@ -169,7 +169,7 @@ def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int
     """Turn texts into a table of their ids; `written`: they are targets, which some tokenizers mark otherwise."""
     import pyarrow as pa
 
-    call: Any = partial(tokenizer, **{"text_target" if written else "text": texts})
+    call: Any = partial(cast(Any, tokenizer), **{"text_target" if written else "text": texts})
     found = call(truncation=True, max_length=longest, return_attention_mask=False, return_token_type_ids=False)
     cut = which_were_cut(found, longest, partial(call, truncation=False, verbose=False))
     return pa.table({"input_ids": pa.array(found["input_ids"], pa.list_(pa.int32())), "truncated": pa.array(cut)})
@@ -177,7 +177,7 @@ def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int
 
 def describe(tables: Tables, train_rows: PairTable, eval_sets: dict[str, PairTable], config: PairData) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    others = "held out" if tables.held_out else f"evaluation pairs ({name_of(tables.evaluation)})"
+    others = "held out" if tables.held_out else f"to evaluate on ({name_of(tables.evaluation)})"
     trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
     parts = [f"{trained}{_amount(eval_sets[''])} {others}"]
     told = [eval_sets[""], *([train_rows] if tables.has_training_rows else [])]

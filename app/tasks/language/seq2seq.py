@@ -26,7 +26,7 @@ class PairScratch(Scratch):
     """Number of transformer layers of the encoder, and of the decoder."""
     width: int = 128
     heads: int = 4
-    vocab: int = 2048
+    vocab: int = 4096
     """Tokens in the vocabulary of the tokenizer, which is trained on both texts of the training pairs."""
 
 
@@ -37,40 +37,34 @@ def new_model(
     from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    names: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": padding, "eos_token_id": end}
     if size.shape == "t5":
         return T5ForConditionalGeneration(
             T5Config(
-                vocab_size=len(tokenizer),
                 d_model=size.width,
                 d_kv=size.width // size.heads,
                 d_ff=4 * size.width,
                 num_layers=size.layers,
                 num_heads=size.heads,
                 dropout_rate=size.dropout,
-                pad_token_id=padding,
-                eos_token_id=end,
-                decoder_start_token_id=padding,
+                **{**names, "decoder_start_token_id": padding},
             )
         )
-    parts: dict[str, Any] = {}
     for part in ("encoder", "decoder"):
-        parts |= {
+        names |= {
             f"{part}_layers": size.layers,
             f"{part}_attention_heads": size.heads,
             f"{part}_ffn_dim": 4 * size.width,
         }
     return BartForConditionalGeneration(
         BartConfig(
-            vocab_size=len(tokenizer),
             d_model=size.width,
             max_position_embeddings=max(data.max_source, data.max_target, generate.max_new_tokens),
             dropout=size.dropout,
-            pad_token_id=padding,
             bos_token_id=end,
-            eos_token_id=end,
             decoder_start_token_id=end,
             forced_eos_token_id=None,
-            **parts,
+            **names,
         )
     )
 

@@ -1,4 +1,4 @@
-"""Functions of Python's library without their first line, and that line: a task of sequence to sequence."""
+"""Functions of Python's library without their parameters, and these: a task of sequence to sequence."""
 
 import ast
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 from app.data.tables.python_library import functions_of, stdlib_files
 
 
-def signature_rows(root: str) -> Iterator[dict[str, str]]:
-    """Yield a `source`, what a function does, and a `target`, its name and parameters; no source twice."""
+def parameter_rows(root: str) -> Iterator[dict[str, str]]:
+    """Yield a `source`, the name of a function and what it does, and a `target`, its parameters; no source twice."""
     seen = set()
     for file in stdlib_files(Path(root)):
         for text in functions_of(Path(root) / file):
@@ -19,9 +19,9 @@ def signature_rows(root: str) -> Iterator[dict[str, str]]:
 
 
 def split(text: str) -> dict[str, str] | None:
-    """Return the body of a function, without comments and docstring, and its signature; None if nothing is left.
+    """Return a function without parameters, comments and docstring, and its parameters; None if nothing is left.
 
-    A signature is the name with those of the parameters, such as `open(path, *flags)`.
+    The first begins with `def` and the name. The parameters are names, such as `path, *flags`, or `()` for none.
     """
     try:
         (function,) = ast.parse(text).body
@@ -35,5 +35,7 @@ def split(text: str) -> dict[str, str] | None:
     names += [f"*{given.vararg.arg}"] if given.vararg else []
     names += [each.arg for each in given.kwonlyargs]
     names += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    source = "\n".join(map(ast.unparse, body))
-    return {"source": source, "target": f"{function.name}({', '.join(names)})"} if source else None
+    if not body:
+        return None
+    lines = [f"def {function.name}:", *map(ast.unparse, body)]
+    return {"source": "\n".join(lines), "target": ", ".join(names) or "()"}
