@@ -26,8 +26,8 @@ from laws.small import SMALL
 from tables import refused
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")
-# A sign that ends no line, though Python splits there, and a quote.
-PAIRS = [(f"{'ein Haus, ' * (i % 4)}\u2028 Nr. {i}", f'{"a house, " * (i % 4)} "no." {i}') for i in range(12)]
+# Signs that end no line, though Python may split there, and quotes.
+PAIRS = [(f"{'ein Haus, ' * (i % 4)}\r\u2028 Nr. {i}", f'{"a house, " * (i % 4)} "no." {i}') for i in range(12)]
 NAMES = {"source": "de", "target": "en"}
 
 
@@ -131,8 +131,6 @@ def parts(request, tmp_path):
     torch.manual_seed(0)
     size = seq2seq.PairScratch(shape=request.param, layers=1, width=16, heads=2, dropout=0)
     model = seq2seq.new_model(size, tokenizer, config, answers.Generate()).double().eval()
-    for parameter in model.parameters():  # as different as those of a trained one
-        parameter.data.normal_()
     return SimpleNamespace(config=config, rows=rows, tokenizer=tokenizer, model=model, table=tables.train)
 
 
@@ -166,12 +164,17 @@ def test_batches_and_losses_are_those_of_transformers(parts):
     torch.testing.assert_close(token_loss(logits, targets, 0.3).double(), smoothed, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_written_texts_do_not_depend_on_the_rows_next_to_them(parts, beams):
-    """Each row once, in order, as the model writes it by itself; of a part of the rows too."""
+def test_written_texts_do_not_depend_on_the_rows_next_to_them(parts):
+    """Each row once, in order, as the model writes it by itself; by beams too."""
     rows, tokenizer, model = parts.rows, parts.tokenizer, parts.model
+    collate = pair_text.PairCollate(tokenizer)
+    optimizer, batch = torch.optim.Adam(model.parameters(), lr=0.02), collate([rows[i] for i in range(len(rows))])
+    for _ in range(60):  # so that it writes different texts
+        token_loss(*seq2seq.predict(model, batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     some = pair_text.Evenly(rows, 7)
-    assert some.numbers[0] == 0 and len(set(some.numbers.tolist())) == 7
+    assert some.numbers[0] == 0 and some.numbers[-1] > 6 and len(set(some.numbers.tolist())) == 7
     assert [text["target"] for text in some.texts()] == [parts.table[int(i)]["en"] for i in some.numbers]
 
     def evaluation(model, data, collate, lengths):
@@ -180,11 +183,13 @@ def test_written_texts_do_not_depend_on_the_rows_next_to_them(parts, beams):
 
     run = SimpleNamespace(evaluation=evaluation)
     with torch.no_grad():
-        found = answers.written(run, model, some, pair_text.PairCollate(tokenizer), tokenizer, 6, beams)
-        for place, number in enumerate(some.numbers):
-            ids = model.generate(torch.tensor([rows[number]["input_ids"]]), max_new_tokens=6, num_beams=beams)
-            assert found[place] == tokenizer.decode(ids[0], skip_special_tokens=True).strip()
-    assert len(set(found)) > 1
+        for beams in (1, 3):
+            found = answers.written(run, model, some, collate, tokenizer, 6, beams)
+            for place, number in enumerate(some.numbers):
+                ids = torch.from_numpy(rows[number]["input_ids"].astype(np.int64))[None]
+                alone = model.generate(ids, max_new_tokens=6, num_beams=beams)
+                assert found[place] == tokenizer.decode(alone[0], skip_special_tokens=True).strip()
+            assert len(set(found)) > 1
 
 
 def test_scores_are_sacrebleus_and_are_left_out_without_it(monkeypatch):
