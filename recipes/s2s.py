@@ -35,7 +35,7 @@ class Config:
 
     def default_lr(self) -> tuple[float, str]:
         """Return the learning rate if --optim.lr is not given, and what it is for."""
-        return (1e-4, "fine-tuning") if self.model else (2e-3, "training from scratch")
+        return (1e-4, "fine-tuning") if self.model else (1e-3, "training from scratch")
 
 
 def load_data(config: Config):

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class PairScratch(Scratch):
     """The shape of a model that is trained from scratch."""
 
-    shape: Literal["t5", "bart"] = "t5"
-    """t5: relative positions and RMSNorm, before layers. bart: learnt positions and LayerNorm, after layers."""
+    shape: Literal["bart", "t5"] = "bart"
+    """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers; its
+    embeddings begin large, so that it learns more slowly with AdamW."""
     layers: int = 2
     """Number of transformer layers of the encoder, and of the decoder."""
     width: int = 128
