@@ -19,7 +19,18 @@ MODULES = {
             "nibabel",
             "numpy",
         ),
-        *("pandas", "peft", "plotly", "psutil", "pyarrow", "rich", "safetensors", "tensorboard", "tokenizers"),
+        *(
+            "pandas",
+            "peft",
+            "plotly",
+            "psutil",
+            "pyarrow",
+            "rich",
+            "sacrebleu",
+            "safetensors",
+            "tensorboard",
+            "tokenizers",
+        ),
         *("torch", "torchmetrics", "tqdm", "transformers", "tyro", "wandb", "xxhash"),
     )
 }

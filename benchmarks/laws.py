@@ -38,6 +38,7 @@ CASES = {
     "graph": "graph --scratch.width 16",
     "graph-gat": "graph --scratch.width 16 --scratch.kind gat",
     "dpo": "dpo --scratch.layers 2 --scratch.width 32 --scratch.heads 2 --scratch.dropout 0.1 --data.max-length 128",
+    "s2s": "s2s --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --generate.rows 32",
     "gan": "gan --width 8",
     "seg": "seg --data.patch 32 --data.patches-per-image 1 --scratch.channels 4 8",
     "cls-compiled": "cls --scratch.layers 2 --scratch.width 32 --scratch.vocab 300 --data.max-length 8",

@@ -18,6 +18,8 @@ FLAGS = {
     "tag": "--scratch.layers 2 --scratch.width 64 --data.max-length 128 --data.split train[:200] --run.micro-batch 8",
     "dpo": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.vocab 1000 --data.split train[:200] "
     "--data.max-length 128 --run.micro-batch 4 --run.global-batch 16",
+    "s2s": "--scratch.layers 2 --scratch.width 64 --scratch.vocab 1000 --data.split train[:200] --run.micro-batch 8 "
+    "--generate.rows 0",
     "img": "--scratch.layers 1 --data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
     "det": "--data.split train[:200] --run.micro-batch 8 --run.global-batch 16",
     "gan": "--data.split train[:200] --samples 32 --run.micro-batch 16 --run.global-batch 32",

@@ -32,13 +32,15 @@ def _write_models(folder: Path) -> None:
         ResNetForImageClassification,
         SegformerConfig,
         SegformerForSemanticSegmentation,
+        T5Config,
+        T5ForConditionalGeneration,
         ViTImageProcessorPil,
         YolosConfig,
         YolosForObjectDetection,
         YolosImageProcessorPil,
     )
 
-    from app.data.text.tokenizer import byte_tokenizer, train_tokenizer
+    from app.data.text.tokenizer import byte_tokenizer, train_pair_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(["some words", "more words"], 270, 128)
     size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -55,6 +57,9 @@ def _write_models(folder: Path) -> None:
     boxes = {"image_size": [32, 32], "patch_size": 16, "num_detection_tokens": 4}
     yolos = YolosForObjectDetection(YolosConfig(**size, **boxes))
     pieces["hustvl/yolos-tiny"] = (yolos, YolosImageProcessorPil(size={"height": 32, "width": 32}))
+    read = train_pair_tokenizer(["some words", "more words"], 270, 128)
+    t5 = T5Config(vocab_size=len(read), d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1, decoder_start_token_id=0)
+    pieces["google-t5/t5-small"] = (T5ForConditionalGeneration(t5), read)
     for name, parts in pieces.items():
         for part in parts:
             part.save_pretrained(folder / name)
@@ -75,6 +80,16 @@ def _write_texts(folder: Path) -> None:
     (folder / "entities").mkdir()
     for name in ("train.conll", "dev.conll", "entities/train", "entities/dev"):
         (folder / name).write_text("\n".join(tagged))
+    (folder / "multi30k").mkdir()
+    for name in (
+        "train.de",
+        "train.en",
+        "multi30k/train.de",
+        "multi30k/train.en",
+        "multi30k/val.de",
+        "multi30k/val.en",
+    ):
+        (folder / name).write_text("".join(f"{w}\n" for w in words))
     (folder / "SST-2").mkdir()
     rows = "".join(f"{word}\t{i % 2}\n" for i, word in enumerate(words))
     for split in ("train", "dev"):

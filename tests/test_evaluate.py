@@ -117,6 +117,7 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
         ("lm", []),
         ("lm", ["--mask.rate", 0.3]),
         ("tag", []),
+        ("s2s", []),
         ("dpo", ["--loss.reference", "none"]),
         ("img", []),
         ("det", []),

@@ -17,6 +17,7 @@ PAIRS = {
     "cls-smoothing": ("cls", ["--loss.smoothing", 0.1], ["--loss.smoothing", 0.2]),
     "cls-weights": ("cls", ["--loss.smoothing", 0.1], ["--loss.smoothing", 0.1, "--loss.weights", "balanced"]),
     "cls-focal": ("cls", ["--loss.smoothing", 0.1], ["--loss.smoothing", 0.1, "--loss.focal", 2]),
+    "s2s-smoothing": ("s2s", ["--smoothing", 0.1], ["--smoothing", 0.2]),
     "img-mixup": ("img", [], ["--augment.mixup", 1]),
     "img-cutmix": ("img", ["--augment.mixup", 1], ["--augment.cutmix", 1]),
     "img-operations": ("img", [], ["--augment.operations", 2]),

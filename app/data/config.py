@@ -9,7 +9,7 @@ class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
     # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL;
-    # boxes: the data are images with boxes.
+    # boxes: the data are images with boxes; parallel: files of one name and of other extensions are columns of lines.
     txt = "file"
     # Only where there are scores, there is a flag for further sets.
     eval_sets = tuple[str, ...]()
@@ -119,6 +119,32 @@ class PreferenceData(EvalSets, TableData):
     pad_to_multiple_of: int = 1
     """Answers of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
+
+
+@dataclass
+class PairData(EvalSets, TableData):
+    """Texts, and what a model is to write for each."""
+
+    txt = "parallel"
+
+    path: tuple[str, ...] = ("builtin:parameters",)
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, csv, tsv, json,
+    jsonl or parquet files, or parallel files: train.de and train.en, whose lines belong together and whose extensions
+    name the columns. Of these, one file is enough, or the name without extension, or a folder with train, val and
+    test. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several."""
+    source: str = "source"
+    """Column of the text that the model reads. Languages of a column `translation` count as columns."""
+    target: str = "target"
+    """Column of the text that the model learns to write."""
+    prefix: str = ""
+    """Text before each source, as T5 was trained with: 'translate English to German: '."""
+    max_source: int = 96
+    """Tokens of the longest source. Longer ones are cut there, and the first line of output says how many."""
+    max_target: int = 32
+    """Tokens of the longest target. Longer ones are cut there."""
+    pad_to_multiple_of: int = 1
+    """Sources and targets of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model
+    sees few shapes."""
 
 
 @dataclass

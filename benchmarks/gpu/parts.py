@@ -78,6 +78,7 @@ PARTS = (
     _laws("det", 1.5),
     _laws("graph", 1.5),
     _laws("dpo", 1.5),
+    _laws("s2s", 1.5),
     _laws("gan", 1.5),
     _laws("seg", 1.5),
     _speed("cls", "BERT-base against a bare loop and Trainer", 2.5),

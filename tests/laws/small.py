@@ -92,6 +92,14 @@ SMALL = {
             *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
         ]
     ),
+    "s2s": Small(
+        lambda rows: [
+            *("--scratch.layers", 1, "--scratch.width", 16, "--scratch.heads", 2, "--scratch.vocab", 300),
+            *("--scratch.shape", "t5", "--optim.lr", 0.002),
+            *("--data.max-source", 32, "--data.max-target", 8, "--generate.rows", 5, "--generate.samples", 0),
+            *("--data.split", "train[:41]", "--data.eval-split", "train[41:58]"),
+        ]
+    ),
     "seg": Small(
         lambda rows: [
             *("--data.patch", 32, "--data.patches-per-image", 1, "--data.holdout", 0.05),

@@ -29,6 +29,7 @@ WHOLE = ["--run.steps", STEPS]
 METHODS = {
     "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2, "--token-dropout", 0.2],
     "lm": ["--token-dropout", 0.2],
+    "s2s": ["--scratch.shape", "bart", "--smoothing", 0.1, "--optim.lr", 0.02],
     "img": ["--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"],
 }
 MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3]

@@ -21,6 +21,8 @@ RECIPES = {
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
     "ForMaskedLM": "lm",
+    "ForConditionalGeneration": "s2s",
+    "MTModel": "s2s",
     "ForImageClassification": "img",
     "ForObjectDetection": "det",
     "DenseDetector": "det",

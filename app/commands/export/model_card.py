@@ -19,6 +19,8 @@ _TASKS = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForMaskedLM": "fill-mask",
+    "ForConditionalGeneration": "text-generation",
+    "MTModel": "translation",
     "ForImageClassification": "image-classification",
     "ForObjectDetection": "object-detection",
     "DenseDetector": "object-detection",

@@ -1,7 +1,8 @@
-"""Predict with a finished model: a table with probabilities for texts, tokens or images, or masks.
+"""Predict with a finished model: a table with probabilities, or with texts that it writes; or masks of images.
 
     python -m app predict runs/cls new.jsonl --to predictions.parquet
     python -m app predict runs/img photos/ --to predictions.jsonl
+    python -m app predict runs/s2s new.jsonl --to written.jsonl
     python -m app predict models/sentiment reviews.csv --text title body
     python -m app predict runs/tag new.conll --each token --to tags.jsonl
     python -m app predict runs/seg micrographs/ --to masks/ --overlay
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from app.commands.predict import written
 from app.commands.predict.accuracy import Right
 from app.errors import UserError
 
@@ -32,6 +34,8 @@ TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForImageClassification": "image-classification",
     "ForTokenClassification": TAGS,
+    "ForConditionalGeneration": written.TASK,
+    "MTModel": written.TASK,
 }
 OWN = ("row", "prediction", "probability")
 OF_TAGS = {"row": ("tokens",), "token": ("place", "token")}  # further columns of a table of tags
@@ -52,7 +56,7 @@ class Options:
     """Split to predict, or a slice of one, of data that have several."""
     text: tuple[str, ...] = ()
     """Column of the text, or the two of a pair; for a tagger, of the tokens or of the text. Default: that of the run,
-    or else `text`; for a tagger `tokens`, if the data have it."""
+    or else `text`; for a tagger `tokens`, if the data have it; for a model that writes texts, `source`."""
     image: str = ""
     """Column of the image. Default: that of the run, or else `image`."""
     keep: tuple[str, ...] = ()
@@ -144,7 +148,7 @@ def _task(model: str) -> str:
                 return task
     raise UserError(
         f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens or "
-        "images, and what recipes/seg.py has trained"
+        "images, models that write a text for a text, and what recipes/seg.py has trained"
     )
 
 
@@ -157,14 +161,19 @@ def _classes(
     options: Options, task: str, model: str, rows: "Dataset", data: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the line of each row."""
-    columns = list(options.text or data.get("text") or ["text"])
+    usual = [data.get("source") or "source"] if task == written.TASK else data.get("text") or ["text"]
+    columns = list(options.text or usual)
     inputs = (
         _texts(rows, columns)
         if task.startswith("text")
         else _images(rows, options.image or data.get("image") or "image")
     )
-    for found in _predict(task, model, inputs, options.batch):
-        yield [found]
+    writes = task == written.TASK
+    found = (
+        written.texts(model, inputs, data, options.batch) if writes else _predict(task, model, inputs, options.batch)
+    )
+    for line in found:
+        yield [line]
 
 
 def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:

@@ -127,14 +127,19 @@ def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def token_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over the supervised tokens, or 0 if there are none.
 
     Args:
         logits: [blocks, size, vocabulary].
         targets: [blocks, size].
+        smoothing: the share of each target that is spread evenly over the vocabulary.
     """
     total = functional.cross_entropy(
-        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
     )
     return total / (targets != IGNORED).sum().clamp(min=1)

@@ -16,6 +16,7 @@ import numpy as np
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
+from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table
 from app.data.tables.conll_files import splits_in
@@ -213,7 +214,7 @@ def open_source(
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
         txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; boxes: the
-            data are images with boxes.
+            data are images with boxes; parallel: files of other extensions are columns of lines.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
@@ -224,14 +225,18 @@ def open_source(
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
-    files = find_files(paths, flag, txt) if is_file else []
+    parallel = parallel_files.find(paths, flag) if txt == parallel_files.KIND and not columns and not builtin else {}
+    files = find_files(paths, flag, txt) if is_file and not parallel else []
     splits = splits_in(path) if txt == "conll" and os.path.isdir(path) else {}
     if columns and not splits and not (files and reader_of(files[0], txt) in NAMELESS):
         raise UserError(
             f"--data.columns names the columns of csv, tsv and conll files, but {path} has names of its own: "
             "leave the flag out, or name the files themselves instead of their folder"
         )
-    if files:
+    if parallel:
+        files = [file for groups in parallel.values() for group in groups for file in group.values()]
+        tables = parallel_files.read(flag, path, parallel)
+    elif files:
         path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         tables = read_files(flag, path, {"train": files}, cache_of(files), columns, txt)
     elif builtin:
@@ -250,6 +255,8 @@ def open_source(
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
     if not tables:
         raise UserError(f"{flag} {path} is empty: it has no rows")
+    if txt == parallel_files.KIND:
+        tables = {split: parallel_files.spread(table) for split, table in tables.items()}
     whole = os.path.realpath(path) if os.path.isdir(path) else path
     places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -53,22 +54,22 @@ def load_labelled(config: TextData) -> tuple[Tables, Labels]:
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
 
 
-def check_padding(multiple: int, longest: int) -> None:
-    """Raise a UserError if texts of the greatest length would be padded beyond it."""
+def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:
+    """Raise a UserError if texts of the greatest length would be padded beyond it; `flag` gives that length."""
     if multiple < 1 or longest % multiple:
         raise UserError(
-            f"--data.pad-to-multiple-of {multiple}: must divide --data.max-length {longest}, or else the longest texts "
+            f"--data.pad-to-multiple-of {multiple}: must divide {flag} {longest}, or else the longest texts "
             "would be padded beyond it"
         )
 
 
-def check_room(tokenizer: "PreTrainedTokenizerBase", max_length: int, pair: bool = False) -> None:
-    """Raise a UserError if the tokens that mark a text, or a pair, are as many as it may have."""
+def check_room(
+    tokenizer: "PreTrainedTokenizerBase", max_length: int, pair: bool = False, flag: str = "--data.max-length"
+) -> None:
+    """Raise a UserError if the tokens that mark a text, or a pair, are as many as it may have; `flag` says how many."""
     marks = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= marks:
-        raise UserError(
-            f"--data.max-length {max_length} leaves no room for text, because {marks} tokens are marks: raise it"
-        )
+        raise UserError(f"{flag} {max_length} leaves no room for text, because {marks} tokens are marks: raise it")
 
 
 def describe(
@@ -117,7 +118,7 @@ def tokenize(
         if not path.exists():
             for name in columns:
                 check_texts(table, name)
-        encoded_once(table, columns, encoded, _features(has_types), path, key)
+        encoded_once(table, columns, encoded, text_features(has_types), path, key)
     return TokenTable(path, labels)
 
 
@@ -199,7 +200,8 @@ def identity(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return [kind, tokenizer.truncation_side, json.dumps(content, sort_keys=True), *versions]
 
 
-def _features(has_types: bool) -> "Features":
+def text_features(has_types: bool = False) -> "Features":
+    """Return the features of encoded texts, as TokenTable reads them."""
     from datasets import Features, List, Value
 
     types = {"token_type_ids": List(Value("int8"))} if has_types else {}
@@ -223,9 +225,13 @@ def _encode(
     data = {"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32()))}
     if has_types:
         data["token_type_ids"] = pa.array(encoded["token_type_ids"], pa.list_(pa.int8()))
-    if encoded.encodings is not None:
-        cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
-    else:  # a tokenizer written in Python does not say which texts it cut
-        cut = [len(ids) > max_length for ids in tokenizer(*inputs, truncation=False, verbose=False)["input_ids"]]
-    data["truncated"] = pa.array(cut)
+    again = partial(cast(Any, tokenizer), *inputs, truncation=False, verbose=False)
+    data["truncated"] = pa.array(which_were_cut(encoded, max_length, again))
     return pa.table(data)
+
+
+def which_were_cut(encoded: Any, max_length: int, again: Callable[[], Any]) -> list[bool]:
+    """Tell of each text that a tokenizer has encoded whether it was longer; `again` encodes them without a limit."""
+    if encoded.encodings is not None:
+        return [bool(encoding.overflowing) for encoding in encoded.encodings]
+    return [len(ids) > max_length for ids in again()["input_ids"]]  # a tokenizer written in Python does not say it

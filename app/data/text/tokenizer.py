@@ -19,6 +19,8 @@ SPECIALS = {
 }
 # The tokens before a document and after it.
 LM_SPECIALS = ["<|begin_of_text|>", "<|end_of_text|>"]
+# Those of texts to read and to write: T5's.
+PAIR_SPECIALS = {"pad_token": "<pad>", "eos_token": "</s>"}
 UNKNOWN = "<|unknown|>"
 MASK = "<|mask|>"
 # Words with the space before them, groups of up to three digits, and runs of punctuation. Underscores belong to words,
@@ -56,6 +58,28 @@ def train_tokenizer(
         model_max_length=max_length,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **SPECIALS,
+    )
+
+
+def train_pair_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> "PreTrainedTokenizerBase":
+    """Train a tokenizer for texts to read and to write: as a language model's, but each text ends with `</s>`.
+
+    The same texts in the same order give the same tokenizer.
+    """
+    from tokenizers import pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer = _train_bpe(texts, vocab_size, list(PAIR_SPECIALS.values()), words)
+    end = PAIR_SPECIALS["eos_token"]
+    marks = [(end, tokenizer.token_to_id(end))]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", f"$A {end} $B {end}", marks)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **PAIR_SPECIALS,
     )
 
 

@@ -49,7 +49,7 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
             synced_gpus=not collectives.alone(),
         )
     text = prompt + cast(str, tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
-    return _quoted(text)
+    return quoted(text)
 
 
 def filled_in(
@@ -73,8 +73,9 @@ def filled_in(
     # Also where it sees a random token or the right one.
     asked = torch.where(targets == IGNORED, before, tokenizer.mask_token_id)
     texts = {"masked": asked, "filled in": torch.where(targets == IGNORED, before, found)}
-    return "\n".join(f"  {title}:\n{_quoted(cast(str, tokenizer.decode(ids)))}" for title, ids in texts.items())
+    return "\n".join(f"  {title}:\n{quoted(cast(str, tokenizer.decode(ids)))}" for title, ids in texts.items())
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Mark each line of a text that a model has written."""
     return "\n".join(f"  | {line}" for line in text.splitlines())

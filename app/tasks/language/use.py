@@ -8,6 +8,12 @@ _MASKED = (
     "python -c 'from transformers import pipeline; "
     """fill = pipeline("fill-mask", "{model}"); print(fill("some " + fill.tokenizer.mask_token + " text"))'"""
 )
+# transformers 5 has no pipeline for models with encoder and decoder.
+WRITES = (
+    "python -c 'from transformers import AutoModelForSeq2SeqLM, AutoTokenizer; "
+    """t, m = (kind.from_pretrained("{model}") for kind in (AutoTokenizer, AutoModelForSeq2SeqLM)); """
+    """print(t.decode(m.generate(**t("some text", return_tensors="pt"))[0], skip_special_tokens=True))'"""
+)
 
 
 def command(masked: bool, chats: bool) -> str:

@@ -1,0 +1,193 @@
+"""Texts and what a model is to write for each: loading them, and tokenizing both sides once for all runs."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from app.data.cache import cache_folder, using_cache
+from app.data.config import PairData
+from app.data.rows import IGNORED
+from app.data.tables.columns import check_columns, check_texts, name_of, row_name
+from app.data.tables.sources import Tables, load_tables
+from app.data.text.labeled_text import (
+    check_padding,
+    check_room,
+    encoded_once,
+    identity,
+    read_texts,
+    text_features,
+    trained_once,
+    which_were_cut,
+)
+from app.data.text.tokenizer import train_pair_tokenizer
+from app.data.text.tokens import PadCollate, TokenTable
+from app.errors import UserError
+from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+# Part of the cache's key: raise it when the stored columns change.
+FORMAT = 1
+
+
+class PairTable:
+    """Tokenized pairs: a row is a dict of `input_ids`, the source, and `labels`, the target, both int32 [tokens]."""
+
+    def __init__(self, sources: TokenTable, targets: TokenTable, texts: "Dataset"):
+        """Join both sides.
+
+        Args:
+            texts: of the same rows, the columns `source` and `target`.
+        """
+        self.sources, self.targets, self.texts = sources, targets, texts
+        self.lengths = sources.lengths + targets.lengths
+        """Tokens of both sides, int32 [rows]."""
+        self.weights = targets.lengths.astype(np.int64)
+        """Tokens to write, [rows]."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of all rows."""
+        return f"{self.sources.fingerprint}-{self.targets.fingerprint}"
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Return the rows with these numbers, in this order."""
+        both = zip(self.sources.__getitems__(rows), self.targets.__getitems__(rows), strict=True)
+        return [{"input_ids": source["input_ids"], "labels": target["input_ids"]} for source, target in both]
+
+
+class Evenly:
+    """Some rows of a PairTable, from all parts of it."""
+
+    def __init__(self, rows: PairTable, count: int):
+        """Choose `count` rows, or all if there are not as many."""
+        self.rows = rows
+        self.numbers = np.linspace(0, len(rows), min(count, len(rows)), endpoint=False).astype(np.int64)
+        """Of the chosen rows."""
+        self.lengths = rows.lengths[self.numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitems__(self, places: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Return the rows at these places among the chosen ones."""
+        return self.rows.__getitems__([int(self.numbers[place]) for place in places])
+
+    def texts(self) -> list[dict[str, str]]:
+        """Return the `source` and the `target` of each."""
+        return [{name: str(text) for name, text in row.items()} for row in self.rows.texts.select(self.numbers)]
+
+
+class PairCollate:
+    """Pad rows of a PairTable: sources as their tokenizer does, and targets by -100 on the right."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", multiple: int = 1):
+        """Pad to multiples of `multiple` tokens."""
+        self._sources = PadCollate.of(tokenizer, multiple)
+        self._targets = PadCollate(IGNORED, multiple=multiple)
+
+    def __call__(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """Return input_ids, attention_mask and labels, int64 [rows, length]."""
+        batch = self._sources([{"input_ids": row["input_ids"]} for row in rows])
+        targets = self._targets([{"input_ids": row["labels"]} for row in rows])
+        return {**batch, "labels": targets["input_ids"]}
+
+
+def load_pairs(config: PairData) -> Tables:
+    """Load the pairs to train and to evaluate on.
+
+    Raises:
+        UserError: a column is not there, or a text is missing.
+    """
+    for flag in ("source", "target"):
+        check_padding(config.pad_to_multiple_of, getattr(config, f"max_{flag}"), f"--data.max-{flag}")
+    if config.source == config.target:
+        raise UserError(f"--data.source and --data.target are both {config.source}: name the columns of two texts")
+    tables = load_tables(config, columns=(config.source, config.target))
+    for table in (tables.train, *tables.sets.values()):
+        for flag in ("source", "target"):
+            name = getattr(config, flag)
+            check_columns(table, [name], flag)
+            check_texts(table, name, flag)
+    return tables
+
+
+def own_tokenizer(table: "Dataset", config: PairData, vocab: int) -> "PreTrainedTokenizerBase":
+    """Train a tokenizer on both sides of a table, or load the one that another process or run trained on them."""
+    columns = [config.source, config.target]
+    key = ("pairs", table._fingerprint, vocab, config.max_source, *columns)
+    return trained_once(key, lambda: train_pair_tokenizer(read_texts(table, columns), vocab, config.max_source))
+
+
+def tokenize(table: "Dataset", config: PairData, tokenizer: "PreTrainedTokenizerBase") -> PairTable:
+    """Tokenize both sides of a table; longer texts are cut, and counted.
+
+    The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
+
+    Raises:
+        UserError: a text is empty.
+    """
+    sources, targets = (_side(table, config, tokenizer, flag) for flag in ("source", "target"))
+    names = {config.source: "source", config.target: "target"}
+    texts = table.select_columns(list(names)).rename_columns({old: new for old, new in names.items() if old != new})
+    return PairTable(sources, targets, texts)
+
+
+def _side(table: "Dataset", config: PairData, tokenizer: "PreTrainedTokenizerBase", flag: str) -> TokenTable:
+    column, longest = getattr(config, flag), getattr(config, f"max_{flag}")
+    check_room(tokenizer, longest, flag=f"--data.max-{flag}")
+    before = config.prefix if flag == "source" else ""
+    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), longest, flag, column, before)
+    path = cache_folder() / f"pairs-{key}.arrow"
+
+    def encoded(texts: dict[str, list], numbers: list[int]) -> "pa.Table":
+        for text, row in zip(texts[column], numbers, strict=True):
+            if not str(text).strip():
+                raise UserError(
+                    f"--data.{flag} {column}: {row_name(table, row)} is empty; leave such rows out of the data"
+                )
+        return _encode([f"{before}{text}" for text in texts[column]], tokenizer, longest, flag == "target")
+
+    with using_cache():
+        encoded_once(table, [column], encoded, text_features(), path, key)
+    return TokenTable(path)
+
+
+def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int, written: bool) -> "pa.Table":
+    """Turn texts into a table of their ids; `written`: they are targets, which some tokenizers mark otherwise."""
+    import pyarrow as pa
+
+    call: Any = partial(cast(Any, tokenizer), **{"text_target" if written else "text": texts})
+    found = call(truncation=True, max_length=longest, return_attention_mask=False, return_token_type_ids=False)
+    cut = which_were_cut(found, longest, partial(call, truncation=False, verbose=False))
+    return pa.table({"input_ids": pa.array(found["input_ids"], pa.list_(pa.int32())), "truncated": pa.array(cut)})
+
+
+def describe(tables: Tables, train_rows: PairTable, eval_sets: dict[str, PairTable], config: PairData) -> str:
+    """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
+    others = "held out" if tables.held_out else f"to evaluate on ({name_of(tables.evaluation)})"
+    trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
+    parts = [f"{trained}{_amount(eval_sets[''])} {others}"]
+    told = [eval_sets[""], *([train_rows] if tables.has_training_rows else [])]
+    for side in ("source", "target"):
+        if cut := sum(getattr(rows, f"{side}s").truncated for rows in told):
+            longest = getattr(config, f"max_{side}")
+            parts.append(f"{cut:,} {side}s are longer than {longest} tokens (--data.max-{side}) and cut")
+    more = tables.describe_others({name: _amount(rows) for name, rows in eval_sets.items()})
+    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
+
+
+def _amount(rows: PairTable) -> str:
+    return f"{len(rows):,} pairs with {rows.weights.sum():,} tokens to write"

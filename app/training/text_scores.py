@@ -1,0 +1,38 @@
+"""Scores of written texts against true ones, by sacrebleu and rouge_score where these are installed."""
+
+from collections.abc import Sequence
+
+from app.errors import is_installed, not_installed
+
+
+def missing() -> str:
+    """Say which scores there will not be, and how to have them; empty if sacrebleu is installed."""
+    return "" if is_installed("sacrebleu") else f"no chrF and BLEU: {not_installed('sacrebleu')}"
+
+
+def text_scores(written: Sequence[str], truth: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
+    """Score texts against one true text each, all of them together.
+
+    Args:
+        tokenize: how BLEU cuts texts into words, by its name in sacrebleu.
+
+    Returns:
+        same, the share of texts that are exactly right; from 0 to 100: chrf (Popovic, 2015) and bleu (Papineni et al.,
+        2002; Post, 2018) if sacrebleu is installed, and the means of the F1 of rouge1, rouge2 and rougeL (Lin, 2004)
+        if rouge_score is.
+    """
+    found = {"same": sum(map(str.__eq__, written, truth)) / len(truth)}
+    if is_installed("sacrebleu"):
+        import sacrebleu
+
+        found["chrf"] = sacrebleu.corpus_chrf(list(written), [list(truth)]).score
+        # Forced: without a word about texts whose words are cut already.
+        found["bleu"] = sacrebleu.corpus_bleu(list(written), [list(truth)], tokenize=tokenize, force=True).score
+    if is_installed("rouge_score"):
+        from rouge_score.rouge_scorer import RougeScorer
+
+        kinds = ["rouge1", "rouge2", "rougeL"]
+        scorer = RougeScorer(kinds, use_stemmer=True)
+        each = [scorer.score(true, text) for text, true in zip(written, truth, strict=True)]
+        found |= {kind: 100 * sum(scores[kind].fmeasure for scores in each) / len(each) for kind in kinds}
+    return found

@@ -1,0 +1,121 @@
+r"""Train a model that writes a text for a text: from scratch on data that needs no download, or a pretrained one.
+
+    accelerate launch recipes/s2s.py
+    accelerate launch --config_file accelerate_configs/fsdp_cpu.yaml recipes/s2s.py --run.dir runs/fsdp
+    accelerate launch recipes/s2s.py --model google-t5/t5-small --data.prefix 'translate English to German: ' \
+        --data.path train.en train.de --data.source en --data.target de --data.max-source 128 --data.max-target 128
+"""
+
+from dataclasses import dataclass, field
+
+from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app.config import setting
+from app.data.config import PairData
+from app.tasks.from_scratch import check_shape
+from app.tasks.language import seq2seq
+from app.tasks.language.answers import Generate
+from app.tasks.language.use import WRITES
+
+
+@dataclass
+class Config:
+    """Train a model that writes a text for a text: translations, summaries, answers."""
+
+    model: str = ""
+    """Pretrained model with encoder and decoder: a Hub id or a folder. Default: train from scratch, in the shape of
+    --scratch."""
+    scratch: seq2seq.PairScratch = field(default_factory=seq2seq.PairScratch)
+    data: PairData = field(default_factory=PairData)
+    smoothing: float = setting(0.0, at_least=0)
+    """Label smoothing: the share of each target token that is spread evenly over the vocabulary. 0.1 is usual."""
+    generate: Generate = field(default_factory=Generate)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.05))
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=5, global_batch=32, micro_batch=16))
+
+    def default_lr(self) -> tuple[float, str]:
+        """Return the learning rate if --optim.lr is not given, and what it is for."""
+        return (1e-4, "fine-tuning") if self.model else (1e-3, "training from scratch")
+
+
+def load_data(config: Config):
+    """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
+    from app.data.text import pair_text
+
+    tables = pair_text.load_pairs(config.data)
+    if config.model:
+        tokenizer = seq2seq.load_pair_tokenizer(config.model, config.data)
+    else:
+        tokenizer = pair_text.own_tokenizer(tables.train, config.data, config.scratch.vocab)
+    train_rows = pair_text.tokenize(tables.train, config.data, tokenizer)
+    eval_sets = {name: pair_text.tokenize(table, config.data, tokenizer) for name, table in tables.sets.items()}
+    return train_rows, eval_sets, tokenizer, pair_text.describe(tables, train_rows, eval_sets, config.data)
+
+
+def build_model(config: Config, tokenizer):
+    """Build a transformers model with an encoder and a decoder."""
+    data, generate = config.data, config.generate
+    if config.model:
+        model = seq2seq.load_pretrained(config.model)
+    else:
+        model = seq2seq.new_model(config.scratch, tokenizer, data, generate)
+    return seq2seq.will_write(model, data, generate)
+
+
+def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
+    """Score the model on every token to write, and the texts that it writes for some rows."""
+    from app.data.text.pair_text import Evenly
+    from app.tasks.language import answers
+    from app.training.metrics import TokenAccuracy
+    from app.training.text_scores import text_scores
+
+    scores = run.scores_of(TokenAccuracy())
+    for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.weights):
+        logits, targets = seq2seq.predict(model, micro.inputs)
+        scores.update(micro.weight, logits, targets, loss=criterion(logits, targets))
+    found, asked = scores.compute(), config.generate
+    if asked.rows:
+        some = Evenly(rows, asked.rows)
+        written = answers.written(run, model, some, collate, tokenizer, asked.longest(config.data), asked.beams)
+        with run.logger.time_aside():
+            texts = some.texts()
+            quality = text_scores(written, [text["target"] for text in texts], asked.tokenize)
+            found |= {f"eval/{name}": value for name, value in quality.items()}
+            run.say(answers.beside(written, texts, asked.samples))
+    return found | {"eval/tokens": found.pop("eval/samples")}
+
+
+def main(config: Config) -> dict[str, float]:
+    """Train the model and return its last scores."""
+    from app.data.corpus.blocks import token_loss
+    from app.data.text.pair_text import PairCollate
+    from app.tasks.language.attention import never_look
+    from app.training.text_scores import missing
+
+    with Run(config) as run:
+        check_shape(config.scratch)
+        seq2seq.check_smoothing(config.smoothing)
+        with run.main_process_first():
+            train_rows, eval_sets, tokenizer, about = load_data(config)
+        run.say(about)
+        lacking = missing() if config.generate.rows else ""
+        if lacking:
+            run.warn(f"warning: {lacking}")
+        run.keep_best("eval/chrf" if config.generate.rows and not lacking else "-eval/loss")
+        collate = PairCollate(tokenizer, config.data.pad_to_multiple_of)
+        plain = build_model(config, tokenizer)
+        never_look(plain, run.accelerator)
+        model, optimizer = run.prepare(plain, config.optim)
+        criterion = run.compiled(token_loss)
+        for batch in run.batches(train_rows, collate, train_rows.lengths, weights=train_rows.weights):
+            for micro in batch.micros(model):
+                logits, targets = seq2seq.predict(model, micro.inputs)
+                run.backward(criterion(logits, targets, config.smoothing), micro)
+            run.step(optimizer)
+            if run.due(config.run.eval_every):
+                run.evaluate(evaluate, model, eval_sets, collate, criterion, tokenizer, config)
+        return run.finish(model, tokenizer, use=WRITES)
+
+
+if __name__ == "__main__":
+    main(parse(Config))
