@@ -110,7 +110,8 @@ def main(config: Config) -> dict[str, float]:
         for batch in run.batches(train_rows, collate, train_rows.lengths, weights=train_rows.weights):
             for micro in batch.micros(model):
                 logits, targets = seq2seq.predict(model, micro.inputs)
-                run.backward(criterion(logits, targets, config.smoothing), micro)
+                loss = criterion(logits, targets, config.smoothing)
+                run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, eval_sets, collate, criterion, tokenizer, config)

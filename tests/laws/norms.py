@@ -16,7 +16,7 @@ from app.distributed import running_statistics
 from app.sampling.hashing import hash_of
 
 ROWS = list(torch.randn(43, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 3 + 1)
-STEPS, STOP, EARLY = 40, 17, 3
+STEPS, STOP, EARLY = 24, 11, 3
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Config:
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
-            global_batch=20, micro_batch=3, steps=STEPS, log_every=10, eval_every=15, save_every=100, trackers=()
+            global_batch=20, micro_batch=3, steps=STEPS, log_every=5, eval_every=9, save_every=100, trackers=()
         )
     )
 

@@ -30,7 +30,7 @@ def norms(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", OTHERS)
 def test_exact_mode_gives_every_layout_the_same_bits(norms, layout):
-    """Of statistics, scores, weights and the optimizer, with seven micro-batches a step and 40 steps."""
+    """Of statistics, scores, weights and the optimizer, with seven micro-batches a step and 24 steps."""
     reference, other = norms("cpu", 1)[0], norms(*layout)[0]
     assert steps(other / "exact") == steps(reference / "exact")
     assert scores(other / "exact") == scores(reference / "exact") and len(scores(other / "exact")) == 3

@@ -8,26 +8,13 @@ import yaml
 from app.commands.evaluate.subject import Subject, data_of, eval_flags, recipe_of, settings
 from app.errors import UserError
 from app.tasks.graphs.shape import read_config
+from app.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from app.commands.evaluate.command import Options
 
-# By the end of a model class's name: the recipe for its task.
-RECIPES = {
-    "ForSequenceClassification": "cls",
-    "ForTokenClassification": "tag",
-    "ForCausalLM": "lm",
-    "LMHeadModel": "lm",
-    "ForMaskedLM": "lm",
-    "ForConditionalGeneration": "s2s",
-    "MTModel": "s2s",
-    "ForImageClassification": "img",
-    "ForObjectDetection": "det",
-    "DenseDetector": "det",
-    "ForSemanticSegmentation": "seg",
-}
 PARTS = ("config.json", "network.json", "adapter_config.json", "model.safetensors")
 MASKED = "0.15"  # share of the tokens, as usual
 LONGEST = 512  # tokens of a text, for a model that does not say how many it takes
@@ -113,18 +100,18 @@ def _kind(name: str, config: dict[str, Any]) -> str:
             f"{name} holds adapters and no whole model: evaluate the run that has trained them, by naming its folder"
         )
     classes = _config(name).architectures or []
-    kinds = [recipe for end, recipe in RECIPES.items() for each in classes if each.endswith(end)]
-    if not kinds:
+    kind = kind_of(classes)
+    if kind is None:
         raise UserError(
             f"{name} is a {', '.join(classes) or 'model without a task'}: evaluate takes classifiers of texts and "
-            "images, detectors, language models, and what recipes/seg.py has trained"
+            "images, taggers, detectors, models that write texts, and what recipes/seg.py has trained"
         )
-    if kinds[0] == "seg":
+    if kind.recipe == "seg":
         raise UserError(
             f"{name} was not trained by recipes/seg.py, whose images have mean 0 and deviation 1 each; its scores "
             f"would say little. Train it further: accelerate launch recipes/seg.py --model {name} --data.path ..."
         )
-    return kinds[0]
+    return kind.recipe
 
 
 def _config(name: str) -> "PreTrainedConfig":
@@ -167,7 +154,9 @@ def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) ->
     if kind == "lm":
         masked = any(each.endswith("ForMaskedLM") for each in _config(name).architectures)
         return ["--mask.rate", MASKED] if masked and not config and "--mask.rate" not in asked else []
-    return _of_graph(name, asked) if kind == "graph" else _of_segmenter(name, config, asked)
+    if kind == "graph":
+        return _of_graph(name, asked)
+    return _of_segmenter(name, config, asked) if kind == "seg" else []
 
 
 def _of_graph(name: str, asked: set[str]) -> list[str]:

@@ -8,24 +8,10 @@ import yaml
 
 from app.config import as_flag, flatten
 from app.rundir.history import History
+from app.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
-
-# By the end of a model class's name: its task on the Hub.
-_TASKS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForConditionalGeneration": "text-generation",
-    "MTModel": "translation",
-    "ForImageClassification": "image-classification",
-    "ForObjectDetection": "object-detection",
-    "DenseDetector": "object-detection",
-    "ForSemanticSegmentation": "image-segmentation",
-}
 
 
 def write(
@@ -67,7 +53,8 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
     """Describe the model to the Hub, which shows the scores of a model whose task it knows."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    task = next((task for suffix, task in _TASKS.items() if kind.endswith(suffix)), None)
+    known = kind_of([kind])
+    task = known.task if known else None
     # A user's own recipe may mean anything by these names.
     base, data = run.config.get("model"), run.config.get("data")
     paths = data.get("path") if isinstance(data, dict) else None

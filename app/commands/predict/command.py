@@ -22,21 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from app.commands.predict import written
 from app.commands.predict.accuracy import Right
 from app.errors import UserError
+from app.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MASKS, TAGS = "segmentation", "token-classification"
-TASKS = {
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-    "ForTokenClassification": TAGS,
-    "ForConditionalGeneration": written.TASK,
-    "MTModel": written.TASK,
-}
+MASKS, TAGS, TEXTS = "segmentation", "token-classification", "text-to-text"
+TAKEN = ("cls", "img", "tag", "s2s")  # recipes whose models it takes, besides seg
 OWN = ("row", "prediction", "probability")
 OF_TAGS = {"row": ("tokens",), "token": ("place", "token")}  # further columns of a table of tags
 LIKELY = 0.5  # from this probability on, a label of several is predicted
@@ -142,10 +136,9 @@ def _task(model: str) -> str:
         kinds = AutoConfig.from_pretrained(model).architectures or []
     except (OSError, ValueError) as error:
         raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
-    for kind in kinds:
-        for end, task in TASKS.items():
-            if kind.endswith(end):
-                return task
+    known = kind_of(kinds)
+    if known and known.recipe in TAKEN:
+        return TEXTS if known.recipe == "s2s" else known.task
     raise UserError(
         f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens or "
         "images, models that write a text for a text, and what recipes/seg.py has trained"
@@ -161,14 +154,16 @@ def _classes(
     options: Options, task: str, model: str, rows: "Dataset", data: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the line of each row."""
-    usual = [data.get("source") or "source"] if task == written.TASK else data.get("text") or ["text"]
+    from app.commands.predict import written
+
+    usual = [data.get("source") or "source"] if task == TEXTS else data.get("text") or ["text"]
     columns = list(options.text or usual)
     inputs = (
         _texts(rows, columns)
         if task.startswith("text")
         else _images(rows, options.image or data.get("image") or "image")
     )
-    writes = task == written.TASK
+    writes = task == TEXTS
     found = (
         written.texts(model, inputs, data, options.batch) if writes else _predict(task, model, inputs, options.batch)
     )

@@ -4,8 +4,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-TASK = "text-to-text"
-
 
 def texts(model: str, inputs: Iterator[dict[str, str]], data: dict[str, Any], batch: int) -> Iterator[dict[str, str]]:
     """Yield the text that a model writes for each text, by the settings of its generation_config.json.
