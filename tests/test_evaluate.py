@@ -179,7 +179,7 @@ def test_no_model_is_evaluated_with_new_weights_or_other_classes(run, rows, tmp_
 @pytest.mark.parametrize(
     ("config", "words", "said"),
     [
-        ('{"model_type": "bert", "architectures": ["BertForNextSentencePrediction"]}', ["x"], "rediction: evaluate takes"),
+        ('{"model_type": "bert", "architectures": ["BertForNextSentencePrediction"]}', ["x"], "evaluate takes"),
         ('{"model_type": "bert", "architectures": ["BertForSequenceClassification"]}', [], "give the data to evaluate"),
         ('{"model_type": "beit", "architectures": ["BeitForSemanticSegmentation"]}', ["x"], "recipes/seg.py --model"),
         ("{}", ["x", "--best"], "--best chooses a checkpoint of a run"),
