@@ -21,8 +21,7 @@ class PairScratch(Scratch):
     """The shape of a model that is trained from scratch."""
 
     shape: Literal["bart", "t5"] = "bart"
-    """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers; its
-    embeddings begin large, so that it learns more slowly with AdamW."""
+    """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers."""
     layers: int = 2
     """Number of transformer layers of the encoder, and of the decoder."""
     width: int = 128
@@ -62,6 +61,8 @@ def new_model(
             d_model=size.width,
             max_position_embeddings=max(data.max_source, data.max_target, generate.max_new_tokens),
             dropout=size.dropout,
+            # The usual 0.02 is for wide models: in narrow ones, attention begins as a mean over all places.
+            init_std=size.width**-0.5,
             bos_token_id=end,
             decoder_start_token_id=end,
             forced_eos_token_id=None,
