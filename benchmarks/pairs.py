@@ -13,7 +13,7 @@ else the machine does.
 from benchmarks.seeds import Watch, compare, recipe_run, timed, trainer_settings
 from recipes import s2s
 
-FLAGS = "--scratch.width 64 --run.epochs 1 --run.global-batch 32 --run.micro-batch 32"
+FLAGS = "--run.epochs 1 --run.global-batch 32 --run.micro-batch 32"
 KEPT = ("eval/chrf", "eval/same", "by_clock", "by_processor")
 
 

@@ -33,7 +33,9 @@ def split(text: str) -> list[dict[str, str]]:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (SyntaxError, tokenize.TokenError):
         return []
-    rows, line, whole = [], [], True
+    rows = []
+    line: list[tokenize.TokenInfo] = []
+    whole = True
     for token in tokens:
         if token.type == tokenize.NEWLINE:
             words = [part.string for part in line if part.type != tokenize.OP]
