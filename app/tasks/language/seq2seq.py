@@ -61,8 +61,6 @@ def new_model(
             d_model=size.width,
             max_position_embeddings=max(data.max_source, data.max_target, generate.max_new_tokens),
             dropout=size.dropout,
-            # The usual 0.02 is for wide models: in narrow ones, attention begins as a mean over all places.
-            init_std=size.width**-0.5,
             bos_token_id=end,
             decoder_start_token_id=end,
             forced_eos_token_id=None,
