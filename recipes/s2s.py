@@ -29,13 +29,13 @@ class Config:
     smoothing: float = setting(0.0, at_least=0)
     """Label smoothing: the share of each target token that is spread evenly over the vocabulary. 0.1 is usual."""
     generate: Generate = field(default_factory=Generate)
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.05))
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     ema: EMAConfig = field(default_factory=EMAConfig)
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=5, global_batch=32, micro_batch=16))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, global_batch=32, micro_batch=32))
 
     def default_lr(self) -> tuple[float, str]:
         """Return the learning rate if --optim.lr is not given, and what it is for."""
-        return (1e-4, "fine-tuning") if self.model else (1e-3, "training from scratch")
+        return (1e-4, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
 def load_data(config: Config):

@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from app.__main__ import main as command
 from app.data.config import PairData
 from app.data.corpus.blocks import token_loss
-from app.data.tables.builtin_parameters import split
+from app.data.tables.builtin_signs import split
 from app.data.text import pair_text
 from app.launching.flags import parse
 from app.tasks.language import answers, seq2seq
@@ -203,13 +203,16 @@ def test_scores_are_sacrebleus_and_are_left_out_without_it(monkeypatch):
     assert "pip install sacrebleu" in text_scores.missing()
 
 
-def test_parameters_are_split_from_the_rest_of_a_function():
-    row = split(
-        'def open(path, /, mode="r", *rest: int, flag=None, **more):\n    """Open."""\n    # now\n    return path\n'
-    )
-    assert row == {"source": "def open:\nreturn path", "target": "path, mode, *rest, flag, **more"}
-    assert split("def f():\n    return 1")["target"] == "()"
-    assert split("def nothing():\n    '''Only words.'''\n\n") is None and split("def f(:") is None
+def test_lines_are_split_into_words_and_signs():
+    found = split("def of(self, *args):  # so\n    at = self.path(\n        args[0], 1.5\n    )\n\n    return at\n")
+    assert found == [
+        {"source": "def of self args", "target": "def of ( self , * args ) :"},
+        {"source": "at self path args 0 1.5", "target": "at = self . path ( args [ 0 ] , 1.5 )"},
+    ]
+    for line in ("g(a, b, 'c')", "g(b)", "yield from a", f"g(a{', b' * 11})"):  # a string, short, no signs, long
+        assert len(split(f"def f(a):\n    {line}\n")) == 1
+    assert len(split(f"def f(a):\n    g(a{', b' * 10})\n")) == 2
+    assert split("def f(\n") == []
 
 
 def test_a_run_its_scores_and_what_its_model_writes(rows, tmp_path, capsys):

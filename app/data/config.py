@@ -127,7 +127,7 @@ class PairData(EvalSets, TableData):
 
     txt = "parallel"
 
-    path: tuple[str, ...] = ("builtin:parameters",)
+    path: tuple[str, ...] = ("builtin:signs",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, csv, tsv, json,
     jsonl or parquet files, or parallel files: train.de and train.en, whose lines belong together and whose extensions
     name the columns. Of these, one file is enough, or the name without extension, or a folder with train, val and

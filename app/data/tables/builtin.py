@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.boxes import scenes as box_scenes
 from app.data.cache import using_cache
-from app.data.tables import builtin_names, builtin_parameters, builtin_slips
+from app.data.tables import builtin_names, builtin_signs, builtin_slips
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Parts of the cache's key: raise them when the rows change.
-VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "slips": 1, "parameters": 1}
+VERSIONS = {"stdlib": 1, "stdlib-files": 1, "names": 1, "slips": 1, "signs": 1}
 DIGITS_VERSION = 1
 
 
@@ -46,9 +46,9 @@ def slips() -> "Dataset":
     return _from_stdlib("slips", builtin_slips.slip_rows, columns)
 
 
-def parameters() -> "Dataset":
-    """Load functions of Python's standard library: `source` is name and body, `target` the parameters."""
-    return _from_stdlib("parameters", builtin_parameters.parameter_rows, {"source": "string", "target": "string"})
+def signs() -> "Dataset":
+    """Load lines of Python's standard library: `source` has their names and numbers, `target` the signs too."""
+    return _from_stdlib("signs", builtin_signs.sign_rows, {"source": "string", "target": "string"})
 
 
 def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, Any]]], columns: dict[str, Any]) -> "Dataset":
@@ -120,7 +120,7 @@ BUILTINS: "dict[str, Callable[[], Dataset | dict[str, Dataset]]]" = {
     "stdlib-files": stdlib_sources,
     "names": names,
     "slips": slips,
-    "parameters": parameters,
+    "signs": signs,
     "digits": digits,
     "scenes": scenes,
 }

@@ -21,13 +21,12 @@ class PairScratch(Scratch):
     """The shape of a model that is trained from scratch."""
 
     shape: Literal["bart", "t5"] = "bart"
-    """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers; its
-    embeddings begin large, so that it learns more slowly with AdamW."""
+    """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers."""
     layers: int = 2
     """Number of transformer layers of the encoder, and of the decoder."""
-    width: int = 128
+    width: int = 64
     heads: int = 4
-    vocab: int = 4096
+    vocab: int = 1024
     """Tokens in the vocabulary of the tokenizer, which is trained on both texts of the training pairs."""
 
 
