@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from app.distributed import fsdp
+from app.errors import UserError
 
 
 class LayerInputs(torch.autograd.Function):
@@ -32,12 +33,23 @@ class LayerInputs(torch.autograd.Function):
 def add_within_layers(model: nn.Module) -> None:
     """Have gradients of a model's inputs, and of its layers' inputs, added as they are under FSDP2.
 
-    The layers are those that FSDP2 shards where the profile names none. A profile may also shard larger parts.
+    The layers are those that FSDP2 shards where the profile names none. A profile may also shard larger parts. Tensors
+    in lists, tuples and dicts count, and those in plain dataclasses do not.
     """
     layers = fsdp.layer_classes(model, set())
     for module in model.modules():
         if module is model or type(module).__name__ in layers:
             module.register_forward_pre_hook(_passed_on, with_kwargs=True)
+
+
+def explained(error: BaseException | None) -> UserError | None:
+    """Return advice for a layer that overwrites its input, which has no gradient then; None for other errors."""
+    if not isinstance(error, RuntimeError) or f"{LayerInputs.__name__} is a view and is being mod" not in str(error):
+        return None
+    return UserError(
+        "--run.exact: a layer of the model changes its own input in place, which FSDP2 refuses too: use "
+        "operations that return a new tensor (relu for relu_, inplace=False)"
+    )
 
 
 def _passed_on(_: nn.Module, args: Any, kwargs: Any) -> Any:
