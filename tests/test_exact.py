@@ -62,9 +62,8 @@ def test_a_layer_that_overwrites_its_input_is_refused(tmp_path):
         def forward(self, x):
             return super().forward(x.relu_())
 
-    layers = nn.ModuleList(Layer(4, 4) for _ in range(2))
-    model = nn.Sequential(nn.Linear(4, 4), *layers)
-    model.layers = layers
+    model = nn.Sequential(nn.Linear(4, 4), Layer(4, 4))
+    model._no_split_modules = ["Layer"]
     with pytest.raises(UserError, match=r"--run\.exact: a layer of the model changes its own input in place.*relu for"):
         train(tmp_path / "run", model)
 
