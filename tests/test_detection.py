@@ -149,6 +149,15 @@ def test_a_loss_does_not_depend_on_how_the_batch_is_cut(network):
     assert torch.allclose(whole, added, rtol=1e-5) and whole > 0
 
 
+def test_a_new_detr_begins_with_gradients_of_ordinary_size():
+    """Zeros at the start of a decoder made them 200,000, so that clipping left nothing of most."""
+    torch.manual_seed(0)
+    model = new_detector(DetectorScratch(network="detr", width=8, queries=9), NAMES, 3)
+    model(pixel_values=torch.rand(2, 3, 64, 64), labels=some_labels([2, 3])).loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert torch.nn.utils.get_total_norm(gradients) < 100
+
+
 def small_detr(kind, **more):
     backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
     size = {

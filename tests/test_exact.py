@@ -55,6 +55,19 @@ def test_synchronised_batchnorm_is_refused(tmp_path):
         train(tmp_path / "run", nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)))
 
 
+def test_a_layer_that_overwrites_its_input_is_refused(tmp_path):
+    """FSDP2 cannot train it, and exact mode does before each layer what FSDP2 does."""
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.relu_())
+
+    model = nn.Sequential(nn.Linear(4, 4), Layer(4, 4))
+    model._no_split_modules = ["Layer"]
+    with pytest.raises(UserError, match=r"--run\.exact: a layer of the model changes its own input in place.*relu for"):
+        train(tmp_path / "run", model)
+
+
 @pytest.mark.parametrize(("width", "fused"), [(16, True), (15, False)])
 def test_fused_kernels_of_cpu_work_on_full_vectors_alone(tmp_path, width, fused):
     """They round the last elements of a tensor, and so of a shard, in another way."""

@@ -38,6 +38,7 @@ PRIVATE = {
     "training/averages.py": {"_foreach_copy_", "_foreach_sub", "_foreach_mul_", "_foreach_add_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
+    "training/layer_inputs.py": {"_pytree"},
     "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
     "training/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
     "checkpoints/state_dict.py": {"_buffers"},

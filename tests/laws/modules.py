@@ -20,7 +20,9 @@ WIDTH, LARGE = 16, 20.0
 class Config:
     """Eight micro-batches of two or three rows a step, so that three ranks have one idle turn."""
 
-    case: Literal["attention", "loops", "norm", "unused", "branches", "frozen", "skipped", "scaled"] = "attention"
+    case: Literal["attention", "loops", "norm", "unused", "branches", "frozen", "skipped", "scaled", "shared"] = (
+        "attention"
+    )
     find_unused: bool = False
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.1))
     run: RunConfig = field(
@@ -79,6 +81,32 @@ class Branches(nn.Module):
         return self.out(self.parts[int(x[0, 0, 0] > 0)](x.mean(1)).tanh())
 
 
+class Uses(nn.Module):
+    """A layer that uses an input twice, as positions and an encoder's output are in each layer of a decoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x, shared):
+        return (self.one(x) * self.two(shared)).tanh() + self.three(shared)
+
+
+class Shared(nn.Module):
+    """Layers with an input in common, whose gradients have to be added in one order."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Linear(6, WIDTH), nn.ModuleList(Uses() for _ in range(3))
+        self.out = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = shared = self.embed(x.mean(1))
+        for layer in self.layers:
+            x = layer(x, shared=shared)
+        return self.out(x)
+
+
 class OverflowInOneRow(torch.autograd.Function):
     """Pass a weight on; where a sample is large, the gradient of one of its rows is infinite."""
 
@@ -107,7 +135,7 @@ class Overflowing(nn.Module):
         return self.out(linear(x.mean(1), weight, self.embed.bias).tanh())
 
 
-MODELS = {"norm": Norm, "unused": Unused, "branches": Branches, "scaled": Overflowing}
+MODELS = {"norm": Norm, "unused": Unused, "branches": Branches, "scaled": Overflowing, "shared": Shared}
 SPOILT = {"skipped": torch.inf, "scaled": LARGE}
 
 

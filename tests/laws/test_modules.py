@@ -23,6 +23,7 @@ CASES = {
     "loops": (["--case", "loops", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
     "loops-ordinary": (["--case", "loops", *SHORT], ["ddp3", "fsdp3"]),
     "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
+    "shared": (["--case", "shared", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
     # Four micro-batches: three ranks have six turns, two of them idle.
     "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
     "unused": (["--case", "unused", "--find-unused", "true", *SHORT], ["ddp2", "ddp3"]),
@@ -60,13 +61,15 @@ def modules(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("layout", "case"), pairs("attention", "loops", "frozen", "unused-exact", "branches-exact", "skipped", "scaled")
+    ("layout", "case"),
+    pairs("attention", "loops", "frozen", "unused-exact", "branches-exact", "skipped", "scaled", "shared"),
 )
 def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
     """Losses, gradient norms, scores and weights.
 
     Also with two loops over one batch, with parts that some or no micro-batches use, and with steps that are skipped:
-    as --run.nonfinite says, and by a loss scaler, of a gradient that overflows on one rank alone.
+    as --run.nonfinite says, and by a loss scaler, of a gradient that overflows on one rank alone;
+    and with an input that several layers use several times each.
     """
     reference, other = modules("one") / case, modules(layout) / case
     assert len(steps(reference)) == (40 if case == "attention" else 12) and len(scores(reference)) > 1

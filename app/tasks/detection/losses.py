@@ -8,6 +8,7 @@ take softmax's class loss as a mean over all queries together.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, l1_loss, logsigmoid
@@ -156,47 +157,66 @@ class SetLoss:
 
     def _layer(self, logits: Tensor, boxes: Tensor, labels: Labels, config: Any) -> Tensor:
         """Return the sum over images of one layer's loss."""
-        losses = []
-        for own, corners, label in zip(logits, boxes, labels, strict=True):
-            query, target = self._match(own, corners, label, config)
-            found, wanted = corners[query], label["boxes"][target]
-            apart = l1_loss(found, wanted, reduction="sum")
-            overlap = 1 - generalised_iou(corners_from(found), corners_from(wanted))
-            losses.append(
-                self._class_loss(own, query, label["class_labels"][target], label["weight"], config)
-                + config.bbox_loss_coefficient * apart
-                + config.giou_loss_coefficient * overlap.sum()
-            )
-        return torch.stack(losses).sum()
+        real, classes, there = padded(labels, logits.shape[-1])
+        image, query, target = self._match(logits, boxes, real, classes.where(there, 0), there, config)
+        found, wanted = boxes[image, query], real[image, target]
+        apart = l1_loss(found, wanted, reduction="sum")
+        overlap = 1 - generalised_iou(corners_from(found), corners_from(wanted))
+        return (
+            self._class_loss(logits, (image, query), classes[image, target], labels, config)
+            + config.bbox_loss_coefficient * apart
+            + config.giou_loss_coefficient * overlap.sum()
+        )
 
-    def _class_loss(self, logits: Tensor, query: Tensor, classes: Tensor, weight: Tensor, config: Any) -> Tensor:
+    def _class_loss(
+        self, logits: Tensor, place: tuple[Tensor, Tensor], classes: Tensor, labels: Labels, config: Any
+    ) -> Tensor:
+        """Return the sum over images.
+
+        Args:
+            place: image and query of each matched box; `classes` has the boxes' classes.
+        """
         if self.focal:
             truth = torch.zeros_like(logits)
-            truth[query, classes] = 1
+            truth[(*place, classes)] = 1
             signed = torch.where(truth == 1, logits, -logits)
             balance = torch.where(truth == 1, config.focal_alpha, 1 - config.focal_alpha)
             return -(balance * (1 - signed.sigmoid()) ** GAMMA * logsigmoid(signed)).sum()
-        nothing = logits.shape[1] - 1
-        truth = torch.full_like(logits[:, 0], nothing, dtype=torch.int64)
-        truth[query] = classes
-        counts = torch.ones_like(logits[0])
+        nothing = logits.shape[-1] - 1
+        truth = torch.full_like(logits[..., 0], nothing, dtype=torch.int64)
+        truth[place] = classes
+        counts = torch.ones_like(logits[0, 0])
         counts[nothing] = config.eos_coefficient
-        return weight * cross_entropy(logits, truth, counts)
+        terms = cross_entropy(logits.transpose(1, 2), truth, counts, reduction="none")
+        weights = torch.stack([label["weight"] for label in labels])
+        return (weights * terms.sum(1) / counts[truth].sum(1)).sum()
 
     @torch.no_grad()
-    def _match(self, logits: Tensor, boxes: Tensor, label: dict[str, Tensor], config: Any) -> tuple[Tensor, Tensor]:
-        """Return the queries and the boxes that belong together, at the least cost. It waits for the device."""
+    def _match(
+        self, logits: Tensor, boxes: Tensor, real: Tensor, classes: Tensor, there: Tensor, config: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Match the boxes of each image with queries, at the least cost. It waits for the device, once.
+
+        Args:
+            real, classes, there: as `padded` returns them, but any class where there is no box.
+
+        Returns:
+            Of each pair: the image, the query and the box.
+        """
         from scipy.optimize import linear_sum_assignment
 
-        classes = label["class_labels"]
         if self.focal:
             chance = logits.sigmoid()
             missed = (1 - ALPHA) * chance**GAMMA * -(1 - chance + 1e-8).log()
-            kind = (ALPHA * (1 - chance) ** GAMMA * -(chance + 1e-8).log() - missed)[:, classes]
+            kind = ALPHA * (1 - chance) ** GAMMA * -(chance + 1e-8).log() - missed
         else:
-            kind = -logits.softmax(-1)[:, classes]
-        apart = torch.cdist(boxes, label["boxes"], p=1)
-        overlap = generalised_iou(corners_from(boxes)[:, None], corners_from(label["boxes"])[None])
+            kind = -logits.softmax(-1)
+        kind = kind.gather(2, classes[:, None].expand(-1, logits.shape[1], -1))
+        apart = torch.cdist(boxes, real, p=1)
+        overlap = generalised_iou(corners_from(boxes)[:, :, None], corners_from(real)[:, None])
         cost = config.class_cost * kind + config.bbox_cost * apart - config.giou_cost * overlap
-        rows, columns = linear_sum_assignment(cost.nan_to_num(1e9).cpu().numpy())
-        return tuple(torch.as_tensor(each, device=logits.device) for each in (rows, columns))  # type: ignore[return-value]  # two of them
+        counts, costs = there.sum(1).tolist(), cost.nan_to_num(1e9).cpu().numpy()
+        pairs = [linear_sum_assignment(own[:, :count]) for own, count in zip(costs, counts, strict=True)]
+        images = np.repeat(np.arange(len(pairs)), [len(queries) for queries, _ in pairs])
+        columns = (images, *(np.concatenate(each) for each in zip(*pairs, strict=True)))
+        return tuple(torch.as_tensor(each, device=logits.device) for each in columns)  # type: ignore[return-value]  # three of them

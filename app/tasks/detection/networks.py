@@ -1,5 +1,6 @@
 """Detectors: new ones, pretrained ones of transformers, and what they say as boxes in pixels."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,13 +65,18 @@ def load_detector(name: str, labels: Sequence[str]) -> "PreTrainedModel":
 
 def new_detector(shape: DetectorScratch, labels: Sequence[str], channels: int) -> "PreTrainedModel":
     """Build a detector of this shape with random weights."""
+    import torch
     from transformers import ConditionalDetrForObjectDetection
 
-    from app.tasks.detection.dense import DenseDetector, DenseDetectorConfig
+    from app.tasks.detection.dense import RARE, DenseDetector, DenseDetectorConfig
 
     head = head_of(labels)
     if shape.network == "detr":
         model = ConditionalDetrForObjectDetection(_detr_config(shape, channels, **head))
+        # A decoder begins with zeros for all queries, and the norm after its first attention would multiply gradients
+        # by 300, so that clipping leaves nothing of the others.
+        torch.nn.init.normal_(model.model.decoder.layers[0].self_attn.o_proj.bias)
+        torch.nn.init.constant_(model.class_labels_classifier.bias, math.log(RARE / (1 - RARE)))
         return with_loss(model, "--scratch.network detr")
     config = DenseDetectorConfig(
         channels=channels, width=shape.width, layers=shape.layers, head=4 * shape.width, **head
