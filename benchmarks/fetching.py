@@ -57,21 +57,25 @@ def write(folder: Path, count: int, width: int, edges: int) -> None:
 
 def loops(folder: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]]:
     """Return for each contestant an endless source of micro-batches' inputs."""
-    config = GraphData(path=str(folder), fanout=tuple(options.fanout))
-    train = nodes.load(config).train
-    plan = BatchPlan(len(train), 10**9, options.batch, options.batch)
-    fetch = stages(train.graph, config.fanout)
-
-    def source(collate: Any, ahead: Any) -> Iterator[Any]:
-        steps = load(plan, range(10**6), train, collate, 0, 1, CPU, 0, nodes.InEpoch(), ahead)
-        return (turn.inputs for step in steps for turn in step.turns)
-
-    inline = Composed(nodes.collate, fetch)
-    made = list(itertools.islice(source(inline, ()), options.steps))
-    found = {"there": itertools.cycle(made), "ahead": source(nodes.collate, fetch), "inline": source(inline, ())}
+    train = nodes.load(GraphData(path=str(folder), fanout=tuple(options.fanout))).train
+    made = list(itertools.islice(inline(train, options), options.steps))
+    ahead = source(train, options, nodes.collate, stages(train.graph, options.fanout))
+    found = {"there": itertools.cycle(made), "ahead": ahead, "inline": inline(train, options)}
     if (peer := pyg(train, options)) is not None:
         found["pyg"] = peer
     return found
+
+
+def source(train: nodes.Nodes, options: argparse.Namespace, collate: Any, ahead: Any) -> Iterator[Any]:
+    """Return an endless source of micro-batches' inputs, with the stages `ahead` in threads."""
+    plan = BatchPlan(len(train), 10**9, options.batch, options.batch)
+    steps = load(plan, range(10**6), train, collate, 0, 1, CPU, 0, nodes.InEpoch(), ahead)
+    return (turn.inputs for step in steps for turn in step.turns)
+
+
+def inline(train: nodes.Nodes, options: argparse.Namespace) -> Iterator[Any]:
+    """Return a source whose stages work where the next inputs are asked for."""
+    return source(train, options, Composed(nodes.collate, stages(train.graph, options.fanout)), ())
 
 
 def pyg(train: nodes.Nodes, options: argparse.Namespace) -> Iterator[Any] | None:
