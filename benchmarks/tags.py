@@ -1,78 +1,35 @@
 """Compare recipes/tag.py with transformers' way to train a tagger: entity F1 over several seeds, and speed.
 
-    python -m benchmarks.tags [--seeds 0 1 2] [--out FILE.json] [-- FLAGS of recipes/tag.py]
+    python -m benchmarks.tags [--seeds 0 1 2] [--only trainer] [--out FILE.json] [-- FLAGS of tag.py]
 
 Both train the same model from scratch, with the same tokenizer, rows, batch, number of steps, learning rates and
 clipping, in fp32. The other one is what transformers' example run_ner does, written anew: a Dataset that is tokenized
 with `map`, DataCollatorForTokenClassification, Trainer in its own order, and seqeval. Each training is a process of its
-own; they alternate, and who is first changes with the seed. Speed is samples a second of the steps alone, by the clock
-and by processor time, of which the second one does not count what else the machine does.
+own; they alternate, and who is first changes with the seed. Speed is samples a second of the steps alone.
 """
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
+from benchmarks.side_by_side import Watch, command_line, samples_of, trainer_callback, watching
 
-from benchmarks.results import machine
-
-BOTH = ("samestep", "trainer")
 FLAGS = "--run.epochs 2 --run.global-batch 32 --run.micro-batch 32 --run.threads 1 --run.trackers"
 QUIET = "--run.eval-every 1000000 --run.save-every 1000000 --run.quiet true"
 
 
-class Watch:
-    """The time from the first step to the end of the last one."""
-
-    def __init__(self):
-        self.first = self.last = (0.0, 0.0)
-
-    def begin(self) -> None:
-        self.first = time.perf_counter(), time.process_time()
-
-    def note(self) -> None:
-        self.last = time.perf_counter(), time.process_time()
-
-    def speeds(self, samples: float) -> dict[str, float]:
-        """Return samples a second, by the clock and by processor time."""
-        wall, cpu = (last - first for first, last in zip(self.first, self.last, strict=True))
-        return {"by_clock": samples / wall, "by_processor": samples / cpu}
-
-
 def samestep(config, folder: str) -> dict[str, float]:
     """Train with the recipe."""
-    from app import Run
     from recipes import tag
 
-    watch, batches, step = Watch(), Run.batches, Run.step
-
-    def watched(run, *arguments, **named):
-        for number, batch in enumerate(batches(run, *arguments, **named)):
-            if not number:
-                watch.begin()
-            yield batch
-
-    def noted(run, optimizer):
-        step(run, optimizer)
-        watch.note()
-
-    Run.batches, Run.step = watched, noted
+    watch = Watch()
     config.run.dir = folder
-    found = tag.main(config)
-    lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    samples = max(line.get("samples", 0) for line in lines)
-    return {"f1": found["eval/f1"], "accuracy": found["eval/accuracy"], **watch.speeds(samples)}
+    with watching(watch):
+        found = tag.main(config)
+    return {"f1": found["eval/f1"], "accuracy": found["eval/accuracy"], **watch.speeds(samples_of(folder))}
 
 
 def trainer(config, folder: str) -> dict[str, float]:
     """Train as run_ner does."""
     import seqeval.metrics
     from datasets import Dataset
-    from transformers import DataCollatorForTokenClassification, Trainer, TrainerCallback, TrainingArguments
+    from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments
 
     from app.config import chosen
     from app.data.text import tagged_text
@@ -106,16 +63,6 @@ def trainer(config, folder: str) -> dict[str, float]:
         own = {"f1": seqeval.metrics.f1_score(truths, guesses)}
         return own | {"accuracy": seqeval.metrics.accuracy_score(truths, guesses)}
 
-    class Timed(TrainerCallback):
-        """Notes the beginning of the first step and the end of each."""
-
-        def on_step_begin(self, args, state, control, **_):
-            if not state.global_step:
-                watch.begin()
-
-        def on_step_end(self, *_, **__):
-            watch.note()
-
     watch, train = Watch(), encoded(tables.train)
     steps = -(-int(len(train) * config.run.epochs) // config.run.global_batch)
     seed_all(config.run.seed)
@@ -130,7 +77,7 @@ def trainer(config, folder: str) -> dict[str, float]:
     )  # fmt: skip
     how = Trainer(
         model=tag.build_model(config, tags, tokenizer), args=settings, train_dataset=train,
-        eval_dataset=encoded(tables.evaluation), processing_class=tokenizer, callbacks=[Timed()],
+        eval_dataset=encoded(tables.evaluation), processing_class=tokenizer, callbacks=[trainer_callback(watch)],
         data_collator=DataCollatorForTokenClassification(tokenizer), compute_metrics=scores,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )  # fmt: skip
@@ -140,49 +87,5 @@ def trainer(config, folder: str) -> dict[str, float]:
     return {"f1": found["eval_f1"], "accuracy": found["eval_accuracy"], **watch.speeds(samples)}
 
 
-def one(name: str, flags: list[str]) -> None:
-    """Train once, in this process, and print what was found as the last line."""
-    import torch
-
-    from app import parse
-    from recipes import tag
-
-    config = parse(tag.Config, flags)
-    torch.set_num_threads(config.run.threads or 1)
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({"samestep": samestep, "trainer": trainer}[name](config, f"{folder}/run")))
-
-
-def main() -> None:
-    """Alternate, and print mean and deviation over the seeds."""
-    words = sys.argv[1:]
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", choices=BOTH, help=argparse.SUPPRESS)
-    options, more = parser.parse_args(words[:cut]), words[cut + 1 :]
-    flags = [*FLAGS.split(), *QUIET.split(), *more]
-    if options.one:
-        return one(options.one, flags)
-    found: dict[str, list[dict]] = {name: [] for name in BOTH}
-    for seed in options.seeds:
-        for name in BOTH[:: -1 if seed % 2 else 1]:
-            command = [sys.executable, "-m", "benchmarks.tags", "--one", name, "--", *flags, "--run.seed", str(seed)]
-            result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found[name].append(json.loads(result.stdout.splitlines()[-1]))
-            print(seed, name, found[name][-1], flush=True)
-    for name, runs in found.items():
-        said = []
-        for score in runs[0]:
-            values = [run[score] for run in runs]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            said.append(f"{score} {statistics.mean(values):.4g} +- {spread:.2g}")
-        print(f"{name:10} {', '.join(said)}")
-    if options.out:
-        about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "flags": flags, "found": found}
-        options.out.write_text(json.dumps(about, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, {"samestep": samestep, "trainer": trainer}, f"{FLAGS} {QUIET}", "tag")
