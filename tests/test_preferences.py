@@ -140,6 +140,18 @@ def test_conversations_need_a_template(tmp_path):
             use()
 
 
+def test_a_template_decides_where_answers_begin(tmp_path):
+    """Also one that another template's tokens of the same rows lie in the cache for."""
+    config = PreferenceData(path=(str(write(tmp_path, CHATS)),), holdout=0.25, max_length=64)
+    table = preferences.load_preferences(config).train
+    opened = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    opened += "{% if add_generation_prompt %}assistant: {% endif %}"
+    prompt, *_ = CHAT_TEXTS
+    expected = {CHAT: CHAT_TEXTS, opened: (f"{prompt}assistant: ", f"So.{END}", f"No idea.{END}")}
+    for template, texts in expected.items():
+        assert in_words(preferences.tokenize(table, config, tokenizer(64, template))[0]) == texts
+
+
 def test_prompts_lose_their_beginning_and_long_answers_are_left_out(tmp_path):
     rows = [{"prompt": "0123456789", "chosen": "yes", "rejected": "n" * (3 + i)} for i in range(40)]
     tables, train, held_out = read(tmp_path, rows, longest=20)
