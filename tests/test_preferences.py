@@ -1,6 +1,7 @@
 """Preferences: data of any form, refused where a row prefers nothing; the loss is TRL's; the reference is cached."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +26,7 @@ from app.tasks.language.preference import (
     check_preferences,
     log_probabilities,
 )
+from app.tasks.language.teacher import load_teacher
 from app.training.preference_scores import PreferenceScores
 from evaluating import as_it_is
 from launching import ROOT, metrics, scores, share, steps
@@ -136,6 +138,18 @@ def test_conversations_need_a_template(tmp_path):
     ):
         with pytest.raises(UserError, match=r"no chat template .* --model"):
             use()
+
+
+def test_a_template_decides_where_answers_begin(tmp_path):
+    """Also one that another template's tokens of the same rows lie in the cache for."""
+    config = PreferenceData(path=(str(write(tmp_path, CHATS)),), holdout=0.25, max_length=64)
+    table = preferences.load_preferences(config).train
+    opened = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    opened += "{% if add_generation_prompt %}assistant: {% endif %}"
+    prompt, *_ = CHAT_TEXTS
+    expected = {CHAT: CHAT_TEXTS, opened: (f"{prompt}assistant: ", f"So.{END}", f"No idea.{END}")}
+    for template, texts in expected.items():
+        assert in_words(preferences.tokenize(table, config, tokenizer(64, template))[0]) == texts
 
 
 def test_prompts_lose_their_beginning_and_long_answers_are_left_out(tmp_path):
@@ -349,6 +363,29 @@ def test_the_reference_is_the_same_by_any_layout_and_by_adapters_off(model, tmp_
     assert metrics(tmp_path / "off")[-1]["eval/accuracy"] == metrics(tmp_path / "one")[-1]["eval/accuracy"]
 
 
+def test_the_reference_is_computed_once_for_the_same_weights_and_pairs(model, tmp_path, own_data_cache, capsys):
+    """And anew for others: what the model says at first is what its reference says."""
+    other, changed, swapped = tmp_path / "other", tmp_path / "changed", tmp_path / "swapped"
+    tiny(1).save_pretrained(other)
+    tokenizer(1024).save_pretrained(other)
+    shutil.copytree(model, tmp_path / "moved")
+    changed.mkdir()
+    swapped.mkdir()
+
+    def computes(name, folder, texts, *more):
+        data = ["--data.path", texts, "--model", folder, "--data.max-length", 64]
+        train(tmp_path / name, *data, "--run.steps", 1, *more)
+        assert steps(tmp_path / name)[0]["reward/margin"] == pytest.approx(0, abs=1e-6)
+        return "computing what the model says" in capsys.readouterr().out
+
+    texts = write(changed, [{**row, "chosen": f"{row['chosen']}!"} for row in TEXTS])
+    assert computes("first", model, texts) and not computes("again", model, texts)
+    assert computes("weights", other, texts) and not computes("folder", tmp_path / "moved", texts)
+    assert computes("pairs", model, write(swapped, [{**row, "rejected": f"{row['rejected']}?"} for row in TEXTS]))
+    assert computes("lora", model, texts, "--lora.rank", 2)
+    assert not computes("seed", model, texts, "--lora.rank", 2, "--run.seed", 1)
+
+
 def test_a_finished_model_writes_texts_and_learns_from_a_teacher(model, tmp_path, capsys):
     from transformers import pipeline
 
@@ -369,4 +406,8 @@ def test_a_finished_model_writes_texts_and_learns_from_a_teacher(model, tmp_path
     changed.save_pretrained(other)
     with pytest.raises(UserError, match=r"--distill.teacher .*its tokens are not those of the model \(259 and 258"):
         train(tmp_path / "refused", *data, "--distill.teacher", other)
+    changed = tokenizer(1024)
+    changed.add_tokens(["<other>"])  # as many tokens, but others
+    with pytest.raises(UserError, match=r"\(259 and 259"):
+        load_teacher(Distill(str(other)), changed, None)
     assert not (tmp_path / "refused").exists()

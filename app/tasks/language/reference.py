@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ def contents_of(model: "PreTrainedModel") -> str:
 
     def key() -> str:
         weights = {name: tensor for name, tensor in model.state_dict().items() if "lora_" not in name}
-        return key_of(hash_of(weights), model.config.to_json_string(use_diff=False))
+        config = model.config.to_dict()
+        config.pop("_name_or_path", None)  # the same model in another folder says the same
+        return key_of(hash_of(weights), json.dumps(config, sort_keys=True, default=str))
 
     return collectives.from_main(key, long=True)
 
