@@ -1,41 +1,25 @@
 """Compare recipes/tag.py with transformers' way to train a tagger: entity F1 over several seeds, and speed.
 
-    python -m benchmarks.tags [--seeds 0 1 2] [--only trainer] [--out FILE.json] [-- FLAGS of tag.py]
+    python -m benchmarks.tags [--seeds 0 1 2] [--out FILE.json] [-- FLAGS of recipes/tag.py]
 
 Both train the same model from scratch, with the same tokenizer, rows, batch, number of steps, learning rates and
 clipping, in fp32. The other one is what transformers' example run_ner does, written anew: a Dataset that is tokenized
 with `map`, DataCollatorForTokenClassification, Trainer in its own order, and seqeval. Each training is a process of its
-own; they alternate, and who is first changes with the seed. Speed is samples a second of the steps alone.
+own; they alternate, and who is first changes with the seed. Speed is samples a second of the steps alone, by the clock
+and by processor time, of which the second one does not count what else the machine does.
 """
 
-<<<<<<< HEAD
 from benchmarks.seeds import Watch, compare, recipe_run, timed, trainer_settings
 from recipes import tag
 
 FLAGS = "--run.epochs 2 --run.global-batch 32 --run.micro-batch 32"
 KEPT = ("eval/f1", "eval/accuracy", "by_clock", "by_processor")
-=======
-from benchmarks.side_by_side import Watch, command_line, samples_of, trainer_callback, watching
-
-FLAGS = "--run.epochs 2 --run.global-batch 32 --run.micro-batch 32 --run.threads 1 --run.trackers"
-QUIET = "--run.eval-every 1000000 --run.save-every 1000000 --run.quiet true"
->>>>>>> hdpo2
 
 
 def samestep(config, folder: str) -> dict[str, float]:
     """Train with the recipe."""
-<<<<<<< HEAD
     found = recipe_run(tag, config, folder)
     return {name.removeprefix("eval/"): found[name] for name in KEPT}
-=======
-    from recipes import tag
-
-    watch = Watch()
-    config.run.dir = folder
-    with watching(watch):
-        found = tag.main(config)
-    return {"f1": found["eval/f1"], "accuracy": found["eval/accuracy"], **watch.speeds(samples_of(folder))}
->>>>>>> hdpo2
 
 
 def trainer(config, folder: str) -> dict[str, float]:
@@ -81,11 +65,7 @@ def trainer(config, folder: str) -> dict[str, float]:
     settings = TrainingArguments(**trainer_settings(config, steps, folder))
     how = Trainer(
         model=tag.build_model(config, tags, tokenizer), args=settings, train_dataset=train,
-<<<<<<< HEAD
         eval_dataset=encoded(tables.evaluation), processing_class=tokenizer, callbacks=[timed(watch)],
-=======
-        eval_dataset=encoded(tables.evaluation), processing_class=tokenizer, callbacks=[trainer_callback(watch)],
->>>>>>> hdpo2
         data_collator=DataCollatorForTokenClassification(tokenizer), compute_metrics=scores,
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )  # fmt: skip
@@ -96,8 +76,4 @@ def trainer(config, folder: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-<<<<<<< HEAD
     compare("benchmarks.tags", __doc__, tag, {"samestep": samestep, "trainer": trainer}, FLAGS)
-=======
-    command_line(__doc__, {"samestep": samestep, "trainer": trainer}, f"{FLAGS} {QUIET}", "tag")
->>>>>>> hdpo2
