@@ -14,24 +14,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.side_by_side import Watch, command_line, samples_of, trainer_callback, watching
+from benchmarks.seeds import QUIET, Watch, compare, recipe_run, timed
 
 START = "--data.prompt prompt --data.completion chosen --data.block 256 --run.epochs 3 --run.global-batch 16"
-START += " --scratch.vocab 1000 --scratch.layers 2 --scratch.width 96 --run.threads 1 --run.trackers"
-FLAGS = "--run.steps 94 --run.global-batch 32 --run.micro-batch 8 --run.threads 1 --run.trackers"
+START += " --scratch.vocab 1000 --scratch.layers 2 --scratch.width 96"
+FLAGS = "--run.steps 94 --run.global-batch 32 --run.micro-batch 8"
 FLAGS += " --optim.lr 1e-3 --optim.min-lr 0 --loss.beta 0.1 --data.max-length 256"
-QUIET = "--run.eval-every 1000000 --run.save-every 1000000 --run.quiet true"
+KEPT = ("by_clock", "by_processor", "before")
 
 
 def samestep(config, folder: str) -> dict[str, float]:
     """Train with the recipe."""
     from recipes import dpo
 
-    pairs, watch = held_out(config), Watch()
-    config.run.dir = folder
-    with watching(watch):
-        dpo.main(config)
-    return {**judged(config.model, f"{folder}/model", pairs), **watch.speeds(samples_of(folder))}
+    pairs = held_out(config)
+    found = recipe_run(dpo, config, folder)
+    return judged(config.model, f"{folder}/model", pairs) | {name: found[name] for name in KEPT}
 
 
 def trl(config, folder: str, cached: bool = True) -> dict[str, float]:
@@ -61,7 +59,7 @@ def trl(config, folder: str, cached: bool = True) -> dict[str, float]:
     )  # fmt: skip
     how = DPOTrainer(
         AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32), args=settings,
-        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[trainer_callback(watch)],
+        train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[timed(watch)],
     )  # fmt: skip
     how.train()
     how.save_model(folder)
@@ -135,9 +133,10 @@ def main() -> None:
     """Train the model to start with, once, unless flags name one; then alternate."""
     more = sys.argv[1:]
     if "--one" in more or "--model" in more or {"-h", "--help"} & {*more}:
-        return command_line(
-            __doc__, {"samestep": samestep, "trl": trl, "trl-model": trl_model}, f"{FLAGS} {QUIET}", "dpo"
-        )
+        from recipes import dpo
+
+        contestants = {"samestep": samestep, "trl": trl, "trl-model": trl_model}
+        return compare("benchmarks.preferences", __doc__, dpo, contestants, FLAGS)
     with tempfile.TemporaryDirectory() as folder:
         flags, lm = written(folder), Path(__file__).parent.parent / "recipes/lm.py"
         words = [*START.split(), *flags, *QUIET.split(), "--run.dir", f"{folder}/start"]

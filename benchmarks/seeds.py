@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.results import machine
 
@@ -20,21 +22,25 @@ Contestant = Callable[[Any, str], dict[str, float]]
 
 
 class Watch:
-    """The time from the first step to the end of the last one."""
+    """The time from the first step to the end of the last one, and the processor time of what came before."""
 
     def __init__(self):
-        self.first = self.last = (0.0, 0.0)
+        self.made = self.first = self.last = self._now()
 
     def begin(self) -> None:
-        self.first = time.perf_counter(), time.process_time()
+        self.first = self._now()
 
     def note(self) -> None:
-        self.last = time.perf_counter(), time.process_time()
+        self.last = self._now()
 
     def speeds(self, samples: float) -> dict[str, float]:
-        """Return samples a second, by the clock and by processor time."""
+        """Return samples a second, by the clock and by processor time, and the processor time before the first step."""
         wall, cpu = (last - first for first, last in zip(self.first, self.last, strict=True))
-        return {"by_clock": samples / wall, "by_processor": samples / cpu}
+        return {"by_clock": samples / wall, "by_processor": samples / cpu, "before": self.first[1] - self.made[1]}
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
 
 
 def recipe_run(recipe: ModuleType, config: Any, folder: str) -> dict[str, float]:
@@ -53,9 +59,9 @@ def recipe_run(recipe: ModuleType, config: Any, folder: str) -> dict[str, float]
         step(run, optimizer)
         watch.note()
 
-    Run.batches, Run.step = watched, noted
     config.run.dir = folder
-    found = recipe.main(config)
+    with patch.multiple(Run, batches=watched, step=noted):
+        found = recipe.main(config)
     lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     return found | watch.speeds(max(line.get("samples", 0) for line in lines))
 
@@ -100,17 +106,20 @@ def compare(module: str, about: str | None, recipe: ModuleType, contestants: dic
     cut = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", choices=contestants, nargs="+", default=list(contestants))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", choices=contestants, help=argparse.SUPPRESS)
     options, more = parser.parse_args(words[:cut]), words[cut + 1 :]
     given = [*flags.split(), *QUIET.split(), *more]
     if options.one:
         return _one(recipe, contestants[options.one], given)
-    found: dict[str, list[dict]] = {name: [] for name in contestants}
+    found: dict[str, list[dict]] = {name: [] for name in options.only}
     for seed in options.seeds:
-        for name in list(contestants)[:: -1 if seed % 2 else 1]:
+        for name in options.only[:: -1 if seed % 2 else 1]:
             command = [sys.executable, "-m", module, "--one", name, "--", *given, "--run.seed", str(seed)]
-            result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            with tempfile.TemporaryDirectory() as cache:  # so that each prepares its data itself
+                own = {**os.environ, "HF_DATASETS_CACHE": cache}
+                result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=own)
             found[name].append(json.loads(result.stdout.splitlines()[-1]))
             print(seed, name, found[name][-1], flush=True)
     for name, runs in found.items():
