@@ -130,7 +130,8 @@ def test_finished_models_of_other_recipes(rows, tmp_path, name, more):
     recipe.main(parse(recipe.Config, list(map(str, [*words, *more, "--run.dir", tmp_path / "run"]))))
     quiet = ["--sample-length", 0] if name == "lm" else []
     found = as_it_is(tmp_path / "run" / "model", *quiet)
-    assert found["scores"] == logged(tmp_path / "run", 1, "eval")
+    # Convolutions may round in another way where weights lie elsewhere in memory.
+    assert found["scores"] == pytest.approx(logged(tmp_path / "run", 1, "eval"), rel=1e-6)
     if "--mask.rate" in more:
         alone = shutil.copytree(tmp_path / "run" / "model", tmp_path / "alone")
         found = as_it_is(alone, rows(300), *quiet, "--data.block", 32)

@@ -19,6 +19,7 @@ from standin import TOKEN, hub
 from tiny import train
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
+COMMON += ["--run.eval-every", 4]
 STEP = 2
 MORE = {"img": ["--ema.decay", 0.9, "--ema.use", "also"]}
 TASKS = {"cls": "text-classification", "img": "image-classification", "lm": "text-generation"}

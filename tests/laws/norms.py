@@ -16,7 +16,7 @@ from app.distributed import running_statistics
 from app.sampling.hashing import hash_of
 
 ROWS = list(torch.randn(43, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 3 + 1)
-STEPS, STOP, EARLY = 24, 11, 3
+STEPS, STOP, EARLY = 24, 12, 3
 
 
 @dataclass

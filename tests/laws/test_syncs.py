@@ -17,9 +17,11 @@ from laws.small import SMALL
 SCRIPTS = ROOT / "tests" / "laws"
 # Three micro-batches of 3 or 4 rows.
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.steps", 6, "--run.trackers", "--run.workers", 0]
+COMMON += ["--run.eval-every", 100, "--run.save-every", 100]
 NEEDS = {"seg": "monai"}
 KINDS = {
     **{recipe: (recipe, []) for recipe in SMALL if importlib.util.find_spec(NEEDS.get(recipe, "torch"))},
+    "dpo": ("dpo", ["--loss.reference", "none"]),  # which is read from numbers
     "lm concat": ("lm", ["--data.packing", "concat"]),
     **{f"lm {kind}": ("lm", ["--attention", kind, "--scratch.dropout", 0]) for kind in ("mask", "varlen")},
     "lm no dropout": ("lm", ["--scratch.dropout", 0]),
@@ -60,7 +62,7 @@ def waited(request, tmp_path_factory, rows):
     """Train every recipe on a GPU, where no silent step may wait; return the folder of results."""
     root = tmp_path_factory.mktemp("waited")
     settings = yaml.safe_load((PROFILES / "gpu.yaml").read_text())
-    listed = commands(root, rows, "--run.log-every", 100, "--run.eval-every", 100, "--run.save-every", 100)
+    listed = commands(root, rows, "--run.log-every", 100)
     if request.param == "compiled":
         settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
         listed = [each for each in listed if "recipes/lm.py" in each[0] or "recipes/cls.py" in each[0]]

@@ -133,4 +133,4 @@ def predict(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor
     targets = known.pop("labels")
     plain = cast(Any, naming.plain([model])[0])
     before = plain.prepare_decoder_input_ids_from_labels(labels=targets)
-    return model(**known, decoder_input_ids=before).logits, targets
+    return model(**known, decoder_input_ids=before, use_cache=False).logits, targets
