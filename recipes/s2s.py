@@ -31,7 +31,7 @@ class Config:
     generate: Generate = field(default_factory=Generate)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     ema: EMAConfig = field(default_factory=EMAConfig)
-    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, global_batch=32, micro_batch=32))
+    run: RunConfig = field(default_factory=lambda: RunConfig(epochs=4, global_batch=32, micro_batch=8))
 
     def default_lr(self) -> tuple[float, str]:
         """Return the learning rate if --optim.lr is not given, and what it is for."""

@@ -4,13 +4,15 @@ import json
 import os
 import sys
 
+import pytest
+
 from app.commands.torture.kills import compare, outcome
-from launching import PROFILES, ROOT, run
+from launching import PROFILES, ROOT, run, run_warm
 
 TOY = ROOT / "tests" / "laws" / "toy.py"
 
 
-def torture(folder, *words, recipe=TOY, pause="0.03"):
+def torture(folder, *words, recipe=TOY, pause="0.03", run=run):
     head = [sys.executable, "-m", "app", "torture", recipe, "--folder", folder, "--json", folder.with_suffix(".json")]
     environment = {"PAUSE": pause, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     result = run([*head, *words], env={**os.environ, **environment}, timeout=280)
@@ -18,6 +20,7 @@ def torture(folder, *words, recipe=TOY, pause="0.03"):
     return result, json.loads(file.read_text()) if file.exists() else {}
 
 
+@pytest.mark.launches
 def test_a_run_that_is_killed_again_and_again_is_the_one_that_nobody_touched(tmp_path):
     """On one process and two in turn, in exact mode: every line of metrics.jsonl, and every bit of the weights."""
     profiles = ["--profiles", PROFILES / "cpu.yaml", PROFILES / "ddp_cpu.yaml"]
@@ -36,7 +39,9 @@ def test_a_recipe_whose_runs_differ_is_found(tmp_path):
     )
     recipe = tmp_path / "clock.py"
     recipe.write_text(text)
-    result, found = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", "--kills", 1, recipe=recipe)
+    # A warm Python is no child of its launcher, which therefore must not be killed alone: this seed kills all.
+    more = ["--profiles", PROFILES / "cpu.yaml", "--kills", 1, "--seed", 1]
+    result, found = torture(tmp_path / "runs", *more, recipe=recipe, run=run_warm)
     assert result.status == 1 and found["differences"], result.output
     assert "differs in" in result.output
 
@@ -44,7 +49,7 @@ def test_a_recipe_whose_runs_differ_is_found(tmp_path):
 def test_a_recipe_that_fails_by_itself(tmp_path):
     recipe = tmp_path / "broken.py"
     recipe.write_text(TOY.read_text().replace("time.sleep(pause)", "raise ZeroDivisionError"))
-    result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe)
+    result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe, run=run_warm)
     assert result.status == 2 and "fails without any kill" in result.output
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from launching import PROFILES, ROOT, Training, kill_tree, launch_warm, scores, steps
+from launching import PROFILES, ROOT, Training, kill_tree, launch_warm, scores, steps, warm_python
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 SLOW = "@0.1"
@@ -22,10 +22,10 @@ EVALUATES = [f"{name}:--run.eval-every:10:--run.keep:9" for name in ("slow", "sl
 
 
 @contextmanager
-def training(folder, *runs, processes=1, more=(), profile="", shell=""):
+def training(folder, *runs, processes=1, more=(), profile="", shell="", python=sys.executable):
     """Launch runs of stopped.py after the shell command `shell`, if given; at the end, no process of theirs is left."""
     profile = PROFILES / f"{profile or ('ddp_cpu' if processes > 1 else 'cpu')}.yaml"
-    head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", profile, "--main_process_port", "0"]
+    head = [python, "-m", "accelerate.commands.launch", "--config_file", profile, "--main_process_port", "0"]
     words = [*head, *more, SCRIPT, folder, *runs]
     started = Training(folder, ["bash", "-c", f"{shell} {shlex.join(map(str, words))}"] if shell else words)
     try:
@@ -43,7 +43,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     runs = [f"{name}{SLOW}" for name in ("SIGTERM", "SIGUSR1", "SIGINT")]
     runs += ["SIGTERM", "whole", *EVALUATES, "hang:--run.timeout:2"]
-    with training(folder, *runs, processes=2) as now:
+    with training(folder, *runs, processes=2, python=warm_python()) as now:
         for name, ranks in {"SIGTERM": [1], "SIGUSR1": [0], "SIGINT": [0, 1]}.items():
             now.reach(name, 6)
             for rank in ranks:
@@ -100,7 +100,7 @@ def test_an_evaluation_is_left_at_once_and_made_after_the_resume(stopped):
 
 
 def test_an_evaluation_is_left_where_every_pass_is_a_collective(tmp_path):
-    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu") as now:
+    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu", python=warm_python()) as now:
         leave_evaluation(now, 0)
         assert now.process.wait(60) == 0, now.output()
     went_on_in_its_evaluation(tmp_path)
