@@ -46,6 +46,7 @@ def build_model(config: Config, data):
     """Build a network with an output for each class, and the config to save with it."""
     from app.data.graphs.nodes import eval_fanouts
     from app.tasks.graphs import networks
+    from app.tasks.graphs.shape import Shape
 
     if config.model:
         return networks.load_for(
@@ -60,7 +61,7 @@ def build_model(config: Config, data):
         "heads": config.scratch.heads,
         "dropout": config.scratch.dropout,
     }
-    shape = networks.Shape(arguments, data.names, eval_fanouts(config.data))
+    shape = Shape(arguments, data.names, eval_fanouts(config.data))
     return networks.NodeClassifier(**arguments), shape
 
 

@@ -140,7 +140,7 @@ def recipes(tmp_path_factory, rows):
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("name", ["cls", "lm", "tag", "s2s", "dpo", "img", "det", "gan", "seg"])
+@pytest.mark.parametrize("name", ["cls", "lm", "tag", "s2s", "dpo", "img", "det", "gan", "graph", "seg"])
 def test_a_recipe_takes_what_was_predicted(recipes, name):
     """By torch's own memory profile, several micro-batches a step."""
     found = recipes[name]

@@ -15,7 +15,8 @@ from app.data.graphs.store import Graph, csr_of
 from app.errors import UserError
 from app.sampling.counters import below, words_of
 from app.tasks.graphs import sums
-from app.tasks.graphs.networks import NodeClassifier, Shape, finished
+from app.tasks.graphs.networks import NodeClassifier, finished
+from app.tasks.graphs.shape import Shape
 from app.tasks.graphs.use import classify
 from app.training.fetching import Composed
 
@@ -205,6 +206,99 @@ def test_splits_of_the_data_are_kept(tmp_path):
         assert nodes.load(GraphData(**flags, eval_split="test")).evaluation.nodes.tolist() == [20, 21]
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_nodes_to_evaluate_on_are_never_trained_on(tmp_path, split):
+    """Also where the data do not say what to train on."""
+    flags = write(tmp_path, "npz", val=[12], test=[20, 21])
+    loaded = nodes.load(GraphData(**flags, eval_split=split))
+    assert loaded.evaluation.nodes.tolist() == {"val": [12], "test": [20, 21]}[split]
+    assert loaded.train.nodes.tolist() == [node for node in range(SIZE) if node not in (12, 20, 21)]
+    with pytest.raises(UserError, match="eval-split train: no such split; there are val, test"):
+        nodes.load(GraphData(**flags, eval_split="train"))
+
+
+def test_a_graph_to_evaluate_on_has_splits_of_its_own(tmp_path):
+    flags = write(tmp_path, "npz")
+    for own, expected in (
+        ({}, list(range(SIZE))),
+        ({"test": [3]}, [3]),
+        ({"val": [5, 6], "test": [3]}, [5, 6]),
+    ):
+        folder = tmp_path / "-".join(["eval", *own])
+        folder.mkdir()
+        flags["eval_path"] = write(folder, "folder", **own)["path"]
+        loaded = nodes.load(GraphData(**flags))
+        assert loaded.evaluation.nodes.tolist() == expected and len(loaded.train) == SIZE
+    assert nodes.load(GraphData(**flags, eval_split="test")).evaluation.nodes.tolist() == [3]
+    assert "val, not test; --data.eval-split chooses" in loaded.about
+
+
+def test_classes_of_a_graph_to_evaluate_on_are_found_by_name(tmp_path):
+    """By number where one of the graphs has no names."""
+
+    def load(own, others, labels=GRAPH.labels):
+        flags = {}
+        for flag, names in (("path", own), ("eval_path", others)):
+            folder = tmp_path / f"{flag} {own} {others}"
+            folder.mkdir()
+            graph = Graph(GRAPH.indptr, GRAPH.indices, GRAPH.features, labels if flag == "eval_path" else GRAPH.labels)
+            flags[flag] = write(folder, "folder", graph)["path"]
+            (folder / "classes.txt").write_text("\n".join(names))
+        return nodes.load(GraphData(**flags))
+
+    hidden = np.where(np.arange(SIZE) == 4, -1, GRAPH.labels)
+    found = load("abc", "cab", hidden)
+    turned = np.array([2, 0, 1, -1])[hidden]
+    assert (found.evaluation.graph.labels == turned).all() and found.names == ["a", "b", "c"]
+    assert found.evaluation.fingerprint != load("cab", "cab", hidden).evaluation.fingerprint
+    assert (load("", "cab").evaluation.graph.labels == GRAPH.labels).all()
+    for own, others, labels, said in (
+        ("abc", "abcd", GRAPH.labels, r"--data.eval-path .*: d: no such class in --data.path, which has a, b, c"),
+        ("abc", "", GRAPH.labels + 1, r"--data.eval-path .*: node \d+ is of class 3, .* 0 to 2"),
+        ("", "", GRAPH.labels + 2, r"--data.eval-path .*: node \d+ is of class 4, .* 0 to 2"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load(own, others, labels)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint64])
+def test_labels_without_a_sign_are_brought_into_order(tmp_path, dtype):
+    flags = write(tmp_path, "folder", spoilt(labels=GRAPH.labels.astype(dtype)))
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    loaded = nodes.load(GraphData(**flags, classes=("c", "b", "a")))
+    assert (loaded.train.graph.labels == 2 - GRAPH.labels).all()
+
+
+def tables(folder, lines: list[str]) -> GraphData:
+    (folder / "edges.csv").write_text("source,target\n0,1\n1,2\n")
+    (folder / "nodes.csv").write_text("\n".join(lines) + "\n")
+    return GraphData(path=str(folder / "edges.csv"), nodes=str(folder / "nodes.csv"))
+
+
+def test_labels_of_tables_are_true_or_false_or_whole(tmp_path):
+    config = tables(tmp_path, ["label,x", "1,1"])
+    (tmp_path / "nodes.jsonl").write_text(
+        "".join(f'{{"label": {label}, "x": 1}}\n' for label in ("true", "false", "null", "false"))
+    )
+    graph = readers.read("--data.path", config.path, str(tmp_path / "nodes.jsonl"), True)
+    assert graph.labels.tolist() == [1, 0, -1, 0] and graph.names == ["False", "True"]
+    config = tables(tmp_path, ["label,x", "1.0,1", "0.0,2", ",3"])
+    assert readers.read("--data.path", config.path, config.nodes, True).labels.tolist() == [1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["label,x", "1.0,1", "0.4,2", "0,3"], r"nodes.csv: row 1 has the label 0.4, which is no class"),
+        (["id,label,x", "0,1,1", "1,0,2", "2,0,3", "1,0,4"], r"nodes.csv: rows 1 and 3 both have the id 1"),
+        (["label,split,x", "1,test,1", "1,train,2", ",train,3"], r"row 2 of .*nodes.csv is node 2, which has no label"),
+    ],
+)
+def test_rows_of_tables_that_do_not_fit_are_named(tmp_path, lines, said):
+    with pytest.raises(UserError, match=said):
+        nodes.load(tables(tmp_path, lines))
+
+
 def spoilt(**changes) -> Graph:
     """Change single values of the graph: NAME=(place, value), or a whole array."""
     arrays = {name: getattr(GRAPH, name).copy() for name in ("indptr", "indices", "features", "labels")}
@@ -224,6 +318,10 @@ def spoilt(**changes) -> Graph:
         ("folder", spoilt(features=GRAPH.features[:-1]), {}, r"features.npy has 39 rows, .* 40 nodes"),
         ("folder", spoilt(features=((7, 2), np.nan)), {}, r"row 7 of .*features.npy .* not finite"),
         ("folder", spoilt(labels=(9, -2)), {}, r"row 9 of .*labels.npy is class -2"),
+        ("folder", spoilt(indptr=GRAPH.indptr.astype(np.uint32)), {}, r"indptr.npy is uint32 .*: .* int32 or int64"),
+        ("folder", spoilt(indices=GRAPH.indices.astype(np.uint64)), {}, r"indices.npy is uint64 .*: .* int32 or int64"),
+        ("folder", spoilt(indices=GRAPH.indices * 1.0), {}, r"indices.npy is float64 .*: .* int32 or int64"),
+        ("folder", spoilt(labels=np.full(SIZE, 2)), {}, r"--data.path .*: all 32 nodes to train on are of the class 2"),
         ("folder", GRAPH, {"classes": ("a", "b")}, r"names 2 classes, and node \d+ is of class 2"),
         ("npz", spoilt(indices=(5, 41)), {}, r"row 5 of edges in .*a.npz is an edge from 41 to \d+"),
         ("npz", spoilt(features=GRAPH.features[:-1]), {}, r"features in .* has 39 rows"),
@@ -247,6 +345,12 @@ def test_splits_that_do_not_fit_are_named(tmp_path):
         ({"train": [1, 4]}, r"is node 4, which has no label"),
         ({"train": [1, 2], "val": [2, 3]}, r"node 2 is in train and in val"),
         ({"train": np.ones(3, bool)}, r"is a mask of 3 nodes, and there are 40"),
+        ({"train": np.arange(SIZE) > 3}, r"row 4 of train in .* is node 4, which has no label"),
+        (
+            {"train": (np.arange(SIZE) < 2).astype(np.uint8)},
+            r"rows 2 and 3 of train in .* are both node 0: .* mask as bool",
+        ),
+        ({"train": np.ones(SIZE)}, r"train in .* is float64 .* mask as bool"),
     ):
         flags = write(tmp_path, "npz", Graph(GRAPH.indptr, GRAPH.indices, GRAPH.features, labels), **splits)
         with pytest.raises(UserError, match=said):

@@ -16,9 +16,11 @@ class GraphData:
     """Table of the nodes, where --data.path is a table of edges: label, perhaps id (default: the number of the row,
     from 0) and split (train, val or test), and features in all other columns."""
     eval_path: str = ""
-    """Graph to evaluate on: a folder or an .npz file, as --data.path. Default: nodes of the same graph."""
+    """Graph to evaluate on: a folder or an .npz file, as --data.path, with the same classes (by name, where both have
+    names). Default: nodes of the same graph."""
     eval_split: str = ""
-    """Split to evaluate on, val or test. Default: val, else test, else the nodes that --data.holdout takes."""
+    """Split to evaluate on, val or test. Default: val, else test, else the nodes that --data.holdout takes, or all
+    nodes with a label of --data.eval-path."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in the order of the model's outputs. Default: those of the data, or their numbers."""
     holdout: float = 0.2

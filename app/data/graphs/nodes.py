@@ -1,22 +1,20 @@
 """The nodes that a run trains and evaluates on: a graph, its splits, and rows for run.batches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from app.data.graphs import readers
+from app.data.graphs import classes, readers
 from app.data.graphs.config import GraphData
 from app.data.graphs.sampling import ALL
 from app.data.graphs.store import UNKNOWN, Graph, check_disjoint
+from app.data.tables.classes import some
 from app.data.tables.splits import count_of, drawn
 from app.errors import UserError
 from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.seeding import EVALUATION, seed_of
-
-# Names of classes in the first lines of a run.
-SHOWN = 12
 
 
 class Nodes:
@@ -77,40 +75,43 @@ def load(config: GraphData, width: int = 0) -> Loaded:
         width: of the features that the model takes; 0: any.
     """
     check_fanouts(config)
-    only_eval = dry_run.needs_no_training_data(config)
-    scored, note = None, ""
-    if config.eval_path:
-        scored = _named(readers.read("--data.eval-path", config.eval_path, "", config.undirected), config)
-    graph = (
-        scored
-        if only_eval
-        else _named(readers.read("--data.path", config.path, config.nodes, config.undirected), config)
-    )
-    if scored is None:
-        train, held, note = _split(graph, config)
-    else:
-        train = graph.splits.get("train", _labelled(graph))
-        held = _chosen(scored, config.eval_split) if config.eval_split else _labelled(scored)
-        if scored.features.shape[1] != graph.features.shape[1]:
-            raise UserError(
-                f"--data.eval-path {config.eval_path}: its nodes have {scored.features.shape[1]} features, and those "
-                f"of --data.path {graph.features.shape[1]}"
-            )
-    classes = 1 + max(int(each.labels.max()) for each in (graph, scored or graph))
-    names = graph.names or [str(place) for place in range(classes)]
+    graph, scored = _graphs(config)
+    train, held, note = _split(graph, scored, config)
+    names = graph.names or [str(place) for place in range(classes.count(graph))]
     if width and graph.features.shape[1] != width:
         raise UserError(f"the model takes {width} features, and nodes of --data.path have {graph.features.shape[1]}")
-    train_set, eval_set = Nodes(graph, train), Nodes(scored or graph, held)
     if not len(train) or not len(held):
         raise UserError(
             f"{config.path or config.eval_path}: {len(train)} nodes to train on, {len(held)} to evaluate on"
         )
+    if not dry_run.needs_no_training_data(config):
+        classes.check_several(graph, train, names, config.path)
     about = [
         f"{graph.nodes:,} nodes with {graph.features.shape[1]} features, {len(graph.indices):,} edges; "
         f"{len(train):,} nodes to train on, {len(held):,} to evaluate on{note}",
-        f"{len(names)} classes: {', '.join(names[:SHOWN])}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN),
+        f"{len(names)} classes: {some(names)}",
     ]
-    return Loaded(train_set, eval_set, names, "\n".join(about))
+    return Loaded(Nodes(graph, train), Nodes(scored, held), names, "\n".join(about))
+
+
+def _graphs(config: GraphData) -> tuple[Graph, Graph]:
+    """Return the graph to train on and that to evaluate on, which are one if the flags name only one."""
+
+    def read(flag: str, path: str, table: str = "") -> Graph:
+        return classes.named(readers.read(flag, path, table, config.undirected), config.classes)
+
+    scored = read("--data.eval-path", config.eval_path) if config.eval_path else None
+    if scored is not None and dry_run.needs_no_training_data(config):
+        return scored, scored
+    graph = read("--data.path", config.path, config.nodes)
+    if scored is None:
+        return graph, graph
+    if scored.features.shape[1] != graph.features.shape[1]:
+        raise UserError(
+            f"--data.eval-path {config.eval_path}: its nodes have {scored.features.shape[1]} features, and those of "
+            f"--data.path {graph.features.shape[1]}"
+        )
+    return graph, classes.as_trained(scored, graph, config.eval_path)
 
 
 def check_fanouts(config: GraphData) -> None:
@@ -131,49 +132,40 @@ def eval_fanouts(config: GraphData) -> tuple[int, ...]:
     return config.eval_fanout or tuple(ALL if each else 0 for each in config.fanout)
 
 
-def _named(graph: Graph, config: GraphData) -> Graph:
-    """Give the classes the names of --data.classes."""
-    if not config.classes:
-        return graph
-    if graph.names and set(graph.names) - set(config.classes):
-        missing = sorted(set(graph.names) - set(config.classes))[0]
-        raise UserError(f"--data.classes: {missing} is a class of the data, and not among them")
-    if graph.names:  # the order of the model's outputs
-        places = np.array([config.classes.index(name) for name in graph.names] + [UNKNOWN], graph.labels.dtype)
-        graph = replace(graph, labels=places[graph.labels])
-    elif (largest := int(graph.labels.max())) >= len(config.classes):
-        row = int(np.argmax(graph.labels))
-        raise UserError(f"--data.classes names {len(config.classes)} classes, and node {row} is of class {largest}")
-    named = key_of(graph.fingerprint, *config.classes)
-    return replace(graph, names=list(config.classes), fingerprint=named)
-
-
 def _labelled(graph: Graph) -> np.ndarray:
     return np.flatnonzero(np.asarray(graph.labels) != UNKNOWN)
 
 
-def _chosen(graph: Graph, split: str) -> np.ndarray:
-    """Return the nodes of the split that --data.eval-split names."""
-    if split not in graph.splits:
-        there = f"there are {', '.join(graph.splits)}" if graph.splits else "the graph has none"
-        raise UserError(f"--data.eval-split {split}: no such split; {there}")
-    return graph.splits[split]
-
-
-def _split(graph: Graph, config: GraphData) -> tuple[np.ndarray, np.ndarray, str]:
+def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the nodes to train on, those to evaluate on, and what the user should know of the choice."""
-    own = [name for name in ("val", "test") if name in graph.splits]
-    if "train" in graph.splits and own:
+    own, name = _evaluated(scored), config.eval_split
+    if name and name not in own:
+        there = f"there are {', '.join(own)}" if own else "the graph has none"
+        raise UserError(f"--data.eval-split {name}: no such split; {there}")
+    if not own and not config.eval_path:
+        nodes = _trained(graph)
+        if len(nodes) < 2:
+            raise UserError(f"--data.path {config.path}: {len(nodes)} nodes have labels, too few to hold some out")
+        count_of(len(nodes), config.holdout)
+        out = drawn(len(nodes), config.holdout)
+        return nodes[~out], nodes[out], ""
+    name = name or (own[0] if own else "")
+    held = scored.splits[name] if name else _labelled(scored)
+    others = [other for other in own if other != name]
+    note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
+    only_eval = dry_run.needs_no_training_data(config)
+    return held if only_eval else _trained(graph), held, note
+
+
+def _evaluated(graph: Graph) -> list[str]:
+    """Name the splits to evaluate on that a graph has, the preferred one first."""
+    return [name for name in ("val", "test") if name in graph.splits]
+
+
+def _trained(graph: Graph) -> np.ndarray:
+    """Return the split to train on; without one, the nodes with a label that are in no other split."""
+    own = _evaluated(graph)
+    if "train" in graph.splits:
         check_disjoint(graph, ["train", *own], "--data.path")
-        name = config.eval_split or own[0]
-        others = [other for other in own if other != name]
-        note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
-        return graph.splits["train"], _chosen(graph, name), note
-    if config.eval_split:
-        _chosen(graph, config.eval_split)
-    nodes = graph.splits.get("train", _labelled(graph))
-    if len(nodes) < 2:
-        raise UserError(f"--data.path {config.path}: {len(nodes)} nodes have labels, too few to hold some out")
-    count_of(len(nodes), config.holdout)
-    out = drawn(len(nodes), config.holdout)
-    return nodes[~out], nodes[out], ""
+        return graph.splits["train"]
+    return np.setdiff1d(_labelled(graph), [node for name in own for node in graph.splits[name]])

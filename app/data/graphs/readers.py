@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when what is stored changes.
-FORMAT = 1
+FORMAT = 2
 # What other programs call the parts of an npz file.
 ALIASES = {
     "train": ("train", "train_mask", "idx_train"),
@@ -160,10 +160,10 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     _columns(flag, edges, ends, ("source", "target"))
     _columns("--data.nodes", nodes, rows, ("label",))
     ids = np.asarray(rows["id"]) if "id" in rows.column_names else np.arange(len(rows))
-    places = {each: place for place, each in enumerate(ids.tolist())}
-    if len(places) < len(ids):
-        twice = next(row for row, each in enumerate(ids.tolist()) if places[each] != row)
-        raise UserError(f"--data.nodes {nodes}: row {twice} has id {ids[twice]}, which another row has too")
+    places: dict[Any, int] = {}
+    for row, each in enumerate(ids.tolist()):
+        if (first := places.setdefault(each, row)) != row:
+            raise UserError(f"--data.nodes {nodes}: rows {first} and {row} both have the id {each}")
     pair = []
     for name in ("source", "target"):
         named = np.asarray(ends[name]).tolist()
@@ -180,7 +180,7 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     if not columns:
         raise UserError(f"--data.nodes {nodes}: it has no column of features; give numbers in further columns")
     features = np.concatenate([c.reshape(len(rows), -1) for c in columns], 1).astype(np.float32)
-    labels, names = _labels(rows["label"])
+    labels, names = _labels(rows["label"], nodes)
     indptr, indices = store.csr_of(pair[0], pair[1], len(rows), undirected)
     files = dict.fromkeys(ARRAYS, nodes)
     graph = store.checked(Graph(indptr, indices, features, labels, names=names), files, flag)
@@ -197,14 +197,20 @@ def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) ->
         raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
 
 
-def _labels(column: Any) -> tuple[np.ndarray, list[str]]:
+def _labels(column: Any, file: str) -> tuple[np.ndarray, list[str]]:
     """Return labels as numbers, and the names of the classes if they are texts; an empty text is no label."""
     values = np.asarray(column)
     if values.dtype.kind in "iu":
         return values.astype(np.int64), []
     if values.dtype.kind == "f":
-        return np.where(np.isnan(values), UNKNOWN, values).astype(np.int64), []
-    texts = [str(value or "") for value in values.tolist()]
+        given = np.where(np.isnan(values), UNKNOWN, values)
+        if (bad := np.flatnonzero(~np.isfinite(given) | (given != np.trunc(given)))).size:
+            raise UserError(
+                f"--data.nodes {file}: row {bad[0]} has the label {given[bad[0]]}, which is no class: give whole "
+                "numbers or texts"
+            )
+        return given.astype(np.int64), []
+    texts = ["" if value is None else str(value) for value in values.tolist()]
     names = sorted({text for text in texts if text})
     places = {name: place for place, name in enumerate(names)} | {"": UNKNOWN}
     return np.array([places[text] for text in texts], np.int64), names

@@ -110,7 +110,11 @@ def _hop(graph: "Graph", receivers: np.ndarray, epochs: np.ndarray, hop: int, fa
 
 
 def _joined(first: np.ndarray, more: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Append to distinct nodes what others are not among them, sorted; return also the places of the others."""
+    """Make one list of two: the first, whose nodes are distinct, and then, sorted, each other node of the second once.
+
+    Returns:
+        The list; and the place in it of each node of the second list.
+    """
     distinct, at, inverse = np.unique(np.concatenate([first, more]), return_index=True, return_inverse=True)
     new = at >= len(first)
     place = at.copy()

@@ -100,8 +100,13 @@ def checked(graph: Graph, files: Mapping[str, str], flag: str) -> Graph:
     def wrong(array: str, row: Any, fault: str) -> UserError:
         return UserError(f"{flag}: {'' if row is None else f'row {row} of '}{files[array]} {fault}")
 
-    if graph.indptr.ndim != 1 or nodes < 1 or graph.indptr.dtype.kind not in "iu":
-        raise wrong("indptr", None, "must be a list of whole numbers, one more than there are nodes")
+    for name in ("indptr", "indices"):
+        array = getattr(graph, name)
+        # Sampling calculates with both: unsigned numbers would become floats there.
+        if array.ndim != 1 or array.dtype not in (np.int32, np.int64):
+            raise wrong(name, None, f"is {array.dtype} {array.shape}: store a list of int32 or int64")
+    if nodes < 1:
+        raise wrong("indptr", None, "has no nodes: it is one longer than there are nodes")
     last = 0
     for start, piece in pieces_of(graph.indptr):
         steps = np.diff(piece.astype(np.int64), prepend=last)
@@ -152,17 +157,24 @@ def split_nodes(given: np.ndarray, graph: Graph, file: str, flag: str) -> np.nda
     if given.dtype == bool:
         if given.shape != (graph.nodes,):
             raise UserError(f"{flag}: {file} is a mask of {given.size} nodes, and there are {graph.nodes}")
-        nodes = np.flatnonzero(given)
+        rows = nodes = np.flatnonzero(given)
     else:
-        nodes = given.astype(np.int64)
+        fix = "give the number of each node once, or a mask as bool"
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise UserError(f"{flag}: {file} is {given.dtype} {given.shape}: {fix}")
+        nodes, rows = given.astype(np.int64), np.arange(len(given))
         if (out := np.flatnonzero((nodes < 0) | (nodes >= graph.nodes))).size:
             row = int(out[0])
             raise UserError(
                 f"{flag}: row {row} of {file} is node {nodes[row]}, which is not there: nodes are 0 to "
                 f"{graph.nodes - 1}"
             )
+        order = np.argsort(nodes, kind="stable")
+        if (again := np.flatnonzero(np.diff(nodes[order]) == 0)).size:
+            first, second = order[again[0]], order[again[0] + 1]
+            raise UserError(f"{flag}: rows {first} and {second} of {file} are both node {nodes[first]}: {fix}")
     if (bare := np.flatnonzero(graph.labels[nodes] == UNKNOWN)).size:
-        raise UserError(f"{flag}: row {int(bare[0])} of {file} is node {nodes[bare[0]]}, which has no label")
+        raise UserError(f"{flag}: row {rows[bare[0]]} of {file} is node {nodes[bare[0]]}, which has no label")
     return np.unique(nodes)
 
 

@@ -1,17 +1,15 @@
 """Networks that classify nodes by their neighbourhoods: GraphSAGE and GAT, and the files that they are saved in."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from app.errors import UserError
 from app.tasks.graphs import sums
-from app.tasks.graphs.shape import CONFIG, KIND, read_config
+from app.tasks.graphs.shape import CONFIG, KIND, Shape, read_config
 from app.tasks.graphs.sums import Edges
 
 
@@ -85,25 +83,6 @@ class NodeClassifier(nn.Module):
         for layer, norm, edges in zip(self.layers, self.norms, reversed(blocks), strict=True):
             values = nn.functional.relu(norm(layer(self.dropout(values), edges)))
         return self.head(self.dropout(values))[seeds]
-
-
-class Shape:
-    """config.json: how to build the network, and what its inputs and outputs are."""
-
-    def __init__(self, arguments: dict[str, Any], classes: list[str], fanouts: Sequence[int]):
-        """Keep what `finished` and people need.
-
-        Args:
-            arguments: of NodeClassifier.
-            classes: their names.
-            fanouts: neighbours of an evaluation.
-        """
-        self.fields: dict[str, Any] = {"model_type": KIND, "architectures": ["NodeClassifier"], "arguments": arguments}
-        self.fields |= {"classes": classes, "fanouts": list(fanouts)}
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write config.json into a folder."""
-        (folder / CONFIG).write_text(json.dumps(self.fields, indent=2) + "\n")
 
 
 def finished(folder: str) -> NodeClassifier:

@@ -1,6 +1,7 @@
 """The shape of a network for graphs, and the file that says it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,25 @@ def check_shape(shape: GraphScratch) -> None:
         raise UserError(f"--scratch.width {shape.width} must be a multiple of --scratch.heads {shape.heads}")
     if not 0 <= shape.dropout < 1:
         raise UserError(f"--scratch.dropout {shape.dropout}: must be at least 0 and below 1")
+
+
+class Shape:
+    """config.json: how to build the network, and what its inputs and outputs are."""
+
+    def __init__(self, arguments: dict[str, Any], classes: list[str], fanouts: Sequence[int]):
+        """Keep what `finished` and people need.
+
+        Args:
+            arguments: of NodeClassifier.
+            classes: their names.
+            fanouts: neighbours of an evaluation.
+        """
+        self.fields: dict[str, Any] = {"model_type": KIND, "architectures": ["NodeClassifier"], "arguments": arguments}
+        self.fields |= {"classes": classes, "fanouts": list(fanouts)}
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write config.json into a folder."""
+        (folder / CONFIG).write_text(json.dumps(self.fields, indent=2) + "\n")
 
 
 def read_config(folder: str) -> dict[str, Any] | None:
