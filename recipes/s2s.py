@@ -13,7 +13,7 @@ from app.config import setting
 from app.data.config import PairData
 from app.tasks.from_scratch import check_shape
 from app.tasks.language import seq2seq
-from app.tasks.language.answers import Generate
+from app.tasks.language.seq2seq_generation import Generate
 from app.tasks.language.use import WRITES
 
 
@@ -65,7 +65,7 @@ def build_model(config: Config, tokenizer):
 def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
     """Score the model on every token to write, and the texts that it writes for some rows."""
     from app.data.text.pair_text import Evenly
-    from app.tasks.language import answers
+    from app.tasks.language import seq2seq_generation
     from app.training.metrics import TokenAccuracy
     from app.training.text_scores import text_scores
 
@@ -76,12 +76,14 @@ def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Confi
     found, asked = scores.compute(), config.generate
     if asked.rows:
         some = Evenly(rows, asked.rows)
-        written = answers.written(run, model, some, collate, tokenizer, asked.longest(config.data), asked.beams)
+        written = seq2seq_generation.written(
+            run, model, some, collate, tokenizer, asked.longest(config.data), asked.beams
+        )
         with run.logger.time_aside():
             texts = some.texts()
             quality = text_scores(written, [text["target"] for text in texts], asked.tokenize)
             found |= {f"eval/{name}": value for name, value in quality.items()}
-            run.say(answers.beside(written, texts, asked.samples))
+            run.say(seq2seq_generation.beside(written, texts, asked.samples))
     return found | {"eval/tokens": found.pop("eval/samples")}
 
 

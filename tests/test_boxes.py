@@ -64,7 +64,7 @@ def yolo(folder, truth=TRUTH, described=True):
         if boxes:
             (folder / "labels" / "train" / f"{index}.txt").write_text("".join(lines))
     if described:
-        (folder / "data.yaml").write_text("path: .\ntrain: images/train\nval: images/val\nnames: {0: cat, 1: dog}\n")
+        (folder / "data.yaml").write_text("path: .\ntrain: images/train\ntest: images/test\nnames: {0: cat, 1: dog}\n")
         return folder / "data.yaml"
     (folder / "classes.txt").write_text("cat\ndog\n")
     return folder
@@ -154,11 +154,48 @@ def test_an_image_of_another_size_than_annotated_is_refused(tmp_path):
         (lambda folder: (folder / "labels/train/1.txt").write_text("0 0.5 0.5\n"), "line 1 of .*1.txt is '0 0.5 0.5'"),
         (lambda folder: (folder / "data.yaml").write_text("names: [a]\n"), "names no folder of images to train on"),
         (lambda folder: (folder / "images/train/2.png").write_text("x"), "2.png.* cannot be read"),
+        (
+            lambda folder: (folder / "data.yaml").write_text("train: images/train\nval: images/val\n"),
+            "val is images/val, and there is no .*images/val; .*images has train/: ",
+        ),
     ],
 )
 def test_files_that_are_wrong(tmp_path, spoil, said):
     path = yolo(tmp_path / "data")
     spoil(tmp_path / "data")
+    with pytest.raises(UserError, match=said):
+        read(path)
+
+
+def test_labels_of_listed_images_are_read_again_when_they_change(tmp_path):
+    folder = tmp_path / "data"
+    path = yolo(folder)
+    path.write_text("train: train.txt\nnames: [cat, dog]\n")
+    (folder / "train.txt").write_text("".join(f"./images/train/{index}.png\n" for index in range(6)))
+    counts = [read(path, split="train[:4]", eval_split="train[4:]")[1]["train"].boxes.counts.tolist()]
+    for name in ("0.txt", "2.txt"):  # one that was there, and a new one
+        (folder / "labels/train" / name).write_text("0 0.5 0.5 0.5 0.5\n")
+        counts.append(read(path, split="train[:4]", eval_split="train[4:]")[1]["train"].boxes.counts.tolist())
+    assert counts == [[2, 1, 0, 2], [1, 1, 0, 2], [1, 1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "change", "said"),
+    [
+        ("images", 2, {"id": 10}, r"images\[2\] of .*boxes.json has the id 10, which images\[0\] has too"),
+        ("categories", 1, {"id": 7}, r"categories\[1\] of .*boxes.json has the id 7, which categories\[0\] has too"),
+        ("images", 1, {"id": None}, r"images\[1\] of .*boxes.json has no id"),
+        ("images", 0, {"file_name": None}, r"images\[0\] of .*boxes.json has no file_name"),
+        ("categories", 0, {"id": None}, r"categories\[0\] of .*boxes.json has no id"),
+        ("categories", 0, {"name": None}, r"categories\[0\] of .*boxes.json has no name"),
+    ],
+)
+def test_coco_whose_images_or_categories_cannot_be_told_apart(tmp_path, key, place, change, said):
+    path = coco(tmp_path / "data")
+    found = json.loads(path.read_text())
+    changed = found[key][place] | change
+    found[key][place] = {name: value for name, value in changed.items() if value is not None}
+    path.write_text(json.dumps(found))
     with pytest.raises(UserError, match=said):
         read(path)
 

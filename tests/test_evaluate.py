@@ -303,3 +303,8 @@ def test_models_of_other_tasks(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}')
     with pytest.raises(UserError, match="BertForMaskedLM: predict takes classifiers"):
         predict._task(str(tmp_path))
+    kind = {"model_type": "samestep-dense-detector", "architectures": ["DenseDetector"]}
+    code = {"auto_map": {"AutoConfig": "dense.DenseDetectorConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(kind | code))
+    with pytest.raises(UserError, match=r"DenseDetector: predict takes classifiers .* detectors"):
+        predict._task(str(tmp_path))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from app import parse
 from app.data.config import PreferenceData
 from app.data.tables.builtin_slips import halves, with_slip
 from app.data.text import preferences
-from app.data.text.pairs import PairTable
+from app.data.text.preference_table import PreferenceTable
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
 from app.tasks.language.lora import Lora
@@ -162,6 +163,8 @@ def test_prompts_lose_their_beginning_and_long_answers_are_left_out(tmp_path):
         prompt, chosen, rejected = in_words(row, 20)
         assert chosen == f"yes{END}" and rejected.endswith(END) and f"{BEGIN}0123456789".endswith(prompt)
         assert len(row["prompt"]) == min(11, 20 - len(row["rejected"]))
+    given = preferences.describe(replace(tables, held_out=False), train, {"": held_out}, 20)
+    assert f"{len(train)} pairs to train on, {len(held_out)} pairs to evaluate on (--data.path" in given
     assert "24 pairs left out" in about and "prompts lose their beginning, to fit 20 tokens" in about
     with pytest.raises(UserError, match=r"--data.max-length 3: all answers .* are longer"):
         read(tmp_path, rows, longest=3)
@@ -175,7 +178,7 @@ def tiny(seed=0, vocab=258):
 
 def collated(rows, reference=None, multiple=1):
     """Collate rows that have no file."""
-    return PairTable.collate(SimpleNamespace(pad_id=257, multiple=multiple, reference=reference), rows)
+    return PreferenceTable.collate(SimpleNamespace(pad_id=257, multiple=multiple, reference=reference), rows)
 
 
 def pairs(seed, count, longest=9):

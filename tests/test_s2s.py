@@ -18,7 +18,7 @@ from app.data.corpus.blocks import token_loss
 from app.data.tables.builtin_signs import split
 from app.data.text import pair_text
 from app.launching.flags import parse
-from app.tasks.language import answers, seq2seq
+from app.tasks.language import seq2seq, seq2seq_generation
 from app.training import text_scores
 from launching import ROOT, scores
 from laws.many import load
@@ -130,7 +130,7 @@ def parts(request, tmp_path):
     rows = pair_text.tokenize(tables.train, config, tokenizer)
     torch.manual_seed(0)
     size = seq2seq.PairScratch(shape=request.param, layers=1, width=16, heads=2, dropout=0)
-    model = seq2seq.new_model(size, tokenizer, config, answers.Generate()).double().eval()
+    model = seq2seq.new_model(size, tokenizer, config, seq2seq_generation.Generate()).double().eval()
     return SimpleNamespace(config=config, rows=rows, tokenizer=tokenizer, model=model, table=tables.train)
 
 
@@ -184,7 +184,7 @@ def test_written_texts_do_not_depend_on_the_rows_next_to_them(parts):
     run = SimpleNamespace(evaluation=evaluation)
     with torch.no_grad():
         for beams in (1, 3):
-            found = answers.written(run, model, some, collate, tokenizer, 6, beams)
+            found = seq2seq_generation.written(run, model, some, collate, tokenizer, 6, beams)
             for place, number in enumerate(some.numbers):
                 ids = torch.from_numpy(rows[number]["input_ids"].astype(np.int64))[None]
                 alone = model.generate(ids, max_new_tokens=6, num_beams=beams)

@@ -1,7 +1,7 @@
 """Collectives of Python objects for recipes: numbers, texts, lists, arrays; an error on one rank reaches all."""
 
 import pickle
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -47,20 +47,13 @@ class ObjectCollectives:
         found = collectives.gather(_pickled(value), self._group)
         return self._opened("gather", dict(enumerate(found)))
 
-    def scatter(self, values: Sequence[T] | None, source: int = 0) -> T:
+    def scatter(self, values: Iterable[T] | None, source: int = 0) -> T:
         """Return on rank r what rank `source` has at place r of its list, which has one value for each rank.
 
-        The other ranks pass None.
+        The other ranks pass None. Arrays are cut along their first dimension.
         """
         self._check(source)
-        parts: list[Outcome] | None = None
-        if self.rank == source:
-            parts = [_pickled(value) for value in values or ()]
-            problem = next((why for _, why in parts if why), "")
-            if values is None or len(values) != self.size:
-                given = "None" if values is None else f"{len(values)} values"
-                problem = f"is {given}: give a list of {self.size}, one for each rank"
-            parts = [(b"", problem)] * self.size if problem else parts
+        parts = _parts(values, self.size) if self.rank == source else None
         mine: list[Any] = [parts[0] if parts else None]
         if self.size > 1:
             dist.scatter_object_list(mine, parts, group_src=source, group=self._group)
@@ -111,6 +104,24 @@ class ObjectCollectives:
             words = "; ".join(f"the value of rank {rank} {why}" for rank, why in wrong.items())
             raise UserError(f"run.collectives.{what}: {words}")
         return [pickle.loads(data) for data, _ in sent.values()]
+
+
+def _parts(values: Any, size: int) -> list[Outcome]:
+    """Return what each rank gets of values; where they are wrong, all get the reason, and none waits for this rank."""
+    parts, problem = [], ""
+    if not isinstance(values, Iterable):
+        problem = f"is {type(values).__name__ if values is not None else None}"
+    else:
+        try:
+            parts = [_pickled(value) for value in list(values)]
+        except Exception as error:  # whatever a generator raises
+            return [(b"", f"cannot be listed ({collectives.in_words(error)})")] * size
+        if len(parts) != size:
+            problem = f"is {len(parts)} values"
+    if problem:
+        return [(b"", f"{problem}: give a list of {size}, one for each rank")] * size
+    wrong = next((why for _, why in parts if why), "")
+    return [(b"", wrong)] * size if wrong else parts
 
 
 def _pickled(value: Any) -> Outcome:

@@ -26,6 +26,7 @@ def test_values_reach_every_rank(told):
     assert told["none"] == [[None, [None] * 3, None]] * 3
     assert told["sizes"] == [[10, 1000, 100000]] * 3
     assert told["arrays"] == [[], [0], [0, 1, 2, 3, 4]]
+    assert told["an array"] == [5, 6, 7] and told["a generator"] == [10, 11, 12]
 
 
 def test_groups_have_ranks_of_their_own(told):
@@ -43,6 +44,8 @@ def test_groups_have_ranks_of_their_own(told):
         ("unpicklable, scatter", "scatter: the value of rank 0 cannot be pickled"),
         ("too few", "scatter: the value of rank 0 is 2 values: give a list of 3, one for each rank"),
         ("no list", "scatter: the value of rank 0 is None: give a list of 3"),
+        ("one number", "scatter: the value of rank 0 is int: give a list of 3"),
+        ("a generator that fails", "scatter: the value of rank 0 cannot be listed (ZeroDivisionError: "),
         ("no such rank", "source 3: there are 3 ranks, from 0 to 2"),
         ("user alone", "UserError: rank 1: row 3 is empty"),
     ],

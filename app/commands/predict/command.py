@@ -130,8 +130,11 @@ def _task(model: str) -> str:
     """
     from transformers import AutoConfig
 
+    from app.tasks.detection.networks import make_known
+
     if Path(model, "network.json").is_file():
         return MASKS
+    make_known()  # else transformers asks whether to run the code next to a detector
     try:
         kinds = AutoConfig.from_pretrained(model).architectures or []
     except (OSError, ValueError) as error:
@@ -141,7 +144,8 @@ def _task(model: str) -> str:
         return TEXTS if known.recipe == "s2s" else known.task
     raise UserError(
         f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens or "
-        "images, models that write a text for a text, and what recipes/seg.py has trained"
+        "images, models that write a text for a text, and what recipes/seg.py has trained; detectors and language "
+        "models work in transformers' pipelines"
     )
 
 

@@ -35,9 +35,11 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
     """Yield the images of a file in its order.
 
     Raises:
-        ValueError: an annotation names an image or a category that is not there, or an image file is missing.
+        ValueError: an annotation names an image or a category that is not there, images or categories cannot be told
+            apart, or an image file is missing.
     """
-    found, file = load_json(Path(source)), Path(source)
+    file = Path(source)
+    found = _load(file)
     number_of = {category["id"]: index for index, category in enumerate(_categories(found))}
     by_image: dict[Any, list[tuple[list[float], int, str]]] = {image["id"]: [] for image in found["images"]}
     for index, annotation in enumerate(found["annotations"]):
@@ -79,7 +81,26 @@ def _is_coco(file: Path) -> bool:
 
 
 def _part(file: Path) -> Part:
-    return Part(rows, str(file), tuple(str(each["name"]) for each in _categories(load_json(file))))
+    return Part(rows, str(file), tuple(str(each["name"]) for each in _categories(_load(file))))
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """Read a file whose images and categories have an id of their own and a name."""
+    found = load_json(file)
+    for key, name in (("images", "file_name"), ("categories", "name")):
+        places: dict[Any, int] = {}
+        for index, each in enumerate(found[key]):
+            place = f"{key}[{index}] of {file}"
+            if not isinstance(each, dict):
+                raise ValueError(f"{place} is {each!r:.60}: give an object with id and {name}")
+            for needed in ("id", name):
+                if not isinstance(each.get(needed), int | str):
+                    raise ValueError(f"{place} has no {needed}")
+            if (first := places.setdefault(each["id"], index)) != index:
+                raise ValueError(
+                    f"{place} has the id {each['id']}, which {key}[{first}] has too: give each one an id of its own"
+                )
+    return found
 
 
 def _categories(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -107,9 +107,8 @@ def describe(tables: Tables, names: Sequence[str], train: Detections, sets: dict
         return f"{len(rows):,} {what} with {len(rows.boxes.corners):,} boxes"
 
     height, width = train.images.shape[2:]
-    others = "held out" if tables.held_out else f"evaluation images ({name_of(tables.evaluation)})"
     first = [amount(train, "training images")] if tables.has_training_rows else []
-    count = ", ".join([*first, amount(sets[""], others)]) + f"; brought to {height} x {width}"
+    count = ", ".join([*first, amount(sets[""], tables.to_evaluate_on("images"))]) + f"; brought to {height} x {width}"
     bare = int(np.count_nonzero(train.boxes.counts == 0))
     mended = {name: rows.boxes.mended for name, rows in {"train": train, **sets}.items() if rows.boxes.mended}
     notes = [f"{bare:,} training images have no boxes: all of them is background"] if bare else []

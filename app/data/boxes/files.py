@@ -38,7 +38,7 @@ class Part(NamedTuple):
     numbered: bool = False
     """Labels are numbers without names."""
     more: tuple[str, ...] = ()
-    """Further arguments of `read`."""
+    """Further arguments of `read`. Those that are files or folders are watched, as the source is."""
 
 
 def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":

@@ -19,7 +19,7 @@ SIDE = 96
 SPLITS = {"train": (1000, slice(0, 1400)), "test": (200, slice(1400, None))}
 FEWEST, MOST = 2, 7
 SMALLEST, LARGEST = 12, 36
-# What a box leaves free around a digit's ink, in pixels, and the darkest ink that counts.
+# A box is drawn around the pixels of a digit that are at least as bright as this, of 255.
 INK = 60
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from app.data.boxes.files import Part, Row, images_in, split_of
+from app.data.tables.read_errors import near
 
 LISTS = ("classes.txt", "obj.names", "labels/classes.txt")
 
@@ -38,14 +39,8 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
     Raises:
         ValueError: a line is none of a box, or its class has no name.
     """
-    place = Path(source)
-    if place.is_dir():
-        images = images_in(place)
-    else:
-        lines = place.read_text(encoding="utf-8").split("\n")
-        images = [Path(os.path.normpath(place.parent / line.strip())) for line in lines if line.strip()]
-    for image in images:
-        labels = _labels_of(image).with_suffix(".txt")
+    for image in _images_of(Path(source)):
+        labels = _labels_file(image)
         boxes, classes, places = [], [], []
         lines = labels.read_text(encoding="utf-8").split("\n") if labels.is_file() else []
         for number, line in enumerate(lines, 1):
@@ -64,6 +59,14 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
             "file": str(labels),
             "places": places,
         }
+
+
+def _images_of(place: Path) -> list[Path]:
+    """List the images of a folder, or those that a txt file names."""
+    if place.is_dir():
+        return images_in(place)
+    lines = place.read_text(encoding="utf-8").split("\n")
+    return [Path(os.path.normpath(place.parent / line.strip())) for line in lines if line.strip()]
 
 
 def _box_of(fields: list[str], place: str, names: tuple[str, ...]) -> tuple[int, list[float]]:
@@ -108,9 +111,10 @@ def _of_yaml(file: Path) -> dict[str, Part]:
         places = [file.parent / root / given, root / given, file.parent / str(given).removeprefix("../")]
         there = next((place for place in places if place.exists()), None)
         if there is None:
-            if split == "train":
-                raise ValueError(f"{file}: {split} is {given}, and there is no {places[0]}")
-            continue
+            if split == "test":
+                continue  # published sets often name one that is a download of its own
+            fix = f": put it there, or take the line {split} out" if split == "val" else ""
+            raise ValueError(f"{file}: {split} is {given}, and there is no {places[0]}{near(str(places[0]))}{fix}")
         parts[split] = _part(there, names)
     return parts
 
@@ -131,9 +135,14 @@ def _listed(folder: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in file.read_text(encoding="utf-8").split("\n") if line.strip())
 
 
-def _part(folder: Path, names: tuple[str, ...]) -> Part:
-    labels = _labels_of(folder)
-    return Part(rows, str(folder), names, numbered=not names, more=(str(labels),) if labels.is_dir() else ())
+def _part(place: Path, names: tuple[str, ...]) -> Part:
+    """Describe a folder of images, or a txt file that lists them; the cache watches their labels too."""
+    labels = [_labels_of(place)] if place.is_dir() else map(_labels_file, _images_of(place))
+    return Part(rows, str(place), names, numbered=not names, more=tuple(str(each) for each in labels if each.exists()))
+
+
+def _labels_file(image: Path) -> Path:
+    return _labels_of(image).with_suffix(".txt")
 
 
 def _labels_of(images: Path) -> Path:

@@ -69,9 +69,9 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
 
 def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokenizer: "PreTrainedTokenizerBase") -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    others = "held out" if tables.held_out else "to evaluate on"
     parts = [
-        (f"{_amount(train)} to train on, " if tables.has_training_rows else "") + f"{_amount(eval_sets[''])} {others}",
+        (f"{_amount(train)} to train on, " if tables.has_training_rows else "")
+        + f"{_amount(eval_sets[''])} {tables.to_evaluate_on()}",
         f"{train.documents.bytes / train.tokens:.2f} bytes a token, vocabulary {len(tokenizer):,}",
         f"blocks of {train.size}, " + ("documents apart" if train.apart else "one stream"),
     ]

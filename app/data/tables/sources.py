@@ -58,6 +58,10 @@ class Tables:
         """Return all sets to evaluate on; the first one has no name."""
         return {"": self.evaluation, **self.others}
 
+    def to_evaluate_on(self, rows: str = "") -> str:
+        """Say what the rows of the main set are, to stand after their number: `rows` names them, such as images."""
+        return "held out" if self.held_out else f"{rows} to evaluate on ({name_of(self.evaluation)})".lstrip()
+
     def describe_others(self, amounts: dict[str, str]) -> list[str]:
         """Describe the further sets, a line each.
 

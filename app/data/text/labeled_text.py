@@ -10,7 +10,7 @@ import numpy as np
 
 from app.data.cache import cache_folder, made_once, using_cache
 from app.data.config import TextData
-from app.data.tables.columns import check_columns, check_texts, name_of
+from app.data.tables.columns import check_columns, check_texts
 from app.data.tables.labels import Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer
@@ -77,9 +77,8 @@ def describe(
 ) -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     eval_rows = eval_sets[""]
-    others = "held out" if tables.held_out else f"evaluation rows ({name_of(tables.evaluation)})"
     trained = f"{len(train_rows):,} training rows, " if tables.has_training_rows else ""
-    parts = [f"{trained}{len(eval_rows):,} {others}"]
+    parts = [f"{trained}{len(eval_rows):,} {tables.to_evaluate_on('rows')}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
     if train_rows.truncated or eval_rows.truncated:

@@ -10,7 +10,7 @@ import torch
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
 from app.data.rows import IGNORED
-from app.data.tables.columns import check_columns, check_texts, name_of, row_name
+from app.data.tables.columns import check_columns, check_texts, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     check_padding,
@@ -177,9 +177,8 @@ def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int
 
 def describe(tables: Tables, train_rows: PairTable, eval_sets: dict[str, PairTable], config: PairData) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    others = "held out" if tables.held_out else f"to evaluate on ({name_of(tables.evaluation)})"
     trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
-    parts = [f"{trained}{_amount(eval_sets[''])} {others}"]
+    parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
     told = [eval_sets[""], *([train_rows] if tables.has_training_rows else [])]
     for side in ("source", "target"):
         if cut := sum(getattr(rows, f"{side}s").truncated for rows in told):

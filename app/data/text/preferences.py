@@ -11,8 +11,8 @@ from app.data.tables.columns import check_columns, check_texts, is_list, name_of
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity
 from app.data.text.lm_tokenizer import tokenizer_of
-from app.data.text.pairs import CHOSEN, PROMPT, REJECTED, PairTable
 from app.data.text.preference_rows import ANSWERS, texts_of
+from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -96,7 +96,7 @@ def _check_template(table: "Dataset", config: PreferenceData, template: str | No
         )
 
 
-def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> PairTable:
+def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> PreferenceTable:
     """Cut the prompts and answers of a table into tokens.
 
     The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
@@ -113,7 +113,7 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
     key = key_of(
         FORMAT, table._fingerprint, *identity(tokenizer), template, *marks, config.max_length, *columns.items()
     )
-    path = cache_folder() / f"pairs-{key}.arrow"
+    path = cache_folder() / f"preferences-{key}.arrow"
     chats = any(_is_chat(table, name) for name in columns.values())
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
@@ -125,7 +125,7 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
 
     with using_cache():
         encoded_once(table, list(dict.fromkeys(columns.values())), encoded, _features(), path, key)
-    pairs = PairTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
+    pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
     if not len(pairs):
         raise UserError(
             f"--data.max-length {config.max_length}: all answers of {name_of(table)} are longer: give a larger one"
@@ -166,11 +166,10 @@ def _encode(
     return pa.table({name: pa.array(values, kinds[name]) for name, values in found.items()})
 
 
-def describe(tables: Tables, train: PairTable, eval_sets: dict[str, PairTable], longest: int) -> str:
+def describe(tables: Tables, train: PreferenceTable, eval_sets: dict[str, PreferenceTable], longest: int) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    others = "held out" if tables.held_out else f"evaluation pairs ({name_of(tables.evaluation)})"
     trained = f"{_amount(train)} to train on, " if tables.has_training_rows else ""
-    parts = [f"{trained}{_amount(eval_sets[''])} {others}"]
+    parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
     both = (train, eval_sets[""]) if tables.has_training_rows else (eval_sets[""],)
     if cut := sum(pairs.tokens.truncated for pairs in both):
         parts.append(f"{cut:,} prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
@@ -180,5 +179,5 @@ def describe(tables: Tables, train: PairTable, eval_sets: dict[str, PairTable], 
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 
 
-def _amount(pairs: PairTable) -> str:
+def _amount(pairs: PreferenceTable) -> str:
     return f"{len(pairs):,} pairs"

@@ -221,9 +221,8 @@ def _encode(
 
 def describe(tables: Tables, tags: Tags, train_rows: TokenTable, eval_sets: dict[str, TokenTable], longest: int) -> str:
     """Describe the data: a line of numbers, one of tags, one for each further set, and what to know of splits."""
-    others = "held out" if tables.held_out else f"evaluation sentences ({name_of(tables.evaluation)})"
     trained = f"{_amount(tags, 'train')} to train on, " if tables.has_training_rows else ""
-    parts = [f"{trained}{_amount(tags, '')} {others}"]
+    parts = [f"{trained}{_amount(tags, '')} {tables.to_evaluate_on()}"]
     if cut := train_rows.truncated + eval_sets[""].truncated:
         parts.append(f"{cut:,} are longer than {longest} sub-words (--data.max-length) and cut")
     more = tables.describe_others({name: _amount(tags, name) for name in eval_sets})

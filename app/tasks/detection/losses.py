@@ -51,8 +51,7 @@ def dense_loss(heat: Tensor, corners: Tensor, labels: Labels) -> Tensor:
         ]
         shares = peaks * mine
         shares = (shares / shares.sum((2, 3), keepdim=True).clamp(min=1e-9)).sum(1)
-        low, high = (boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2)
-        wanted = torch.cat([low, high], -1).gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4))
+        wanted = corners_from(boxes).gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4))
     found = corners.flatten(2).transpose(1, 2)
     apart = (1 - generalised_iou(found, wanted)) * shares.flatten(1)
     return (_heat_loss(heat, truth) + BOX_SHARE * apart.sum()) / weight_of(labels)

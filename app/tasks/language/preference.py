@@ -110,7 +110,7 @@ class PreferenceLoss:
         self.sft_weight = default if config.sft_weight is None else config.sft_weight
 
     def __call__(self, model: nn.Module, inputs: dict[str, Any]) -> Judged:
-        """Run the model on a batch of PairTable.collate."""
+        """Run the model on a batch of PreferenceTable.collate."""
         logits = answer_logits(model, inputs)
         sums, tokens = log_probabilities(logits, inputs), inputs["tokens"]
         scores = sums - self._reference(model, inputs, sums)

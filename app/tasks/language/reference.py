@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from app.data.cache import cache_folder, using_cache
-from app.data.text.pairs import PairTable
+from app.data.text.preference_table import PreferenceTable
 from app.distributed import collectives
 from app.rundir.atomic import drafted
 from app.sampling.hashing import hash_of, key_of
@@ -39,7 +39,7 @@ def contents_of(model: "PreTrainedModel") -> str:
     return collectives.from_main(key, long=True)
 
 
-def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, PairTable]) -> None:
+def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, PreferenceTable]) -> None:
     """Give sets of pairs the log-probabilities of their answers in the model as it is now. Every rank takes part.
 
     They are computed in micro-batches that depend on the data and --run.micro-batch alone, so any layout gets the
@@ -64,7 +64,7 @@ def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, Pa
         pairs.reference = found
 
 
-def _key(run: Any, pairs: PairTable) -> str:
+def _key(run: Any, pairs: PreferenceTable) -> str:
     """Name all that the numbers depend on."""
     ours = run.accelerator
     numerics = ours.device.type, ours.mixed_precision, run.config.exact, torch.__version__
@@ -85,7 +85,7 @@ def _write(file: Path, values: np.ndarray) -> None:
         np.save(stream, values)
 
 
-def _computed(run: Any, model: nn.Module, pairs: PairTable) -> np.ndarray:
+def _computed(run: Any, model: nn.Module, pairs: PreferenceTable) -> np.ndarray:
     own: list[tuple[np.ndarray, np.ndarray]] = []
     for micro in run.evaluation(model, pairs, pairs.collate, pairs.lengths):
         sums = log_probabilities(answer_logits(model, micro.inputs), micro.inputs)

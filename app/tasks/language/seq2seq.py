@@ -9,7 +9,7 @@ from app.data.config import PairData
 from app.distributed import naming
 from app.errors import UserError
 from app.tasks.from_scratch import Scratch
-from app.tasks.language.answers import Generate
+from app.tasks.language.seq2seq_generation import Generate
 from app.tasks.pretrained import load_model, load_tokenizer, loading, longest_input
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ PROMPT, CHOSEN, REJECTED = range(3)
 """What a token of a row belongs to: the labels of a TokenTable of pairs."""
 
 
-class PairTable:
+class PreferenceTable:
     """Prompts and answers as tokens, in an Arrow file that all processes of a machine map into memory.
 
     A row is a dict of `prompt`, `chosen` and `rejected` (int32) and its number. Pairs without tokens were too long.

@@ -1,6 +1,6 @@
 """Compare recipes/s2s.py with transformers' Seq2SeqTrainer: chrF over several seeds, and speed.
 
-    python -m benchmarks.pairs [--seeds 0 1 2] [--out FILE.json] [-- FLAGS of recipes/s2s.py]
+    python -m benchmarks.s2s [--seeds 0 1 2] [--out FILE.json] [-- FLAGS of recipes/s2s.py]
 
 Both train the same model from scratch, with the same tokenizer, rows, batch, number of steps, learning rates and
 clipping, in fp32. The other one is what transformers' example run_translation does, written anew: a Dataset that is
@@ -74,4 +74,4 @@ def trainer(config, folder: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    compare("benchmarks.pairs", __doc__, s2s, {"samestep": samestep, "trainer": trainer}, FLAGS)
+    compare("benchmarks.s2s", __doc__, s2s, {"samestep": samestep, "trainer": trainer}, FLAGS)
