@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -232,6 +233,7 @@ def launcher_profile() -> LauncherProfile | None:
     return LauncherProfile(load_config_from_file(path), named) if os.path.isfile(path) else None
 
 
+SILENCE = 10.0  # seconds that a process waits which has an error and leaves its message to another one
 LAUNCHER = "SAMESTEP_LAUNCHER"
 """Environment variable with the process number of the launcher, where that is `python -m app launch`."""
 _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
@@ -272,6 +274,9 @@ def report_user_errors() -> None:
             # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
             with suppress(OSError):  # nobody reads it any more
                 print(f"error: {told}", file=sys.__stderr__, flush=True)
+        elif not hasattr(error, "audible"):
+            # The launcher ends all processes at the first end, and the one that prints may be slower.
+            time.sleep(SILENCE)
         raise SystemExit(2)
 
     sys.excepthook = hook
