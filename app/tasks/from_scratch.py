@@ -169,10 +169,11 @@ def check_vision(shape: VisionScratch, size: int) -> None:
             if number % divisor:
                 flag = "--data.size" if whole == "size" else "--scratch.width"
                 raise UserError(f"--scratch.{part} {divisor} does not divide {flag} {number}: give one that does")
-    _check_dropout(shape.dropout)
+    check_dropout(shape.dropout)
 
 
-def _check_dropout(dropout: float) -> None:
+def check_dropout(dropout: float) -> None:
+    """Raise a UserError for a dropout probability that is none."""
     if not 0 <= dropout < 1:
         raise UserError(f"--scratch.dropout {dropout}: must be at least 0 and below 1")
 
@@ -203,7 +204,7 @@ def check_shape(size: Scratch) -> None:
         raise UserError(
             f"--scratch.kv-heads {kv_heads} does not divide --scratch.heads {size.heads}: give one that does"
         )
-    _check_dropout(size.dropout)
+    check_dropout(size.dropout)
 
 
 @dataclass
@@ -253,7 +254,7 @@ def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
         raise UserError(f"--scratch.channels {given}: give two or more levels, each with at least one channel")
     if shape.units < 0:
         raise UserError(f"--scratch.units {shape.units}: must be at least 0")
-    _check_dropout(shape.dropout)
+    check_dropout(shape.dropout)
     halvings = len(shape.channels) - 1
     factor = 2**halvings
     if odd := [side for side in patch if side % factor]:

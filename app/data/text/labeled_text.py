@@ -199,12 +199,13 @@ def identity(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     return [kind, tokenizer.truncation_side, json.dumps(content, sort_keys=True), *versions]
 
 
-def text_features(has_types: bool = False) -> "Features":
-    """Return the features of encoded texts, as TokenTable reads them."""
+def text_features(has_types: bool = False, has_labels: bool = False) -> "Features":
+    """Return the features of encoded texts, as TokenTable reads them, with a type or a label for each token or not."""
     from datasets import Features, List, Value
 
     types = {"token_type_ids": List(Value("int8"))} if has_types else {}
-    return Features({"input_ids": List(Value("int32")), **types, "truncated": Value("bool")})
+    labels = {"labels": List(Value("int16"))} if has_labels else {}
+    return Features({"input_ids": List(Value("int32")), **types, **labels, "truncated": Value("bool")})
 
 
 def _encode(

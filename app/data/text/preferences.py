@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PreferenceData
 from app.data.corpus.documents import end_of
 from app.data.tables.columns import check_columns, check_texts, is_list, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
-from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity
+from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.lm_tokenizer import tokenizer_of
 from app.data.text.preference_rows import ANSWERS, texts_of
 from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable
@@ -124,19 +124,13 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
         return _encode(texts, tokenizer, chats, config.max_length)
 
     with using_cache():
-        encoded_once(table, list(dict.fromkeys(columns.values())), encoded, _features(), path, key)
+        encoded_once(table, list(dict.fromkeys(columns.values())), encoded, text_features(has_labels=True), path, key)
     pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
     if not len(pairs):
         raise UserError(
             f"--data.max-length {config.max_length}: all answers of {name_of(table)} are longer: give a larger one"
         )
     return pairs
-
-
-def _features() -> Any:
-    from datasets import Features, List, Value
-
-    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int16")), "truncated": Value("bool")})
 
 
 def _encode(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from app.data.text.labeled_text import (
     check_room,
     encoded_once,
     identity,
+    text_features,
     trained_once,
 )
 from app.data.text.tokenizer import PIECES, train_tokenizer
@@ -187,14 +188,8 @@ def tokenize(
         return _encode(rows[column], own, tokenizer, max_length)
 
     with using_cache():
-        encoded_once(table, [column], encoded, _features(), path, key)
+        encoded_once(table, [column], encoded, text_features(has_labels=True), path, key)
     return TokenTable(path)
-
-
-def _features() -> Any:
-    from datasets import Features, List, Value
-
-    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int16")), "truncated": Value("bool")})
 
 
 def _encode(

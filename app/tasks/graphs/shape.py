@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.errors import UserError
+from app.tasks.from_scratch import check_dropout
 
 CONFIG = "config.json"
 KIND = "samestep-graph"
@@ -32,8 +33,7 @@ def check_shape(shape: GraphScratch) -> None:
     """Raise a UserError if no network has this shape."""
     if shape.width < 1 or shape.heads < 1 or shape.width % shape.heads:
         raise UserError(f"--scratch.width {shape.width} must be a multiple of --scratch.heads {shape.heads}")
-    if not 0 <= shape.dropout < 1:
-        raise UserError(f"--scratch.dropout {shape.dropout}: must be at least 0 and below 1")
+    check_dropout(shape.dropout)
 
 
 class Shape:
