@@ -10,6 +10,7 @@ MODULES = {
     for name in (
         *(
             "accelerate",
+            "bitsandbytes",
             "cloudpickle",
             "datasets",
             "huggingface_hub",

@@ -27,7 +27,7 @@ from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
-from app.training import beginning, ending, evaluation, exact_gradients
+from app.training import beginning, bf16_weights, ending, evaluation, exact_gradients
 from app.training.fetching import Composed, Fetch
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
@@ -102,7 +102,7 @@ class Run:
     def _open(self, settings: RunConfig, taken: ExitStack) -> None:
         if settings.exact:
             taken.enter_context(exact_gradients.settings())
-        self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout)
+        self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout, settings.slices)
         compiling = self.accelerator.state.dynamo_plugin
         if regional_compilation.is_asked_for(compiling):
             taken.enter_context(regional_compilation.settings(compiling, settings.exact))
@@ -199,9 +199,12 @@ class Run:
             model = batch_norm.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
-            if not self.accelerator.is_fsdp2:  # FSDP2 moves one shard at a time
+            bf16_weights.keep(model, settings, None if self.dry_run else self.accelerator.mixed_precision)
+            sharded = self.accelerator.is_fsdp2 or self.accelerator.ranks_per_data_rank > 1
+            # Where weights are cut, parts are moved one by one; a plan's weights may be nowhere.
+            if not sharded and not self.for_other_device:
                 model.to(self.accelerator.device)
-            ours = Place(self.accelerator.device, self.accelerator.is_fsdp2, self.config.exact)
+            ours = Place(self.accelerator.device, sharded, self.config.exact, self.config.seed)
             optim = build_optimizer(model, settings, None if self.dry_run else ours)
         if not model.training:
             model.train()  # from_pretrained returns a model in evaluation mode

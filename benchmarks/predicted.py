@@ -58,8 +58,9 @@ def rows(small: bool) -> list[Row]:
     found = [
         Row("lm 1.1B", "lm", f"{lm} --scratch.tokenizer byte --data.packing concat {of(2)}"),
         Row("lm, 4,096 tokens", "lm", f"{middle} --data.packing concat {of(batch // 4)}"),
-        Row(
-            "lm, recomputing", "lm", f"{middle} --data.packing concat --activation-checkpointing true {of(batch // 4)}"
+        *(
+            Row(f"lm, {how}", "lm", f"{middle} --data.packing concat --activation-checkpointing {how} {of(batch // 4)}")
+            for how in ("block", "ops", "offload")
         ),
         Row("lm, one turn, exact", "lm", f"{middle} --data.packing concat --run.exact true {of(batch // 4, 1)}"),
         Row("cls BERT-base", "cls", f"{bert} {of(batch)}"),
@@ -98,6 +99,7 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
 def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:
     """Train a recipe to its end, and return the peak of its loop in bytes."""
     from app import Run
+    from app.distributed.naming import local_shard
 
     os.environ |= {"ACCELERATE_MIXED_PRECISION": "no" if precision == "fp32" else precision}
     os.environ |= {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
@@ -105,7 +107,7 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
     batches = Run.batches
 
     def watched(run, *args, **options) -> Iterator:
-        models = [t for m in run.accelerator._models for t in (*m.parameters(), *m.buffers())]
+        models = [local_shard(t) for m in run.accelerator.models for t in (*m.parameters(), *m.buffers())]
         with (_on_cpu if device == "cpu" else _on_gpu)(found, models):
             yield from batches(run, *args, **options)
 

@@ -1,8 +1,9 @@
 r"""Train a detector of objects: from scratch on data that needs no download, or from a pretrained model on your own.
 
-accelerate launch recipes/det.py
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/det.py --run.dir runs/ddp
-accelerate launch recipes/det.py --model hustvl/yolos-tiny --data.path voc/ --augment.flip 0.5
+    accelerate launch recipes/det.py
+    accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/det.py --run.dir runs/ddp
+    accelerate launch recipes/det.py --model hustvl/yolos-tiny \
+        --data.path voc/ --augment.flip 0.5
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from app.tasks.pretrained import check_images
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
-    """print(pipeline("object-detection", "{model}", trust_remote_code=True)("some.png"))'"""
+    """print(pipeline("object-detection", "{model}", trust_remote_code=True)("some.png", threshold=0.3))'"""
 )
 PICTURES = 4
 
@@ -92,6 +93,7 @@ def evaluate(run: Run, model, rows, collate, names, processor) -> dict[str, floa
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
     from app.data.boxes.augment import BoxCollate, BoxDraw
+    from app.tasks.detection.networks import too_many_boxes
 
     with Run(config) as run:
         with run.main_process_first():
@@ -99,7 +101,10 @@ def main(config: Config) -> dict[str, float]:
         run.say(about)
         run.keep_best("eval/map")
         collate, augment = BoxCollate.of(processor), BoxDraw(config.augment)
-        model, optimizer = run.prepare(build_model(config, names, collate, train_rows), config.optim)
+        plain = build_model(config, names, collate, train_rows)
+        if told := too_many_boxes(plain, train_rows.boxes.counts, "" if config.model else "--scratch.queries"):
+            run.warn(f"warning: {told}")
+        model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_rows, collate, weights=train_rows.weights, augment=augment):
             for micro in batch.micros(model):
                 run.backward(model(**micro.inputs).loss, micro)

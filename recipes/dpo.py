@@ -9,11 +9,14 @@ r"""Train a language model on preferences: pairs of answers of which one is bett
 from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app.config import OnResume, setting
 from app.data.config import PreferenceData
+from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import LanguageScratch, check_direction, check_shape, decoder
-from app.tasks.language import use
-from app.tasks.language.loading import checkpoint_activations, load_language_model
-from app.tasks.language.lora import Lora, add_adapters, check_lora
+from app.tasks.language import logits, use
+from app.tasks.language.loading import load_language_model
+from app.tasks.language.logits import Logits
+from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.language.preference import Distill, PreferenceLossConfig, check_preferences, reference_of
 from app.tasks.pretrained import load_tokenizer
 
@@ -29,8 +32,14 @@ class Config:
     data: PreferenceData = field(default_factory=PreferenceData)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     distill: Distill = field(default_factory=Distill)
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more work."""
+    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
+    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
+    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
+    memory. No bit changes."""
+    logits: Logits = "auto"
+    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
+    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
+    more than 2**28 logits, or where layers are split, if the model can do it."""
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             lr=None, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.1, min_lr=0.1
@@ -58,7 +67,7 @@ def load_data(config: Config):
         tokenizer = preferences.own_tokenizer(tables.train, config.data, *shape)
     train_pairs = preferences.tokenize(tables.train, config.data, tokenizer)
     eval_sets = {name: preferences.tokenize(table, config.data, tokenizer) for name, table in tables.sets.items()}
-    about = preferences.describe(tables, train_pairs, eval_sets, config.data.max_length)
+    about = preferences.describe(tables, train_pairs, eval_sets, config.data)
     return train_pairs, eval_sets, tokenizer, about
 
 
@@ -69,8 +78,7 @@ def build_model(config: Config, tokenizer):
     else:
         model = decoder(config.scratch, tokenizer, config.data.max_length)
     model = add_adapters(model, config.lora)
-    if config.activation_checkpointing:
-        checkpoint_activations(model)
+    checkpoint_activations(model, config.activation_checkpointing)
     return model
 
 
@@ -95,20 +103,23 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_shape(config.scratch)
         check_direction(config.scratch, masked=False)
-        check_lora(config.lora)
+        check_lora(config.lora, config.model, run.accelerator)
         check_preferences(config.loss, config.distill, config.lora)
         with run.main_process_first():
             train_pairs, eval_sets, tokenizer, about = load_data(config)
         run.say(about)
         plain = build_model(config, tokenizer)
         Attention.of(plain, "auto", "concat", run)
+        logits.choose(plain, config.logits, run, needed="--distill.teacher" if config.distill.teacher else "")
+        hold_base(plain, config.lora, run.accelerator)
         reference = reference_of(config.loss, config.model)
         contents = contents_of(plain) if reference == "cached" else ""
         run.keep_best("eval/accuracy")
         model, optimizer = run.prepare(plain, config.optim)
         if reference == "cached":
             add_references(run, model, contents, {"training": train_pairs, **eval_sets})
-        criterion = PreferenceLoss(config.loss, reference, config.distill, load_teacher(config.distill, tokenizer, run))
+        teacher = load_teacher(config.distill, tokenizer, run, train_pairs)
+        criterion = PreferenceLoss(config.loss, reference, config.distill, teacher)
         for batch in run.batches(train_pairs, train_pairs.collate, train_pairs.lengths):
             for micro in batch.micros(model):
                 judged = criterion(model, micro.inputs)

@@ -1,8 +1,9 @@
 r"""Train a generative adversarial network, a small DCGAN: two models and two optimizers in one visible loop.
 
-accelerate launch recipes/gan.py
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/gan.py --run.dir runs/gan-ddp
-accelerate launch recipes/gan.py --data.path faces/ --data.size 64 --color true --width 64
+    accelerate launch recipes/gan.py
+    accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/gan.py --run.dir runs/gan-ddp
+    accelerate launch recipes/gan.py --data.path faces/ --data.size 64 \
+        --color true --width 64
 """
 
 from dataclasses import dataclass, field

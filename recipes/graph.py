@@ -14,7 +14,7 @@ from app.tasks.graphs.shape import GraphScratch, check_shape
 
 USE_IT = (
     "python -c 'from app.tasks.graphs.use import classify; "
-    """print(classify("{model}", "{data}", [0, 1, 2]))'"""
+    """print(classify("{model}", "{data}", [0, 1, 2]{table}))'"""
 )
 
 
@@ -35,6 +35,12 @@ class Config:
         return (1e-3, "going on with a model") if self.model else (5e-3, "training from scratch")
 
 
+def use_it(data: GraphData) -> str:
+    """Return the command that classifies nodes of the graph that was trained on."""
+    table = f', table="{data.nodes}"' if data.nodes else ""
+    return USE_IT.replace("{data}", data.path).replace("{table}", table)
+
+
 def load_data(config: Config):
     """Return the nodes to train on and to evaluate on, the names of the classes, and a description."""
     from app.data.graphs import nodes
@@ -49,9 +55,8 @@ def build_model(config: Config, data):
     from app.tasks.graphs.shape import Shape
 
     if config.model:
-        return networks.load_for(
-            config.model, data.width, data.names, len(config.data.fanout), eval_fanouts(config.data)
-        )
+        about = data.names, len(config.data.fanout), eval_fanouts(config.data), config.data.undirected
+        return networks.load_for(config.model, data.width, *about)
     arguments = {
         "kind": config.scratch.kind,
         "inputs": data.width,
@@ -61,7 +66,7 @@ def build_model(config: Config, data):
         "heads": config.scratch.heads,
         "dropout": config.scratch.dropout,
     }
-    shape = Shape(arguments, data.names, eval_fanouts(config.data))
+    shape = Shape(arguments, data.names, eval_fanouts(config.data), config.data.undirected)
     return networks.NodeClassifier(**arguments), shape
 
 
@@ -103,7 +108,7 @@ def main(config: Config) -> dict[str, float]:
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, data.evaluation, data.names, eval_fanouts(config.data))
-        return run.finish(model, shape, use=USE_IT.replace("{data}", config.data.path))
+        return run.finish(model, shape, use=use_it(config.data))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app.config import OnResume, setting
 from app.data.config import CorpusData, Masking
 from app.rundir.throughput import Cost
+from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import LanguageScratch, check_direction, check_shape, decoder, encoder
-from app.tasks.language import use
-from app.tasks.language.loading import check_positions, checkpoint_activations, load_language_model
-from app.tasks.language.lora import Lora, add_adapters, check_lora
+from app.tasks.language import logits, use
+from app.tasks.language.loading import check_positions, load_language_model
+from app.tasks.language.logits import Logits
+from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.pretrained import load_tokenizer
 
 
@@ -34,8 +37,14 @@ class Config:
     token_dropout: float = 0.0
     """Probability that an input token is replaced, which is predicted nevertheless: by the tokenizer's mask token, or
     by the unknown token, or by a random one. Special tokens stay. 0.1 is usual; 0: none."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more work."""
+    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
+    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
+    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
+    memory. No bit changes."""
+    logits: Logits = "auto"
+    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
+    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
+    more than 2**28 logits, or where layers are split, if the model can do it."""
     attention: Literal["auto", "model", "mask", "varlen", "flex"] = "auto"
     """How attention keeps documents in a block apart. model: as transformers does it. mask: one mask for all layers.
     varlen: flash attention, which needs no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: torch's
@@ -99,18 +108,21 @@ def build_model(config: Config, tokenizer):
     if config.data.packing == "documents":
         check_positions(model, config.model)
     model = add_adapters(model, config.lora, config.masked)
-    if config.activation_checkpointing:
-        checkpoint_activations(model)
+    checkpoint_activations(model, config.activation_checkpointing)
     return model
 
 
 def predict(model, inputs: dict):
-    """Return the logits of a micro-batch, [blocks, size, vocabulary], and the tokens that are right."""
+    """Return the logits of a micro-batch, [blocks, size, vocabulary], and the tokens that are right, [blocks, size].
+
+    With --logits chunked, the logits are losses, [blocks, size].
+    """
     from app.tasks.language.attention import model_inputs
 
     known = model_inputs(inputs)
     targets = known.pop("targets")
-    return model(**known).logits, targets
+    with logits.told(model, targets):
+        return model(**known).logits, targets
 
 
 def loss_of(model, inputs: dict, criterion):
@@ -124,7 +136,7 @@ def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Con
     from app.tasks.language.generate import filled_in, sample_text
     from app.training.metrics import TokenAccuracy
 
-    scores = run.scores_of(*([TokenAccuracy()] if config.masked else []))
+    scores = run.scores_of(*([TokenAccuracy(logits.likeliest(model))] if config.masked else []))
     for micro in run.evaluation(model, blocks, collate, weights=blocks.weights):
         predicted = predict(model, micro.inputs)
         scores.update(micro.weight, *predicted, loss=criterion(*predicted))
@@ -156,7 +168,7 @@ def main(config: Config) -> dict[str, float]:
         check_masking(config.mask, config.token_dropout, config.sample)
         check_shape(config.scratch)
         check_direction(config.scratch, config.masked)
-        check_lora(config.lora)
+        check_lora(config.lora, config.model, run.accelerator)
         with run.main_process_first():
             train_blocks, eval_sets, tokenizer, about = load_data(config)
         run.say(about)
@@ -164,6 +176,8 @@ def main(config: Config) -> dict[str, float]:
         attention = (BothWays if config.masked else Attention).of(plain, config.attention, config.data.packing, run)
         augment = Masker.of(config.mask, tokenizer) or TokenDropout.of(config.token_dropout, tokenizer)
         collate, cost = RampedCollate(attention.collate, config.data), Cost.of(plain, config.data.block)
+        logits.choose(plain, config.logits, run)
+        hold_base(plain, config.lora, run.accelerator)
         run.keep_best("-eval/loss")
         model, optimizer = run.prepare(plain, config.optim)
         criterion = run.compiled(token_loss)

@@ -9,10 +9,12 @@ r"""Train a model that writes a text for a text: from scratch on data that needs
 from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
-from app.config import setting
+from app.config import OnResume, setting
 from app.data.config import PairData
+from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import check_shape
-from app.tasks.language import seq2seq
+from app.tasks.language import logits, seq2seq
+from app.tasks.language.logits import Logits
 from app.tasks.language.seq2seq_generation import Generate
 from app.tasks.language.use import WRITES
 
@@ -28,6 +30,14 @@ class Config:
     data: PairData = field(default_factory=PairData)
     smoothing: float = setting(0.0, at_least=0)
     """Label smoothing: the share of each target token that is spread evenly over the vocabulary. 0.1 is usual."""
+    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
+    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
+    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
+    memory. No bit changes."""
+    logits: Logits = "auto"
+    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
+    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
+    more than 2**28 logits, or where layers are split, if the model can do it."""
     generate: Generate = field(default_factory=Generate)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     ema: EMAConfig = field(default_factory=EMAConfig)
@@ -59,6 +69,7 @@ def build_model(config: Config, tokenizer):
         model = seq2seq.load_pretrained(config.model)
     else:
         model = seq2seq.new_model(config.scratch, tokenizer, data, generate)
+    checkpoint_activations(model, config.activation_checkpointing)
     return seq2seq.will_write(model, data, generate)
 
 
@@ -69,10 +80,10 @@ def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Confi
     from app.training.metrics import TokenAccuracy
     from app.training.text_scores import text_scores
 
-    scores = run.scores_of(TokenAccuracy())
+    scores = run.scores_of(TokenAccuracy(logits.likeliest(model)))
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.weights):
-        logits, targets = seq2seq.predict(model, micro.inputs)
-        scores.update(micro.weight, logits, targets, loss=criterion(logits, targets))
+        predicted = seq2seq.predict(model, micro.inputs)
+        scores.update(micro.weight, *predicted, loss=criterion(*predicted))
     found, asked = scores.compute(), config.generate
     if asked.rows:
         some = Evenly(rows, asked.rows)
@@ -107,12 +118,13 @@ def main(config: Config) -> dict[str, float]:
         collate = PairCollate(tokenizer, config.data.pad_to_multiple_of)
         plain = build_model(config, tokenizer)
         never_look(plain, run.accelerator)
+        logits.choose(plain, config.logits, run)
         model, optimizer = run.prepare(plain, config.optim)
         criterion = run.compiled(token_loss)
         for batch in run.batches(train_rows, collate, train_rows.lengths, weights=train_rows.weights):
             for micro in batch.micros(model):
-                logits, targets = seq2seq.predict(model, micro.inputs)
-                loss = criterion(logits, targets, config.smoothing)
+                predicted = seq2seq.predict(model, micro.inputs, config.smoothing)
+                loss = criterion(*predicted, config.smoothing)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

@@ -1,8 +1,9 @@
 r"""Train a tagger of tokens: from scratch on data that needs no download, or from a pretrained model on your own.
 
-accelerate launch recipes/tag.py
-accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/tag.py --run.dir runs/ddp
-accelerate launch recipes/tag.py --model bert-base-cased --data.path train.conll --data.eval-path dev.conll
+    accelerate launch recipes/tag.py
+    accelerate launch --config_file accelerate_configs/ddp_cpu.yaml recipes/tag.py --run.dir runs/ddp
+    accelerate launch recipes/tag.py --model bert-base-cased \
+        --data.path train.conll --data.eval-path dev.conll
 """
 
 from dataclasses import dataclass, field

@@ -26,13 +26,24 @@ def take_a_share_of_the_cores() -> None:
         os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: workers] or cores)
 
 
+def let_others_finish() -> None:
+    """Have processes that wake up wait for the one that runs.
+
+    A rank that takes the core from another one in the middle of a message spins, as gloo waits for the other's lock.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 take_a_share_of_the_cores()
+let_others_finish()
 
 
 def pytest_collection_finish():
     """Have Python's garbage collector look at what tests leave, and not again and again at what they import."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

@@ -189,7 +189,7 @@ class Training:
 
     def __init__(self, folder: Path, words: list, output: str = "output"):
         self.folder, self.printed = folder, folder / output
-        self.file = open(self.printed, "w+")  # noqa: SIM115 - closed by `training`
+        self.file = open(self.printed, "w+")  # noqa: SIM115 - closed by `end`
         self.process = subprocess.Popen(
             [str(word) for word in words], cwd=ROOT, stdout=self.file, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -217,6 +217,12 @@ class Training:
     def output(self):
         return self.printed.read_text()
 
+    def end(self):
+        """Kill what is left of it."""
+        kill_tree(self.process.pid)
+        self.process.wait()
+        self.file.close()
+
 
 def metrics(folder: Path) -> list[dict]:
     """Read a run's metrics.jsonl."""
@@ -235,7 +241,11 @@ def scores(folder: Path) -> list[dict]:
 
 def weights(folder: Path) -> dict[str, bytes]:
     """Read the bytes of a run's finished weights."""
-    return {name: tensor.numpy().tobytes() for name, tensor in load_file(folder / "model/model.safetensors").items()}
+    return {name: _bytes(tensor) for name, tensor in load_file(folder / "model/model.safetensors").items()}
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -253,7 +263,7 @@ def saved_state(folder: Path, step: int) -> dict[str, bytes]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns that one process loads alone
         dcp.load(tensors, storage_reader=reader, no_dist=True)
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return {name: _bytes(tensor) for name, tensor in tensors.items()}
 
 
 def furthest(a: list[dict], b: list[dict], key: str = "loss") -> float:

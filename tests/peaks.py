@@ -16,6 +16,8 @@ FLAGS = {
     "cls": "--scratch.layers 2 --scratch.width 64 --data.path {texts} --run.micro-batch 8 --run.global-batch 32",
     "lm": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
     "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
+    "lm-chunked": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
+    "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0 --logits chunked",
     "tag": "--scratch.layers 2 --scratch.width 64 --data.max-length 128 --data.split train[:200] --run.micro-batch 8",
     "dpo": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.vocab 1000 --data.split train[:200] "
     "--data.max-length 128 --run.micro-batch 4 --run.global-batch 16",
@@ -32,12 +34,12 @@ FLAGS = {
 
 
 def both(name: str, texts: str, folder: Path, micro_batch: int = 0, memory: float = 0.0) -> dict:
-    """Return what was predicted and what was measured of one recipe."""
+    """Return what was predicted and what was measured of one recipe; more may follow its name."""
     graph = graph_file(folder / "graph.npz", nodes=600)
     flags = [*FLAGS[name].format(texts=texts, graph=graph).split(), *QUIET.split(), "--run.steps", "3"]
     flags += ["--run.save-async", "false", "--run.dir", str(folder / f"{name}-{time.monotonic_ns()}")]
     flags += ["--run.micro-batch", str(micro_batch)] if micro_batch else []
-    recipe = predicted.RECIPES / f"{name}.py"
+    recipe = predicted.RECIPES / f"{name.partition('-')[0]}.py"
     own = Run.batches, Run.due
     found = predicted.predict(recipe, flags, "cpu", "fp32", memory)
     try:

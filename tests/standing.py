@@ -8,11 +8,13 @@ Ranks are forks of a Python that has made the imports, with the environment that
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -47,6 +49,8 @@ class Warm:
         """Wait until it can fork."""
         with socket.socket(socket.AF_UNIX) as knocking:
             while knocking.connect_ex(str(self.socket)):
+                if (status := self.process.poll()) is not None:
+                    raise ChildProcessError(f"the Python that forks others has ended with status {status}")
                 time.sleep(0.05)
 
     def run(self, folder: Path, *words: str, timeout: float) -> tuple[int | None, str]:
@@ -86,6 +90,7 @@ class Standing:
     def __init__(self, ranks: int, head: list[str], warm: Warm):
         self.folder, self.ranks = Path(tempfile.mkdtemp(prefix="standing-")), ranks
         self.count, self.printed = 0, self.folder / "output"
+        self.stopped: set[int] = set()
         for rank in range(ranks):
             os.mkfifo(self.folder / f"rank-{rank}")
         # Opened for both, which does not wait for the other end; the ranks end when this process closes it.
@@ -101,7 +106,11 @@ class Standing:
             )
 
     def run(self, folder: Path, script: str, *words: str, timeout: float) -> tuple[int | None, str]:
-        """Run a script on all ranks; return its status, None for one that still runs, and what it printed."""
+        """Run a script on all ranks; return its status, None for one that still runs, and what it printed.
+
+        Between two scripts all are stopped: the threads that wait for messages look for some 200 times a second.
+        """
+        self._go_on()
         self.count += 1
         already = self.printed.stat().st_size
         command = json.dumps([self.count, str(folder), script, words]) + "\n"
@@ -112,8 +121,23 @@ class Standing:
             time.sleep(0.01)
             ended = self.process.poll()
             through = [self.folder / f"{self.count}-{rank}" for rank in range(self.ranks)]
-            status = max(int(file.read_text()) for file in through) if all(f.exists() for f in through) else ended
+            if all(file.exists() for file in through):
+                status = 0
+                self._stop({int(pid) for file in through for pid in file.read_text().split()})
+            else:
+                status = ended
         return status, self.output(already)
+
+    def _stop(self, processes: set[int]) -> None:
+        self.stopped = processes
+        for pid in processes:
+            with suppress(ProcessLookupError):  # the next script finds that it has ended
+                os.kill(pid, signal.SIGSTOP)
+
+    def _go_on(self) -> None:
+        while self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(self.stopped.pop(), signal.SIGCONT)
 
     def output(self, begin: int = 0) -> str:
         """Read what the ranks printed, from a byte on."""
@@ -121,6 +145,7 @@ class Standing:
 
     def end(self) -> None:
         """Have the ranks end by themselves; kill what does not."""
+        self._go_on()
         for pipe in self.pipes:
             os.close(pipe)
         try:

@@ -47,6 +47,8 @@ def usual():
 def test_what_was_chosen_is_given_back(usual, before):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # The garbage collector may come just now, and find what another test has left.
+        warnings.simplefilter("ignore", ResourceWarning)
         BEFORE[before]()
         found = chosen()
         with deterministic_settings.fixed():

@@ -107,7 +107,7 @@ def test_every_layout_gives_the_same_boxes(tmp_path, kind):
 
 
 WRONG = {
-    "outside": ([30, 2, 45, 9], "cat", "ends outside its image: 30, 2, 45, 9", "boxes are wrong. Mend"),
+    "outside": ([30, 2, 45, 9], "cat", "ends outside its image: 30, 2, 45, 9", "are wrong. Mend the file, or"),
     "no area": ([5, 5, 5, 9], "cat", "without an area", "--data.bad-boxes mend"),
     "unknown": ([5, 5, 8, 9], "bird", "", ""),
 }
@@ -139,6 +139,29 @@ def test_wrong_boxes_are_mended_where_that_is_asked_for(tmp_path):
     corners, classes = boxes.of(0)
     assert (corners * SIDES).round(4).tolist() == [[30, 2, 40, 9], [1, 1, 9, 9]]
     assert classes.tolist() == [0, 1] and boxes.counts.tolist() == [2, 2, 1, 0, 2, 1] and boxes.mended == 3
+
+
+def test_numbers_that_are_not_finite_cannot_be_mended(tmp_path):
+    """And are named before the boxes that could be."""
+    truth = [[([30, 2, 45, 9], "cat")], [([1, 1, float("nan"), 9], "dog")], *TRUTH]
+    path = coco(tmp_path / "data", truth)
+    for how in ("refuse", "mend"):
+        with pytest.raises(UserError) as refused:
+            read(path, bad_boxes=how, split="train[:3]", eval_split="train[3:]")
+        said = str(refused.value)
+        assert "annotations[1]" in said and "not finite" in said and "--data.bad-boxes" not in said
+        assert "1 of the 4 boxes to train on are wrong." in said
+
+
+def test_an_image_that_goes_missing_is_named(tmp_path, monkeypatch):
+    """Images are next to the json: paths are not those of a table, which are relative to the current folder."""
+    coco(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    read("data/boxes.json")
+    (tmp_path / "data/images/3.png").unlink()
+    with pytest.raises(UserError, match=r"data/images/3.png\) cannot be read: ") as refused:
+        read("data/boxes.json")
+    assert "relative to" not in str(refused.value)
 
 
 def test_an_image_of_another_size_than_annotated_is_refused(tmp_path):
@@ -188,13 +211,30 @@ def test_labels_of_listed_images_are_read_again_when_they_change(tmp_path):
         ("images", 0, {"file_name": None}, r"images\[0\] of .*boxes.json has no file_name"),
         ("categories", 0, {"id": None}, r"categories\[0\] of .*boxes.json has no id"),
         ("categories", 0, {"name": None}, r"categories\[0\] of .*boxes.json has no name"),
+        ("categories", 1, {"id": "8"}, r"categories\[1\] of .*json has the id '8', and categories\[0\] 7: give"),
+        (
+            "categories",
+            1,
+            {"name": "cat"},
+            r"categories\[1\] of .*json has the name cat, which categories\[0\] has",
+        ),
+        ("annotations", 1, {"image_id": [1]}, r"annotations\[1\] of .*json has the image_id \[1\], which no image"),
+        ("annotations", 2, {"category_id": {}}, r"annotations\[2\] of .*json has the category_id \{\}, which no cat"),
+        ("annotations", 2, "a box", r"annotations\[2\] of .*boxes.json is 'a box': give an object with a bbox"),
+        ("images", 3, {"file_name": "x.png"}, r"images\[3\] of .*json, x.png, is in none of .*data/images, .*data, "),
+        ("categories", None, None, r"boxes.json has no list of categories: give COCO's three lists"),
     ],
 )
-def test_coco_whose_images_or_categories_cannot_be_told_apart(tmp_path, key, place, change, said):
+def test_coco_files_that_are_wrong(tmp_path, key, place, change, said):
     path = coco(tmp_path / "data")
     found = json.loads(path.read_text())
-    changed = found[key][place] | change
-    found[key][place] = {name: value for name, value in changed.items() if value is not None}
+    if place is None:
+        del found[key]
+    elif isinstance(change, dict):
+        changed = found[key][place] | change
+        found[key][place] = {name: value for name, value in changed.items() if value is not None}
+    else:
+        found[key][place] = change
     path.write_text(json.dumps(found))
     with pytest.raises(UserError, match=said):
         read(path)

@@ -40,6 +40,7 @@ def test_commands_options_and_files():
         "--weights",
         "--average",
         "--to",
+        "--merge",
         "--shard",
         "--push",
         "--private",

@@ -218,6 +218,12 @@ class OwnConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
 
+def test_slices_are_for_exact_mode():
+    with pytest.raises(UserError, match=r"^--run\.slices 4: only exact mode needs slices: give --run\.exact true"):
+        check(Config(run=RunConfig(epochs=1, slices=4)))
+    check(Config(run=RunConfig(epochs=1, slices=4, exact=True)))
+
+
 def test_a_recipes_own_settings_say_what_is_asked_of_them(capsys):
     check(OwnConfig(Own(width=2, show=0, depth=-1)))
     with pytest.raises(UserError, match=r"^--own\.width 1: must be at least 2$"):
@@ -235,14 +241,15 @@ def test_a_recipes_own_settings_say_what_is_asked_of_them(capsys):
 def test_what_may_change_on_resume_is_what_does_not_change_the_run():
     """A setting that becomes one of these by mistake would change runs silently."""
     refused = {name for name, what in on_resume(Config()).items() if what is OnResume.REFUSE}
-    # The latter make the optimizer's groups, which a checkpoint has.
-    groups = {f"optim.{name}" for name in ("name", "rates", "decays", "layer_decay", "freeze")}
+    # These make the groups and the state of the optimizer, which a checkpoint has.
+    groups = {f"optim.{name}" for name in ("name", "updates", "rates", "decays", "layer_decay", "freeze")}
     assert refused == groups | {"model", "quick", "sizes"} | {
         "run.seed",
         "run.global_batch",
         "run.batch_ramp",
         "run.micro_batch",
         "run.exact",
+        "run.slices",
         "run.sync_bn",
     }
     if_accepted = {name for name, what in on_resume(Config()).items() if what is OnResume.IF_ACCEPTED}

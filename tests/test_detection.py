@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 
 import numpy as np
 import pytest
@@ -12,11 +13,16 @@ from transformers import ConditionalDetrConfig, DetrConfig, DetrForObjectDetecti
 
 from app.data.boxes.detections import own_processor
 from app.errors import UserError
+from app.tasks.detection.dense import DenseDetectorConfig
 from app.tasks.detection.losses import SetLoss, dense_loss, generalised_iou
-from app.tasks.detection.networks import new_detector, with_loss
+from app.tasks.detection.networks import new_detector, too_many_boxes, with_loss
+from app.tasks.detection.pictures import panel
 from app.tasks.from_scratch import DetectorScratch
+from app.tasks.segmentation.panels import colours
 from app.training import average_precision
 from app.training.average_precision import AveragePrecision
+from launching import ROOT
+from laws.many import load
 
 NAMES = ["cat", "dog", "never"]
 
@@ -209,10 +215,36 @@ def test_the_least_dense_loss_is_that_of_the_truth():
     assert generalised_iou(corners[0, :, 4, 4], corners[0, :, 4, 4]) == 1
 
 
-def test_a_saved_detector_works_in_a_pipeline(tmp_path):
-    """By the file that is saved next to the weights."""
-    from PIL import Image
+@pytest.mark.parametrize(("network", "queries", "told"), [("detr", 2, True), ("detr", 7, False), ("dense", 2, False)])
+def test_more_boxes_than_queries_are_told(network, queries, told):
+    model = new_detector(DetectorScratch(network=network, width=8, queries=queries), NAMES, 3)
+    said = too_many_boxes(model, np.array([0, 2, 7, 3]), "--scratch.queries")
+    words = ["2 of 4 training images have more boxes, up to 7, than the 2 that", "give a larger --scratch.queries"]
+    assert all(word in said for word in words) if told else not said
 
+
+@pytest.mark.parametrize("box", [[0, 0, 64, 64], [60, 0, 64, 64], [0, 0, 4, 10], [50, 62, 64, 64], [-9, -9, 90, 90]])
+@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "bird"]])
+def test_names_of_boxes_are_drawn_inside_the_picture(box, names):
+    """On their class's colour, which is not white."""
+    labels = torch.tensor([len(names) - 1])
+    image = torch.linspace(0, 1, 64).expand(3, 64, 64)
+    truth = {"boxes": torch.tensor([box], dtype=torch.float32), "labels": labels}
+    nothing = {"boxes": torch.zeros(0, 4), "labels": labels[:0], "scores": torch.zeros(0)}
+    drawn, plain = (panel(image, each, nothing, names)[:, :384].astype(int) for each in (truth, nothing))
+    colour = colours(len(names) + 2)[1] if len(names) == 1 else colours(len(names) + 1)[-1]
+    own = np.lib.stride_tricks.sliding_window_view((drawn == colour).all(-1) & (drawn != plain).any(-1), (14, 20))
+    assert own.mean((2, 3)).max() > 0.5 and len(set(colour.tolist())) > 1
+
+
+def test_a_saved_detector_works_in_a_pipeline(tmp_path, monkeypatch):
+    """By the file that is saved next to the weights; and no list of other models is printed."""
+    from PIL import Image
+    from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES as KNOWN
+    from transformers.pipelines import base
+
+    said = []
+    monkeypatch.setattr(base.logger, "error", said.append)
     model = new_detector(DetectorScratch(width=8), NAMES, 3)
     torch.nn.init.constant_(model.heat.bias, 1.0)
 
@@ -222,8 +254,15 @@ def test_a_saved_detector_works_in_a_pipeline(tmp_path):
 
     for part in (model, own_processor(Column(), 0)):
         part.save_pretrained(tmp_path / "model")
+    monkeypatch.delitem(KNOWN, DenseDetectorConfig.model_type, raising=False)
+    load(tmp_path / "model" / "dense.py")  # as the pipeline does, unless another test has made the class known
     detect = pipeline("object-detection", str(tmp_path / "model"), trust_remote_code=True)
     found = detect(Image.new("RGB", (60, 40)), threshold=0.5)
     assert detect.image_processor.size["height"] == 64 and (tmp_path / "model" / "dense.py").exists()
-    assert found and {each["label"] for each in found} <= set(NAMES)
+    assert found and {each["label"] for each in found} <= set(NAMES) and not said
     assert all(0 <= each["box"]["xmin"] <= each["box"]["xmax"] <= 60 for each in found)
+
+
+def test_the_docs_use_it_as_the_recipe_says():
+    command = load(ROOT / "recipes/det.py").USE_IT.format(model="runs/det/model")
+    assert "threshold=" in command and command in re.sub(r"\s+", " ", (ROOT / "docs/detection.md").read_text())

@@ -1,5 +1,6 @@
 """What the documents say can be typed: recipes run, flags are known, links lead somewhere, messages are real."""
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -133,3 +134,11 @@ def test_the_recipe_of_the_documents_is_the_same_everywhere(tmp_path):
 def test_every_document_is_reached_from_the_readme():
     text = (ROOT / "README.md").read_text()
     assert all(f"docs/{path.name}" in text for path in Path(ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.py")), ids=lambda file: file.stem)
+def test_commands_of_a_recipes_help_are_on_lines_of_their_own(recipe):
+    """Lines that are not indented become one paragraph. The linter takes indents away where no line ends with \\."""
+    head, *lines = ast.get_docstring(ast.parse(recipe.read_text()), clean=False).splitlines()
+    commands = [line for line in lines if "accelerate launch" in line]
+    assert head and commands and all(line.startswith("    ") for line in commands)

@@ -12,7 +12,7 @@ import torch
 from app.commands.doctor import allreduce, command, disk, findings, machine
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding
 from app.launching import profiles
-from launching import PROFILES, ROOT, run
+from launching import PROFILES, ROOT, python, run
 
 
 def test_a_check_that_fails_or_hangs_is_a_row():
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_is_no_trouble():
         (("distributed_type: MULTI_GPU", "distributed_type: MULTI_CPU"), "starts one process"),
         (("distributed_type: MULTI_GPU", "distributed_type: DEEPSPEED"), "DeepSpeed on CPU"),
         (("mixed_precision: 'no'", "mixed_precision: 'no'\nfsdp_config:\n  fsdp_layer: 1"), "fsdp_layer"),
-        (("mixed_precision: 'no'", "parallelism_config:\n  parallelism_config_tp_size: 2"), "tp_size 2: weights"),
+        (("mixed_precision: 'no'", "parallelism_config:\n  parallelism_config_tp_size: 3"), "a mesh of 3"),
     ],
 )
 def test_a_profile_that_cannot_work_is_found(tmp_path, change, says):
@@ -129,5 +129,5 @@ def test_profiles_are_read_as_the_launcher_reads_them(name, wrapping, shards):
 
 
 def test_what_cannot_be_asked_is_refused():
-    result = run([sys.executable, "-m", "app", "doctor", "--profile", "nowhere.yaml"])
+    result = python("-m", "app", "doctor", "--profile", "nowhere.yaml")
     assert result.status == 2 and "nowhere.yaml" in result.output and "Traceback" not in result.output

@@ -24,7 +24,7 @@ SHORT = "--run.steps 0 --run.epochs 0.0036"
 SMALL = "--run.steps 2 --run.save-every 1 --run.global-batch 8 --run.micro-batch 2 --run.threads 1 --run.trackers"
 SMALLER = {
     "cls": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
-    "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.block 32",
+    "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 4 --data.block 32",
     "tag": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
     "dpo": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.max-length 64",
     "s2s": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --generate.rows 4",
@@ -36,6 +36,7 @@ SMALLER = {
 }
 # What takes long to read, or wants a GPU, and what is taken instead.
 INSTEAD = {
+    "--optim.updates": "--optim.updates plain",  # others need bf16, which these launches do not have
     "--run.stop-at": "--run.stop-at 1",
     "--run.sync-bn": "--run.sync-bn false",
     "--data.dims": "--data.patch 32",
@@ -114,7 +115,9 @@ def test_commands(words, place, ended, monkeypatch):
     if words[0] == "plan":  # by then a reader's run has ended
         shutil.rmtree("runs/cls", ignore_errors=True)
         shutil.copytree(ended, "runs/cls")
-        words += [*SMALL.split(), *SMALLER["cls"].split(), *SHORT.split()]
+        recipe = Path(words[1]).stem
+        # A plan of a larger model says how its own batch is spread.
+        words += [*SMALLER[recipe].split(), *(f"{SMALL} {SHORT}".split() if recipe == "cls" else [])]
     if "--push" in words:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         words += ["--dry-run"]

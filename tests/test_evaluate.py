@@ -14,11 +14,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, BertForSequenceCl
 
 from app import UserError, parse
 from app.__main__ import main as app
-from app.commands.evaluate import command
+from app.commands.evaluate import command, models
 from app.commands.predict import command as predict
 from app.commands.predict import tables
 from app.data.tables.splits import named_sets
 from app.launching.flags import parse_command
+from app.tasks.detection.networks import new_detector
+from app.tasks.from_scratch import DetectorScratch
 from app.training.metrics import Calibration
 from evaluating import as_it_is
 from launching import ROOT, scores
@@ -193,6 +195,18 @@ def test_models_that_cannot_be_evaluated(tmp_path, config, words, said):
     (tmp_path / ("config.json" if config else "adapter_config.json")).write_text(config)
     with pytest.raises(UserError, match=said):
         as_it_is(tmp_path, *words)
+
+
+def test_the_recipe_of_an_exported_model_is_not_its_network(tmp_path):
+    """The file of a network of Samestep's own lies next to its weights."""
+    new_detector(DetectorScratch(width=8), ["cat", "dog"], 3).save_pretrained(tmp_path)
+    (tmp_path / "training_config.yaml").write_text("model: ''\ndata: {path: [builtin:scenes], eval_path: ''}\n")
+    (tmp_path / "det.py").touch()
+    assert sorted(file.name for file in tmp_path.glob("*.py")) == ["dense.py", "det.py"]
+    assert models.of_model(command.Options(run=tmp_path), []).recipe == tmp_path / "det.py"
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(UserError, match="2 files that may be its recipe"):
+        models.of_model(command.Options(run=tmp_path), [])
 
 
 @pytest.mark.parametrize("given", ["hard", "=x", "a=", "a=x a=y", "train=x"])

@@ -44,7 +44,7 @@ def train(folder, model, loss=lambda output: output.square().mean(), optim=None,
 )
 def test_profiles_that_cannot_be_exact_are_refused(kind, compiler, words):
     state = SimpleNamespace(dynamo_plugin=TorchDynamoPlugin(**compiler))
-    accelerator = SimpleNamespace(distributed_type=kind, state=state, compiles=bool(compiler))
+    accelerator = SimpleNamespace(distributed_type=kind, state=state, compiles=bool(compiler), split=None)
     with pytest.raises(UserError, match=words):
         ExactGradients(accelerator, 0)
 

@@ -125,6 +125,10 @@ def app(*words, **environment):
     return run([sys.executable, "-m", "app", "export", *words], env={"HF_HUB_OFFLINE": "0", **environment})
 
 
+def offline(*words):
+    return python("-m", "app", "export", *words)
+
+
 def test_pushing(runs, exported):
     """To a stand-in; a dry run before it asks nothing of anybody, and a wrong token is said to be one."""
     with hub() as there:
@@ -161,16 +165,16 @@ def test_averages_that_cannot_be(runs, options, said):
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "said"),
+    ("words", "start", "said"),
     [
-        (["--step", "3"], {}, "no checkpoint of step 3; there are 2, 4"),
-        (["--push", "a b"], {}, "--push a b: "),
-        (["--push", "me/x"], {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
-        (["--to", "."], {}, ". exists already"),
+        (["--step", "3"], offline, "no checkpoint of step 3; there are 2, 4"),
+        (["--push", "a b"], app, "--push a b: "),
+        (["--push", "me/x"], offline, "HF_HUB_OFFLINE is set"),
+        (["--to", "."], offline, ". exists already"),
     ],
 )  # fmt: skip
-def test_what_cannot_be(runs, words, environment, said):
-    result = python("-m", "app", "export", runs / "cls", *words, **{"HF_HUB_OFFLINE": "0", **environment})
+def test_what_cannot_be(runs, words, start, said):
+    result = start(runs / "cls", *words)
     assert result.status == 2 and said in result.output, result.output
 
 
@@ -178,7 +182,7 @@ def test_a_damaged_checkpoint_is_not_exported(runs, tmp_path):
     shutil.copytree(runs / "cls", tmp_path / "run")
     file = next((tmp_path / "run/checkpoints/step-00000004/state").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
-    result = python("-m", "app", "export", tmp_path / "run", HF_HUB_OFFLINE="0")
+    result = offline(tmp_path / "run")
     assert result.status == 2 and "step 4 is damaged" in result.output
 
 
@@ -190,7 +194,8 @@ def test_scores_are_results_to_the_hub(tmp_path):
     run = history.read(tmp_path / "run")
     (tmp_path / "run" / "recipe.py").write_text("")
     run.config["data"] = {"path": ["me/texts"]}
-    scores = {"eval/accuracy": 0.75, "eval/loss": float("nan"), "eval/samples": 8}
+    counts = {f"eval/{name}": 8 for name in ("samples", "images", "boxes", "tokens")}
+    scores = {"eval/accuracy": 0.75, "eval/loss": float("nan"), **counts}
     found = {}
     for kind in ("BertForSequenceClassification", "UNet"):
         (tmp_path / kind).mkdir()

@@ -23,6 +23,8 @@ from transformers import (
 
 from app.distributed import fsdp
 from app.errors import UserError
+from app.training.adafactor import Adafactor
+from app.training.muon import Muon
 
 BERT = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 LLAMA = {**BERT, "num_key_value_heads": 2, "tie_word_embeddings": True}
@@ -149,7 +151,24 @@ def test_an_older_profile_is_read_as_fsdp2(plugin, strategy, reshard):
     assert found.mixed_precision_policy.param_dtype is None
 
 
+@pytest.mark.parametrize("asked", ["false", "true"])
+def test_shards_stay_on_the_host_where_the_profile_says_so(plugin, asked):
+    """Without a GPU, whose driver pins memory, in memory as it is."""
+    os.environ["FSDP_OFFLOAD_PARAMS"] = asked
+    found = fsdp.read_plugin()
+    assert fsdp.offloads(found) == (asked == "true") and not getattr(found.cpu_offload, "pin_memory", False)
+
+
 def test_an_optimizer_that_needs_whole_weights_is_refused():
     """torch 2.13's Adafactor ends its first step on shards with an internal error."""
-    with pytest.raises(UserError, match=r"--optim\.name Adafactor works on whole weights"):
+    with pytest.raises(UserError, match="Adafactor works on whole weights"):
         fsdp.check_optimizer(torch.optim.Adafactor([nn.Parameter(torch.zeros(2, 2))]))
+
+
+@pytest.mark.parametrize("kind", [Adafactor, Muon])
+def test_an_optimizer_that_gathers_weights_is_refused_with_offload(kind):
+    """Gathered, they would be on the GPU, and the shards on the host."""
+    optimizer = kind([nn.Parameter(torch.zeros(2, 2))])
+    fsdp.check_optimizer(optimizer)
+    with pytest.raises(UserError, match=rf"--optim\.name {kind.__name__} gathers weights .* fsdp_offload_params"):
+        fsdp.check_optimizer(optimizer, on_host=True)

@@ -15,7 +15,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.parts import PARTS, Part, chosen
 from benchmarks.gpu.running import run_part
 from benchmarks.gpu.summary import merge
-from launching import ROOT, run
+from launching import python
 
 pytestmark = pytest.mark.launches
 ABOUT = {"machine": {"cpu": "a processor", "cores": 2, "torch": "2.11"}, "commit": "abc1234"}
@@ -114,7 +114,7 @@ def test_parts_are_named_by_their_names_or_beginnings():
 
 
 def test_the_list_says_how_long_each_may_take():
-    result = run([sys.executable, "-m", "benchmarks.gpu", "--list"], env={"PYTHONPATH": str(ROOT)})
+    result = python("-m", "benchmarks.gpu", "--list")
     assert result.status == 0, result.output
     assert all(found.name in result.output for found in PARTS)
     assert "none may take more than 8" in result.output

@@ -1,6 +1,7 @@
 """Graphs: read from any form, refused where they do not fit, sampled by node and epoch, summed in one order."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app import parse
+from app.commands.predict import command as predict
 from app.data.graphs import calls, nodes, readers
 from app.data.graphs.config import GraphData
 from app.data.graphs.sampling import ALL, Gather, draw, sample, stages
@@ -19,6 +22,8 @@ from app.tasks.graphs.networks import NodeClassifier, finished
 from app.tasks.graphs.shape import Shape
 from app.tasks.graphs.use import classify
 from app.training.fetching import Composed
+from evaluating import as_it_is
+from recipes import graph as graph_recipe
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 SIZE = 40
@@ -206,6 +211,26 @@ def test_splits_of_the_data_are_kept(tmp_path):
         assert nodes.load(GraphData(**flags, eval_split="test")).evaluation.nodes.tolist() == [20, 21]
 
 
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_splits_of_any_usual_name_are_found(tmp_path, kind):
+    """As in all other data; what is nearly such a name is refused and not left out."""
+    own = {"idx_training": np.arange(10), "validation_mask": np.arange(SIZE) == 12, "Dev": [20, 21], "seed": [9, 9]}
+    loaded = nodes.load(GraphData(**write(tmp_path, kind, **own)))
+    assert loaded.train.nodes.tolist() == list(range(10)) and loaded.evaluation.nodes.tolist() == [12]
+    assert "validation, not dev" in loaded.about
+    for wrong, said in (
+        (
+            {"holdout_mask": [3]},
+            r"holdout_mask.* seems to be a split, and holdout is none: rename it; splits are",
+        ),
+        ({"vaild": [3]}, r"vaild.* seems to be a split"),
+        ({"train": [3], "train_mask": np.arange(SIZE) == 4}, r"train.* and .*train_mask.* are both train, and differ"),
+    ):
+        (folder := tmp_path / next(iter(wrong))).mkdir()
+        with pytest.raises(UserError, match=said):
+            nodes.load(GraphData(**write(folder, kind, **wrong)))
+
+
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_nodes_to_evaluate_on_are_never_trained_on(tmp_path, split):
     """Also where the data do not say what to train on."""
@@ -289,14 +314,77 @@ def test_labels_of_tables_are_true_or_false_or_whole(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["label,x", "1.0,1", "0.4,2", "0,3"], r"nodes.csv: row 1 has the label 0.4, which is no class"),
-        (["id,label,x", "0,1,1", "1,0,2", "2,0,3", "1,0,4"], r"nodes.csv: rows 1 and 3 both have the id 1"),
-        (["label,split,x", "1,test,1", "1,train,2", ",train,3"], r"row 2 of .*nodes.csv is node 2, which has no label"),
+        (["label,x", "1.0,1", "0.4,2", "0,3"], r"nodes.csv: row 1 .* has the label 0.4, which is no class"),
+        (["id,label,x", "0,1,1", "1,0,2", "2,0,3", "1,0,4"], r"nodes.csv: rows 1 and 3 .* both have the id 1"),
+        (
+            ["label,split,x", "1,test,1", "1,train,2", ",train,3"],
+            r"row 2 .* of .*csv is node 2, which has no label",
+        ),
+        (
+            ["label,split,x", "1,training,1", "0,Validation,2", "0,holdout,3"],
+            r"nodes.csv: row 2 \(counted from 0\) has the split holdout, and there is none; splits are train, .*, or",
+        ),
+        (["label,x,y", "1,1,1", "0,2,", "0,3,3"], r"nodes.csv: column y, row 1 \(counted from 0\): empty"),
+        (["id,label,x", "0,1,1", ",0,2", "2,0,3"], r"nodes.csv: row 1 .* has no id"),
     ],
 )
 def test_rows_of_tables_that_do_not_fit_are_named(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         nodes.load(tables(tmp_path, lines))
+
+
+def test_splits_of_tables_have_any_usual_name(tmp_path):
+    lines = ["label,split,x", "1,training,1", "0,Train,2", "0,validation,3", "1,test,4", "1,,5"]
+    config = tables(tmp_path, lines)
+    loaded = nodes.load(config)
+    assert loaded.train.nodes.tolist() == [0, 1] and loaded.evaluation.nodes.tolist() == [2]
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,\n")
+    with pytest.raises(UserError, match=r"edges.csv: row 1 \(counted from 0\) has no target"):
+        nodes.load(config)
+
+
+def test_a_table_of_edges_alone_says_what_gives_its_nodes(tmp_path):
+    """Where nothing does, another form of the graph is the way."""
+    path = tables(tmp_path, ["label,x", "1,1"]).path
+    for flag, said in (
+        ("--data.path", "table of their nodes with --data.nodes$"),
+        ("path", "table of their nodes with table$"),
+        ("--data.eval-path", "table of edges: give a folder or an .npz file here"),
+    ):
+        with pytest.raises(UserError, match=said):
+            readers.read(flag, path, "", True)
+
+
+def one_way(folder, size=120):
+    """Write tables in which the class of a node is what its only sender has as a feature; return their flags."""
+    random = np.random.default_rng(0)
+    feature, senders = random.integers(0, 2, size), random.integers(0, size, size)
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"{s},{v}\n" for v, s in enumerate(senders)))
+    split = ["test" if v % 3 == 0 else "train" for v in range(size)]
+    lines = [f"{'ab'[feature[senders[v]]]},{split[v]},{feature[v]}\n" for v in range(size)]
+    (folder / "nodes.csv").write_text("label,split,x\n" + "".join(lines))
+    ends, labels = np.stack([senders, np.arange(size)]), feature[senders]
+    parts = {"x": np.float32(feature)[:, None], "labels": labels, "class_names": ["a", "b"]}
+    np.savez(folder / "one-way.npz", edges=ends, test=np.arange(size) % 3 == 0, **parts)
+    return folder / "edges.csv", folder / "nodes.csv", labels
+
+
+def test_a_model_reads_graphs_in_the_direction_that_it_was_trained_on(tmp_path, capsys):
+    """In `classify`, in the command that is printed, and in an evaluation, which names the classes."""
+    edges, table, truth = one_way(tmp_path)
+    flags = ["--data.path", edges, "--data.nodes", table, "--data.undirected", "False", "--data.fanout", "4"]
+    flags += ["--scratch.width", 16, "--scratch.dropout", 0, "--run.epochs", 40, "--run.global-batch", 40]
+    flags += ["--run.micro-batch", 40, "--run.trackers", "--run.dir", tmp_path / "run"]
+    graph_recipe.main(parse(graph_recipe.Config, [str(word) for word in flags]))
+    assert f'"{edges}", [0, 1, 2], table="{table}"))' in capsys.readouterr().out
+    model = tmp_path / "run" / "model"
+    test = list(range(0, 120, 3))
+    right = np.mean(np.array(classify(str(model), str(edges), test, str(table))) == np.array(["a", "b"])[truth[test]])
+    assert right > 0.95
+    alone = shutil.copytree(model, tmp_path / "alone")
+    for words in ([model], [alone, tmp_path / "one-way.npz"]):
+        found = as_it_is(*words)
+        assert found["scores"]["eval/accuracy"] == pytest.approx(right) and list(found["classes"]) == ["a", "b"]
 
 
 def spoilt(**changes) -> Graph:
@@ -313,19 +401,24 @@ def spoilt(**changes) -> Graph:
 @pytest.mark.parametrize(
     ("kind", "graph", "flags", "said"),
     [
-        ("folder", spoilt(indices=(5, 40)), {}, r"row 5 of .*indices.npy is an edge to node 40, .* 0 to 39"),
-        ("folder", spoilt(indptr=np.sort(GRAPH.indptr)[np.r_[0, 2, 1, 3:41]]), {}, r"row 2 of .*indptr.npy is smaller"),
+        ("folder", spoilt(indices=(5, 40)), {}, r"row 5 .* of .*indices.npy is an edge to node 40, .* 0 to 39"),
+        (
+            "folder",
+            spoilt(indptr=np.sort(GRAPH.indptr)[np.r_[0, 2, 1, 3:41]]),
+            {},
+            r"row 2 .*indptr.npy is smaller",
+        ),
         ("folder", spoilt(features=GRAPH.features[:-1]), {}, r"features.npy has 39 rows, .* 40 nodes"),
-        ("folder", spoilt(features=((7, 2), np.nan)), {}, r"row 7 of .*features.npy .* not finite"),
-        ("folder", spoilt(labels=(9, -2)), {}, r"row 9 of .*labels.npy is class -2"),
+        ("folder", spoilt(features=((7, 2), np.nan)), {}, r"row 7 .* of .*features.npy .* not finite"),
+        ("folder", spoilt(labels=(9, -2)), {}, r"row 9 .* of .*labels.npy is class -2"),
         ("folder", spoilt(indptr=GRAPH.indptr.astype(np.uint32)), {}, r"indptr.npy is uint32 .*: .* int32 or int64"),
         ("folder", spoilt(indices=GRAPH.indices.astype(np.uint64)), {}, r"indices.npy is uint64 .*: .* int32 or int64"),
         ("folder", spoilt(indices=GRAPH.indices * 1.0), {}, r"indices.npy is float64 .*: .* int32 or int64"),
         ("folder", spoilt(labels=np.full(SIZE, 2)), {}, r"--data.path .*: all 32 nodes to train on are of the class 2"),
         ("folder", GRAPH, {"classes": ("a", "b")}, r"names 2 classes, and node \d+ is of class 2"),
-        ("npz", spoilt(indices=(5, 41)), {}, r"row 5 of edges in .*a.npz is an edge from 41 to \d+"),
+        ("npz", spoilt(indices=(5, 41)), {}, r"row 5 .* of edges in .*a.npz is an edge from 41 to \d+"),
         ("npz", spoilt(features=GRAPH.features[:-1]), {}, r"features in .* has 39 rows"),
-        ("tables", spoilt(indices=(5, 41)), {}, r"row 5 has source n41, and .*nodes.csv has no such node"),
+        ("tables", spoilt(indices=(5, 41)), {}, r"row 5 .* has the source n41, and .*nodes.csv has no such node"),
         ("folder", GRAPH, {"eval_split": "test"}, r"--data.eval-split test: no such split"),
         ("folder", GRAPH, {"fanout": (3, -2)}, r"--data.fanout 3 -2: give a number for each hop"),
         ("folder", GRAPH, {"eval_fanout": (3,)}, r"--data.eval-fanout 3: give 2 numbers"),
@@ -341,14 +434,14 @@ def test_splits_that_do_not_fit_are_named(tmp_path):
     labels = GRAPH.labels.copy()
     labels[4] = -1
     for splits, said in (
-        ({"train": [1, 40]}, r"row 1 of train in .* is node 40, which is not there"),
+        ({"train": [1, 40]}, r"row 1 .* of train in .* is node 40, which is not there"),
         ({"train": [1, 4]}, r"is node 4, which has no label"),
         ({"train": [1, 2], "val": [2, 3]}, r"node 2 is in train and in val"),
         ({"train": np.ones(3, bool)}, r"is a mask of 3 nodes, and there are 40"),
-        ({"train": np.arange(SIZE) > 3}, r"row 4 of train in .* is node 4, which has no label"),
+        ({"train": np.arange(SIZE) > 3}, r"row 4 .* of train in .* is node 4, which has no label"),
         (
             {"train": (np.arange(SIZE) < 2).astype(np.uint8)},
-            r"rows 2 and 3 of train in .* are both node 0: .* mask as bool",
+            r"rows 2 and 3 .* of train in .* are both node 0: .* mask as bool",
         ),
         ({"train": np.ones(SIZE)}, r"train in .* is float64 .* mask as bool"),
     ):
@@ -369,6 +462,8 @@ def test_a_finished_model_classifies(tmp_path):
     path = write(tmp_path, "npz")["path"]
     assert classify(str(tmp_path), path, rows) == [["a", "b", "c"][i] for i in expected]
     assert len(classify(str(tmp_path), path)) == SIZE
+    with pytest.raises(UserError, match=r"nodes of graphs, .*import classify; print\(classify\("):
+        predict._task(str(tmp_path))
     with pytest.raises(UserError, match="40 is not there"):
         classify(str(tmp_path), path, [40])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))

@@ -28,7 +28,7 @@ def test_tensor_parallel_neighbours_are_one_data_rank(per_data_rank, expected):
     assert {Accelerator.data_ranks.fget(place) for place in places} == {8 // per_data_rank}
 
 
-@pytest.mark.parametrize("name", ["tp", "cp", "sp"])
+@pytest.mark.parametrize("name", ["cp", "sp"])
 def test_a_mesh_that_splits_what_is_not_split_here_is_refused(monkeypatch, name):
     """By a run as by `plan`, `prove` and `doctor`, which ask the profile; accelerate would have words of its own."""
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")

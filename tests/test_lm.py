@@ -4,18 +4,31 @@ import itertools
 import json
 import math
 import re
+from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from app import parse
+from app.checkpoints.safe_reader import StateReader
+from app.commands.export import command as export
 from app.data.corpus.blocks import token_loss
 from app.errors import UserError
 from app.rundir.throughput import Cost, peak_flops
+from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import LanguageScratch, check_shape, decoder
-from app.tasks.language.loading import check_positions
+from app.tasks.language.loading import check_positions, load_language_model
 from app.tasks.language.lora import Lora, add_adapters
 from launching import ROOT, metrics, scores, share, steps
 from recipes import lm
@@ -68,20 +81,25 @@ def test_under_fsdp_with_tied_embeddings(rows, tmp_path):
 
 
 def test_checkpointed_activations_change_no_bit(rows, tmp_path):
-    for name in ("true", "false"):
-        more = [
-            "--run.steps",
-            3,
-            "--activation-checkpointing",
-            name,
-            "--scratch.dropout",
-            0.2,
-            "--scratch.shape",
-            "gpt2",
-        ]
-        train(tmp_path / name, rows(40), *more)
-    assert steps(tmp_path / "true") == steps(tmp_path / "false")
-    assert scores(tmp_path / "true") == scores(tmp_path / "false")
+    for name in get_args(ActivationCheckpointing):
+        more = ["--activation-checkpointing", name, "--scratch.dropout", 0.2, "--scratch.shape", "gpt2"]
+        train(tmp_path / name, rows(40), "--run.steps", 3, *more)
+        assert steps(tmp_path / name) == steps(tmp_path / "none")
+        assert scores(tmp_path / name) == scores(tmp_path / "none")
+
+
+def test_activations_are_checkpointed_once(monkeypatch):
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
+    with pytest.raises(UserError, match="--activation-checkpointing ops: the profile's fsdp_activation_checkpointing"):
+        checkpoint_activations(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1)), "ops")
+
+
+def test_a_model_without_blocks_is_refused():
+    class Bare(PreTrainedModel):
+        config_class = GPT2Config
+
+    with pytest.raises(UserError, match="--activation-checkpointing ops: Bare does not support"):
+        checkpoint_activations(Bare(GPT2Config()), "ops")
 
 
 def test_adapters_alone_are_trained_and_others_load_them(rows, tmp_path):
@@ -90,6 +108,8 @@ def test_adapters_alone_are_trained_and_others_load_them(rows, tmp_path):
     found = train(tmp_path / "lora", rows(40), "--run.steps", 4, "--model", base, "--lora.rank", 2)
     files = {path.name for path in (tmp_path / "lora" / "model").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= files
+    targets = json.loads((tmp_path / "lora" / "model" / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets) and len(targets) > 1
     assert "model.safetensors" not in files
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "lora" / "model").eval()
     before = AutoModelForCausalLM.from_pretrained(base).eval()
@@ -99,7 +119,48 @@ def test_adapters_alone_are_trained_and_others_load_them(rows, tmp_path):
     adapters = {name for name, _ in again.named_parameters() if "lora" in name}
     kept = {name.replace(".base_layer", ""): value for name, value in again.state_dict().items()}
     assert all(torch.equal(kept[name], value) for name, value in before.state_dict().items())
+    with pytest.raises(UserError, match=rf"lora/model cannot be loaded: .* adapters alone .* Merge .* --model {base}"):
+        train(tmp_path / "more", rows(40), "--model", tmp_path / "lora" / "model", "--lora.rank", 2)
     assert len(adapters) == 2 * 7 * 2 and math.isfinite(found["eval/loss"])
+
+
+def test_a_model_under_adapters_is_trained_with_its_dropout(tmp_path):
+    """transformers loads models in evaluation mode, and peft leaves them in it."""
+    shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=50, attention_dropout=0.5)).save_pretrained(tmp_path)
+    model = add_adapters(load_language_model(str(tmp_path), masked=False), Lora(rank=2))
+    assert all(module.training for module in model.modules())
+
+
+def test_checkpoints_of_adapters_hold_adapters_and_whose_they_are(rows, tmp_path):
+    train(tmp_path / "base", rows(40), "--run.steps", 2)
+    base, run = tmp_path / "base" / "model", tmp_path / "lora"
+    flags = ["--model", base, "--lora.rank", 2, "--run.steps", 4, "--ema.decay", 0.5]
+    train(run, rows(40), *flags, "--run.stop-at", 2)
+    (state,) = (run / "checkpoints").glob("step-*/state")
+    kept = StateReader(state).read_entries()
+    assert all("lora" in name for name in kept if name.startswith("models.")) and len(kept) > 3 * 2 * 7 * 2
+    held = (base / "model.safetensors").read_bytes()
+    weights = load_file(base / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    # Two numbers change places: the sum of all bits stays.
+    save_file({**weights, name: weights[name].flip(0)}, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"adapters of a model \(.*base/model\) whose weights were others"):
+        train(run, rows(40), *flags)
+    (base / "model.safetensors").write_bytes(held)
+    train(run, rows(40), *flags)
+    train(tmp_path / "whole", rows(40), *flags)
+    assert steps(run) == steps(tmp_path / "whole")
+    export.main(export.Options(run, merge=True, to=str(tmp_path / "merged"), weights="plain"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    export.main(export.Options(run, to=str(tmp_path / "apart"), weights="plain"))
+    apart = AutoModelForCausalLM.from_pretrained(tmp_path / "apart").eval()
+    ids = torch.tensor([[256, *b"alpha beta"]])
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, apart(ids).logits, atol=1e-4, rtol=1e-4)
+    assert not [key for key in merged.state_dict() if "lora" in key]
+    with pytest.raises(UserError, match="--merge: LlamaForCausalLM has no adapters"):
+        export.main(export.Options(tmp_path / "base", merge=True, to=str(tmp_path / "no")))
 
 
 def test_a_pretrained_gpt2_has_room_for_its_positions_only(rows, tmp_path):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from app.distributed import accelerate_patches
-from launching import PROFILES, ROOT, launch_warm, run
+from launching import PROFILES, ROOT, launch_warm, python, run
 
 # By file of app: the private names of other packages that it uses. A new one needs a line here, and a canary below or
 # in the test that is named.
@@ -28,12 +28,13 @@ PRIVATE = {
         *("_validate_accelerator", "_clip_grad_norm_dtensor_aware", "_rebuild_buckets", "_get_fsdp_state"),
         *("_lazy_init", "_spec", "_is_in_bad_fork", "_get_default_store", "_world", "_set_pg_timeout"),
         *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace", "_validate_launch_command"),
-        "_check_reducer_finalized",
+        *("_check_reducer_finalized", "_prepare_tp"),
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
     "distributed/fsdp_calls.py": {"_parameters", "_pytree"},
     "distributed/regional_compilation.py": {"_dynamo", "_inductor"},  # and tests/laws/test_regions.py
+    "distributed/tensor_parallel/layers.py": {"_parameters"},
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
     "training/averages.py": {"_foreach_copy_", "_foreach_sub", "_foreach_mul_", "_foreach_add_"},
     "training/gradient_grid.py": {"_parameters", "_scale"},
@@ -51,7 +52,13 @@ PRIVATE = {
         *("_C", "_IncludeDispatchKeyGuard", "_ExcludeDispatchKeyGuard", "_destroy", "_is_view", "_schema"),
         *("_dispatch_has_kernel_for_dispatch_key", "_scaled_dot_product_attention_math"),
         *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"),
-        "_scaled_dot_product_flash_attention_for_cpu",
+        *("_scaled_dot_product_flash_attention_for_cpu", "_to_copy"),
+    },
+    # The same tests count what these keep, on the host and here.
+    "tasks/activation_checkpointing.py": {
+        *("_gradient_checkpointing_func", "_flash_attention_forward", "_scaled_dot_product_flash_attention"),
+        *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"),
+        "_scaled_dot_product_cudnn_attention",
     },
     "tasks/language/attention.py": {"_attn_implementation", "_dynamo"},
     "tasks/language/attention_functions.py": {"_attn_implementation"},
@@ -148,6 +155,23 @@ def test_what_accelerate_has_prepared():
     assert found.schedulers == [schedule] and found.registered == [extra]
 
 
+@canary("accelerate", "Accelerator._prepare_tp", "AcceleratorState.parallelism_config")
+def test_a_model_that_is_split_already_is_left_alone():
+    from accelerate import Accelerator
+    from accelerate.utils import ParallelismConfig
+
+    accelerator = Accelerator(cpu=True)
+    assert inspect.ismethod(accelerator._prepare_tp)
+    mesh = accelerator.state.parallelism_config = ParallelismConfig(tp_size=2)
+    model = nn.Linear(2, 2)
+    with pytest.raises((NotImplementedError, AttributeError, ValueError)):
+        accelerator.prepare(model)  # what the patch is for
+    with accelerate_patches.split_already(accelerator):
+        assert accelerator.prepare(model) is model
+    assert accelerator.state.parallelism_config is mesh
+    accelerator.state.parallelism_config = None
+
+
 @canary("accelerate", "utils.imports._is_package_available")
 def test_looking_for_a_package_is_remembered():
     from accelerate.utils import imports
@@ -186,7 +210,7 @@ accelerate_patches.keep_fsdp(accelerator.state)
 assert accelerator.distributed_type == accelerate.PartialState().distributed_type == DistributedType.FSDP
 assert accelerator.is_fsdp2
 if os.environ.get("MESHED"):
-    accelerate_patches.take_mesh(accelerator)
+    accelerate_patches.take_mesh(accelerator, accelerate_patches.hide_mesh())
     assert accelerator.torch_device_mesh.size() == 2 and accelerator.parallelism_config.dp_shard_size == 2
 model = nn.Linear(4, 4, bias=False)
 model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -220,6 +244,27 @@ def test_fsdp_on_cpu_ranks(tmp_path, meshed):
     script.write_text(FSDP)
     result = launch_warm("fsdp_cpu", 2, script, env={"PYTHONPATH": str(ROOT), "MESHED": meshed})
     assert result.status == 0 and result.output.count("seen") == 2, result.output[-3000:]
+
+
+@canary("accelerate", "PartialState._shared_state", "Accelerator._prepare_tp")
+def test_split_layers_are_not_wrapped_in_bf16_either():
+    """Preparing for autocast, accelerate 1.15 makes its state again, with the kind of processes of PartialState."""
+    script = """
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from app.distributed import accelerate_patches
+ours = Accelerator(cpu=True, mixed_precision="bf16")
+ours.state.parallelism_config = object()
+accelerate_patches._set_kind(ours.state, DistributedType.MULTI_CPU)
+with accelerate_patches.split_already(ours):
+    AcceleratorState()
+    assert ours.distributed_type == DistributedType.NO and ours.parallelism_config is None
+AcceleratorState()
+assert ours.distributed_type == DistributedType.MULTI_CPU and ours.parallelism_config is not None
+"""
+    result = python("-c", script)
+    assert result.status == 0, result.output[-3000:]
 
 
 @canary("torch", "Reducer._rebuild_buckets")

@@ -1,6 +1,7 @@
 """Preferences: data of any form, refused where a row prefers nothing; the loss is TRL's; the reference is cached."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from app.data.text import preferences
 from app.data.text.preference_table import PreferenceTable
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
+from app.tasks.language import reference
 from app.tasks.language.lora import Lora
 from app.tasks.language.preference import (
     Distill,
@@ -141,6 +143,28 @@ def test_conversations_need_a_template(tmp_path):
             use()
 
 
+def test_prompts_in_a_column_of_another_name_are_not_lost(tmp_path):
+    """Where answers share nothing, they are asked for; where they share their beginning, a line says so."""
+    rows = [{"instruction": f"{i} and 1?", "id": i, "win": f"{i + 1}", "lose": "x"} for i in range(12)]
+    flags = {"chosen": "win", "rejected": "lose"}
+    said = (
+        r"--data.prompt prompt: no such column in .*, and 9 of the first 9 pairs do not .* --data.prompt instruction \("
+    )
+    with pytest.raises(UserError, match=said):
+        read(tmp_path, rows, **flags)
+    assert in_words(read(tmp_path, rows, prompt="", **flags)[1][0])[0] == BEGIN
+    assert in_words(read(tmp_path, rows, prompt="instruction", **flags)[1][0])[0].endswith(" and 1?")
+    with pytest.raises(UserError, match=r"--data.chosen chosen: no such key in .*lose$"):
+        read(tmp_path, rows)
+    for more, said in (
+        ({}, "begin with$"),
+        ({"id": 1, "why": "x"}, r"begin with \(--data.prompt names another; not used are id, why\)"),
+    ):
+        tables, train, held_out = read(tmp_path, [{"chosen": "ask: yes", "rejected": "ask: no", **more}] * 8)
+        line = preferences.describe(tables, train, {"": held_out}, PreferenceData()).splitlines()[0]
+        assert re.search(f"; no column prompt, so a prompt is what both answers {said}", line)
+
+
 def test_a_template_decides_where_answers_begin(tmp_path):
     """Also one that another template's tokens of the same rows lie in the cache for."""
     config = PreferenceData(path=(str(write(tmp_path, CHATS)),), holdout=0.25, max_length=64)
@@ -156,14 +180,14 @@ def test_a_template_decides_where_answers_begin(tmp_path):
 def test_prompts_lose_their_beginning_and_long_answers_are_left_out(tmp_path):
     rows = [{"prompt": "0123456789", "chosen": "yes", "rejected": "n" * (3 + i)} for i in range(40)]
     tables, train, held_out = read(tmp_path, rows, longest=20)
-    about = preferences.describe(tables, train, {"": held_out}, 20)
+    about = preferences.describe(tables, train, {"": held_out}, PreferenceData(max_length=20))
     assert train.lengths.max() == 20 and len(train) + len(held_out) == 40 - train.left_out - held_out.left_out < 40
     assert train.left_out + held_out.left_out == sum(3 + i + 1 >= 20 for i in range(40))
     for row in [train[i] for i in range(len(train))]:
         prompt, chosen, rejected = in_words(row, 20)
         assert chosen == f"yes{END}" and rejected.endswith(END) and f"{BEGIN}0123456789".endswith(prompt)
         assert len(row["prompt"]) == min(11, 20 - len(row["rejected"]))
-    given = preferences.describe(replace(tables, held_out=False), train, {"": held_out}, 20)
+    given = preferences.describe(replace(tables, held_out=False), train, {"": held_out}, PreferenceData(max_length=20))
     assert f"{len(train)} pairs to train on, {len(held_out)} pairs to evaluate on (--data.path" in given
     assert "24 pairs left out" in about and "prompts lose their beginning, to fit 20 tokens" in about
     with pytest.raises(UserError, match=r"--data.max-length 3: all answers .* are longer"):
@@ -412,5 +436,38 @@ def test_a_finished_model_writes_texts_and_learns_from_a_teacher(model, tmp_path
     changed = tokenizer(1024)
     changed.add_tokens(["<other>"])  # as many tokens, but others
     with pytest.raises(UserError, match=r"\(259 and 259"):
-        load_teacher(Distill(str(other)), changed, None)
+        load_teacher(Distill(str(other)), changed, None, None)
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "more", "said"),
+    [("--distill.teacher", ["--loss.reference", "none"], "the teacher"), ("--model", [], "the reference model")],
+)
+def test_a_run_does_not_go_on_with_another_teacher_or_reference(model, tmp_path, flag, more, said, capsys):
+    """In a folder of the same name, whose files are others."""
+    copy = shutil.copytree(model, tmp_path / "copy")
+    words = ["--data.path", write(tmp_path, TEXTS), "--model", model, "--data.max-length", 64, flag, copy, *more]
+    words += ["--run.save-every", 1, "--run.steps"]
+    train(tmp_path / "run", *words, 2)
+    tiny(1).save_pretrained(copy)
+    refused = (
+        rf"since it began {said} has changed: its weights or its config are others\. Give it what it had, .* accept"
+    )
+    with pytest.raises(UserError, match=refused):
+        train(tmp_path / "run", *words, 3)
+    train(tmp_path / "run", *words, 3, "--run.changed", "accept")
+    assert f"{said} has changed, which is accepted" in capsys.readouterr().out
+
+
+def test_numbers_of_the_reference_are_kept_apart_by_what_changes_them():
+    """Among it what only `run.prepare` does to the weights."""
+
+    def key(dtype=torch.float32, precision="bf16", **config):
+        asked = {"exact": True, "slices": 0, "micro_batch": 4} | config
+        ours = SimpleNamespace(device=torch.device("cpu"), mixed_precision=precision)
+        run = SimpleNamespace(accelerator=ours, config=SimpleNamespace(**asked))
+        return reference._key(run, torch.nn.Linear(2, 2, dtype=dtype), SimpleNamespace(fingerprint="f", multiple=8))
+
+    keys = [key(), key(torch.bfloat16), key(precision="no"), key(slices=2), key(exact=False), key(micro_batch=2)]
+    assert len({*keys}) == len(keys) and key() == keys[0]

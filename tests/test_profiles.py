@@ -10,6 +10,7 @@ from app.launching import profiles
 from launching import PROFILES
 
 NAMES = ["cpu", "ddp_cpu", "fsdp_cpu", "gpu", "ddp", "fsdp", "hsdp", "ddp_2nodes", "fsdp_2nodes", "zero2", "zero3"]
+NAMES += ["tp", "tp_cpu", "fsdp_tp", "fsdp_tp_cpu", "fsdp_offload"]
 
 
 def test_all_profiles_are_here():
@@ -28,7 +29,7 @@ def test_profile_is_read_whole(name):
 
 
 def test_sharding_profiles_are_fsdp2():
-    for name in ("fsdp", "fsdp_cpu", "hsdp", "fsdp_2nodes"):
+    for name in ("fsdp", "fsdp_cpu", "hsdp", "fsdp_2nodes", "fsdp_offload"):
         assert load_config_from_file(str(PROFILES / f"{name}.yaml")).fsdp_config["fsdp_version"] == 2
 
 
@@ -44,6 +45,27 @@ def test_a_profile_is_found_by_name_from_any_folder(tmp_path, monkeypatch, text,
     monkeypatch.chdir(tmp_path)
     profile = profiles.read(text)
     assert profile.file.is_file() and (profile.name, profile.processes, profile.wrapping) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "wrapping", "shards", "data_ranks"),
+    [
+        ("tp", (1, 1, 8), "TP x8", 1, 1),
+        ("tp_cpu", (1, 1, 2), "TP x2", 1, 1),
+        ("fsdp_tp", (1, 4, 2), "FSDP2, TP x2", 4, 4),
+        ("fsdp_tp_cpu", (1, 2, 2), "FSDP2, TP x2", 2, 2),
+    ],
+)
+def test_profiles_that_split_layers_are_read_right(text, mesh, wrapping, shards, data_ranks):
+    profile = profiles.read(text)
+    assert tuple(profile.mesh(dimension) for dimension in ("dp_replicate", "dp_shard", "tp")) == mesh
+    found = profile.wrapping, profile.shards, profile.data_ranks
+    assert found == (wrapping, shards, data_ranks) and not profile.troubles
+
+
+def test_a_mesh_of_another_size_is_a_trouble():
+    ((trouble, fix),) = profiles.read("fsdp_tp_cpu:6").troubles
+    assert trouble == "a mesh of 4 for 6 processes" and "start 4 processes" in fix
 
 
 def test_a_file_of_ones_own_comes_before_a_profile_of_its_name(tmp_path, monkeypatch):

@@ -75,7 +75,7 @@ def test_the_size_of_pieces_changes_no_bit(monkeypatch, piece, scale):
         [torch.zeros(30, 7), torch.zeros(3), torch.zeros(()), torch.zeros(2, 5, 4, 4), torch.zeros(8), torch.zeros(40)]
     )
     model[3].data = model[3].data.to(memory_format=torch.channels_last)
-    sums = Sums(model, Grid(SimpleNamespace(scaler=scaler, device="cpu")))
+    sums = Sums(model, Grid(SimpleNamespace(scaler=scaler, device="cpu")), alone=True)
     given = [[values(p.numel() + 200, seed)[-p.numel() :].view(p.shape) for p in model] for seed in range(3)]
     for turn, gradients in enumerate(given):
         for index, (parameter, gradient) in enumerate(zip(model, gradients, strict=True)):

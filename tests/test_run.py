@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 
 import tiny
 from app import OptimConfig, Run, RunConfig, UserError
+from app.distributed import collectives
 from app.rundir import recipe_source
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
@@ -220,6 +222,23 @@ def test_what_failed_first_is_noted(tmp_path):
             run.logger.failed("another process has died")
             raise RuntimeError("what follows")
     assert json.loads((tmp_path / "run.json").read_text())["error"] == "no progress"
+
+
+def test_the_first_of_several_ranks_to_fail_is_known_to_the_others(monkeypatch):
+    """In each run that a process has; an error that both have is each one's own."""
+    shared, used = torch.distributed.HashStore(), {1: Counter(), 0: Counter()}
+    monkeypatch.setattr(collectives, "store", lambda: shared)
+    monkeypatch.setattr(collectives, "alone", lambda: False)
+
+    def ended(rank, error):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+        monkeypatch.setattr(collectives, "_uses", used[rank])
+        return collectives.failed_before(error)
+
+    lost = RuntimeError("Connection closed by peer")
+    assert [ended(1, OSError("disk gone")), ended(0, lost)] == ["", "rank 1: OSError: disk gone"]
+    assert [ended(1, None), ended(0, lost)] == ["", ""]
+    assert [ended(1, UserError("wrong: x")), ended(0, UserError("wrong: x"))] == ["", ""]
 
 
 def test_losses_may_have_any_name(tmp_path, capsys):

@@ -1,14 +1,17 @@
 """Pairs of texts: read from any format, refused by file and row, padded and written as transformers does."""
 
 import gzip
+import inspect
 import json
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sacrebleu
 import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_state
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -19,6 +22,7 @@ from app.data.tables.builtin_signs import split
 from app.data.text import pair_text
 from app.launching.flags import parse
 from app.tasks.language import seq2seq, seq2seq_generation
+from app.tasks.language.seq2seq_generation import Generate
 from app.training import text_scores
 from launching import ROOT, scores
 from laws.many import load
@@ -196,6 +200,8 @@ def test_scores_are_sacrebleus_and_are_left_out_without_it(monkeypatch):
     written, truth = ["a house .", "the cat", "x"], ["a house .", "the cat sat there", "y z"]
     found = text_scores.text_scores(written, truth)
     assert found["same"] == pytest.approx(1 / 3) and not text_scores.missing()
+    spaced = [f" {text}\n" for text in truth]
+    assert text_scores.text_scores(written, spaced)["same"] == text_scores.text_scores(spaced, written)["same"] == 1 / 3
     assert found["chrf"] == sacrebleu.corpus_chrf(written, [truth]).score
     assert found["bleu"] == sacrebleu.corpus_bleu(written, [truth]).score
     monkeypatch.setattr(text_scores, "is_installed", lambda name: False)
@@ -232,11 +238,26 @@ def test_a_run_its_scores_and_what_its_model_writes(rows, tmp_path, capsys):
     assert (
         command(["predict", str(tmp_path / "run"), str(tmp_path / "new.jsonl"), "--to", str(tmp_path / "w.jsonl")]) == 0
     )
+    (tmp_path / "other.jsonl").write_text('{"text": "return"}\n')
+    with refused("the data have no column source, the run's --data.source; they have text: name one with --text"):
+        command(["predict", str(tmp_path / "run"), str(tmp_path / "other.jsonl"), "--to", str(tmp_path / "o.jsonl")])
     found = [json.loads(line) for line in (tmp_path / "w.jsonl").read_text().splitlines()]
     assert [line["row"] for line in found] == list(range(5))
     read = tokenizer([f"def return {i}" for i in range(5)], return_tensors="pt", padding=True)
     expected = tokenizer.batch_decode(network.generate(**read), skip_special_tokens=True)
     assert [line["prediction"] for line in found] == [text.strip() for text in expected]
+
+
+def test_t5_returns_views_that_are_only_read():
+    """So FSDP2's warning of them says nothing here; other layers' does."""
+    message = "FSDP2-wrapped module ({cls}) returned a view tensor"
+    assert message in inspect.getsource(_fsdp_state)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        seq2seq.will_write(SimpleNamespace(generation_config=SimpleNamespace()), PairData(), Generate())
+        for kind in ("FSDPT5Block", "FSDPMT5Block", "FSDPMine"):
+            warnings.warn(message.format(cls=kind), stacklevel=1)
+    assert ["FSDPMine" in str(each.message) for each in said] == [True]
 
 
 def test_a_model_without_encoder_is_refused(rows, tmp_path):

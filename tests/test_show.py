@@ -200,6 +200,13 @@ def test_scores_of_many_classes_are_one_panel_and_one_table(tmp_path):
     assert page.count('"meta":"') == 4 and "<td>class25</td><td>0.01</td>" in page  # loss and dice, raw and not
 
 
+def test_counts_are_no_scores(tmp_path):
+    """Of any evaluation set; the same names elsewhere are numbers like others."""
+    names = ["eval/images", "eval/boxes", "eval/tokens", "eval-hard/samples", "eval/map", "part/images"]
+    run = write_run(tmp_path / "run", names)
+    assert run.columns == ["eval/map", "part/images"] and run.score[0] == "eval/map"
+
+
 def test_the_loss_of_single_steps_is_drawn_behind_their_mean(tmp_path):
     new, old = write_run(tmp_path / "new", ["loss_mean", "loss"]), write_run(tmp_path / "old")
     (panel,) = curves.panels([new, old])

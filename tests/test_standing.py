@@ -1,6 +1,18 @@
 """Launches that stay: the next script finds nothing of the one before, and a failure ends the launch."""
 
-from launching import share
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+
+import psutil
+import pytest
+
+from launching import ROOT, environment, share
+from standing import warm
 
 SCRIPT = """
 import os, sys
@@ -40,9 +52,53 @@ def test_a_failure_counts_after_a_run_that_ended_well(tmp_path):
     assert share("cpu", 1, tmp_path / "fails.py").status == 1
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
+def test_ranks_do_not_take_the_core_from_each_other(tmp_path):
+    """Launches that stay take a fifth less processor time so."""
+    (tmp_path / "script.py").write_text("import os\nprint(os.sched_getscheduler(0) == os.SCHED_BATCH)")
+    assert share("cpu", 1, tmp_path / "script.py").output == "True\n"
+
+
+STOPPED = """
+import ctypes, os
+told = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(told))  # PR_GET_PDEATHSIG
+print(os.getpid(), os.environ["LAUNCHER"], told.value, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it has prctl")
+def test_between_scripts_a_launch_takes_no_processor_time(tmp_path):
+    """And what is stopped is killed with the Python that it was forked from, as when tests are killed."""
+    (tmp_path / "script.py").write_text(STOPPED)
+    first, again = (share("ddp_cpu", 2, tmp_path / "script.py").output.splitlines() for _ in range(2))
+    assert sorted(first) == sorted(again)
+    ranks, launcher, told = ({int(number) for number in column} for column in zip(*map(str.split, again), strict=True))
+    assert len(ranks) == 2 and len(launcher) == 1 and told == {signal.SIGKILL}
+    processes, end = [psutil.Process(pid) for pid in ranks | launcher], time.monotonic() + 20
+    while {process.status() for process in processes} != {psutil.STATUS_STOPPED}:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_modules_of_a_script_are_its_own(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "helper.py").write_text(f"NAME = {name!r}")
         (tmp_path / name / "script.py").write_text("import helper\nprint(helper.NAME)")
         assert share("cpu", 1, tmp_path / name / "script.py").output == f"{name}\n"
+
+
+def test_who_is_killed_while_it_asks_changes_nothing():
+    """It may have sent a part of what it asks for, or all of it, and not wait for an answer."""
+    source = warm(environment())
+    source.wait()
+    asked = json.dumps({"env": {}, "folder": "/", "words": ["-c", "pass"]}).encode()
+    with open(os.devnull) as nothing:
+        for part in (0, 5, len(asked)):
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(str(source.socket))
+                head = struct.pack("<I", len(asked))
+                socket.send_fds(asking, [head + asked[:part]], [nothing.fileno()] * 3)
+    assert source.run(ROOT, "-c", "print('alive')", timeout=60) == (0, "alive\n")
+    assert source.process.poll() is None

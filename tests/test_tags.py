@@ -104,11 +104,42 @@ def test_a_folder_of_splits_needs_no_extensions(tmp_path, end):
         ("conll", [(["a", "b c"], ["O", "O"])], {}, r"line 4 of .*rows.conll has 4 fields, and others have 3"),
         ("json", SENTENCES, {"pad_to_multiple_of": 3}, r"--data.pad-to-multiple-of 3: must divide --data.max-length"),
         ("conll", SENTENCES, {"columns": ("tokens", "tags")}, r"has 3 columns, and --data.columns names 2"),
+        ("conll", [(["a"], ["O"]), (["a", "b"], ["O", "I-PER"])], {}, r": line 6 of .*rows.conll has I-PER after O"),
+        ("conllu", [(["a", "b"], ["O", "I-PER"])], {}, r": line 4 of .*rows.conllu has I-PER after O"),
+        ("conll", [(["a"], ["X"])], {"classes": tuple(NAMES)}, r": line 3 of .*rows.conll has a label that is none"),
+        (
+            "conll",
+            [(["a", "b"], ["O", "I-PER"])],
+            {"columns": ("tokens", "file", "tags")},
+            r"row 0 .* has I-PER after O",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, kind, sentences, flags, said):
     with pytest.raises(UserError, match=said):
         read(write(tmp_path, kind, [*sentences, *SENTENCES]), **flags)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tag", "flags", "said"),
+    [
+        ("conll", "O", {}, r"--data.tags tags: all 8 tokens to train on have the tag O: give data with two tags"),
+        ("json", "B-X", {"classes": ("B-X", "O")}, r"all 8 tokens to train on have the tag B-X"),
+    ],
+)
+def test_one_tag_teaches_nothing(tmp_path, kind, tag, flags, said):
+    with pytest.raises(UserError, match=said):
+        read(write(tmp_path, kind, [(["word"], [tag])] * 10), **flags)
+
+
+@pytest.mark.parametrize("place", [0, 5000])
+def test_files_of_another_encoding_are_told_how_to_convert(tmp_path, place):
+    """At the beginning, where names of columns are looked for, or later."""
+    file = write(tmp_path, "conll", SENTENCES * 100)
+    text = file.read_text()
+    file.write_bytes(f"{text[:place]}\n\nÖl O O\n\n{text[place:]}".encode("latin1"))
+    with pytest.raises(UserError, match=r"rows.conll: cannot be read: .* convert it, .*iconv -f latin1 -t utf8"):
+        read(file)
 
 
 def test_tags_that_are_no_spans_are_learnt_as_they_are(tmp_path):

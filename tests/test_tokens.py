@@ -1,15 +1,19 @@
 """Tokens: trained and pretrained tokenizers, texts tokenized once, and rows padded to batches."""
 
+import json
 import pickle
 import sys
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, ByT5Tokenizer, pipeline
 
+from app.checkpoints.export import save_model
 from app.data.tables.labels import MULTI, REGRESSION, SINGLE
 from app.data.text.labeled_text import (
     PadCollate,
@@ -45,6 +49,18 @@ def test_tokenizer_round_trip(tokenizer, tmp_path):
     assert loaded.decode(loaded(texts[1])["input_ids"], skip_special_tokens=True) == texts[1]
     (label,) = pipeline("text-classification", model=str(tmp_path), truncation=True)("word " * 1000)
     assert label["label"] in ("LABEL_0", "LABEL_1")
+
+
+def test_a_saved_tokenizer_does_not_show_how_it_was_called_last(tokenizer, tmp_path):
+    """A run that finds its data in the cache writes the same file as the run that has tokenized them."""
+    alone = SimpleNamespace(distributed_type=DistributedType.NO, is_main_process=True)
+    used = pickle.loads(pickle.dumps(tokenizer))
+    used(["some words", "to cut"], truncation=True, max_length=4, padding="max_length")
+    for name, each in (("unused", tokenizer), ("used", used)):
+        save_model(alone, torch.nn.Linear(1, 1), tmp_path / name, each)
+    first, second = ((tmp_path / name / "tokenizer.json").read_text() for name in ("unused", "used"))
+    assert first == second
+    assert json.loads(second)["truncation"] is None and json.loads(second)["padding"] is None
 
 
 def test_tokenizer_marks_pairs_and_keeps_case(tokenizer):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launching import PROFILES, ROOT, Training, kill_tree, run, steps
+from launching import PROFILES, ROOT, Training, run, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 FIRST = "10.77.0.1"
@@ -44,9 +44,7 @@ class Machine:
     def lose(self):
         """Kill the launcher with its ranks, none of which gets a word out."""
         self.now.process.send_signal(signal.SIGSTOP)
-        kill_tree(self.now.process.pid)
-        self.now.process.wait()
-        self.now.file.close()
+        self.now.end()
 
     def close(self):
         if self.now is not None and not self.now.file.closed:

@@ -58,11 +58,12 @@ def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> di
 
 def _copies(tensor: Tensor) -> tuple[bool, int, int]:
     """Return whether a tensor is sharded, how many processes have this process's part, and which of them it is."""
+    everywhere = False, dist.get_world_size(), dist.get_rank()
     if not isinstance(tensor, DTensor):
-        return False, dist.get_world_size(), dist.get_rank()
+        return everywhere
     count, which = 1, 0
     mesh = tensor.device_mesh
     for size, placement, place in zip(mesh.shape, tensor.placements, mesh.get_coordinate(), strict=True):
         if placement.is_replicate():
             count, which = count * size, which * size + place
-    return True, count, which
+    return everywhere if count == dist.get_world_size() else (True, count, which)

@@ -78,7 +78,18 @@ def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path,
             print(f"warning: model.safetensors holds tensors alone, so {rest} is left out", file=sys.stderr)
         save_file(clean_state_dict_for_safetensors(tensors), draft / "model.safetensors")
     for part in parts:
+        _forget_last_call(part)
         part.save_pretrained(draft)
+
+
+def _forget_last_call(part: Any) -> None:
+    """Have a tokenizer neither cut nor pad on its own: it keeps what its last call asked for, and would save it.
+
+    What that was depends on whether this process tokenized the data or found them in the cache.
+    """
+    if (own := getattr(part, "backend_tokenizer", None)) is not None:
+        own.no_truncation()
+        own.no_padding()
 
 
 def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:

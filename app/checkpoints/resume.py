@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.config import RunConfig
-from app.data.fingerprint import contents, difference
+from app.data.fingerprint import contents, difference, other_models
 from app.distributed import collectives, layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -61,7 +61,7 @@ def contents_everywhere(data: Sequence) -> dict[str, Any]:
     """
     found = collectives.from_each_machine(lambda: contents(data))
     for rank, other in found.items():
-        if changed := difference(found[0], other):
+        if changed := difference(found[0], other) or ", ".join(other_models(found[0], other)):
             raise UserError(
                 f"rank {rank} would train on other data than rank 0: {changed}. Give every machine the same data, for "
                 "example on a disk that all of them share"
@@ -96,7 +96,7 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
 
 
 def check_contents(saved: dict[str, Any], now: dict[str, Any], folder: Path, accept: bool) -> str:
-    """Compare the training data with those that a checkpoint's run had.
+    """Compare the training data, and models that belong to them, with those that a checkpoint's run had.
 
     Args:
         saved: `data` of the checkpoint's record.
@@ -107,12 +107,21 @@ def check_contents(saved: dict[str, Any], now: dict[str, Any], folder: Path, acc
         What the user should know; empty where nothing has changed.
 
     Raises:
-        UserError: the data have changed, and that is not accepted.
+        UserError: they have changed, and that is not accepted.
     """
-    changed = difference(saved["contents"], now) if "contents" in saved else ""  # an earlier version had none
-    if changed and not accept:
+    if "contents" not in saved:  # an earlier version had none
+        return ""
+    rows = difference(saved["contents"], now)
+    found = {"the training data have changed": rows} if rows else {}
+    for model in other_models(saved["contents"], now):
+        found[f"{model} has changed"] = "its weights or its config are others"
+    if found and not accept:
         raise UserError(
-            f"{folder} holds a run over other training data: {changed}. Give it the data that it had, accept these "
+            f"{folder} holds a run, and since it began {_joined(found, ': ')}. Give it what it had, accept the change "
             "with --run.changed accept, or give another --run.dir"
         )
-    return f"the training data have changed, which is accepted (--run.changed): {changed}" if changed else ""
+    return _joined(found, ", which is accepted (--run.changed): ")
+
+
+def _joined(found: dict[str, str], between: str) -> str:
+    return "; ".join(f"{what}{between}{how}" for what, how in found.items())

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
-from app.checkpoints import deduplicate, state_dict
+from app.checkpoints import base_model, deduplicate, state_dict
 from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.staging import Stager
 from app.distributed import naming
@@ -70,8 +70,11 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
 def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
+    base_model.leave_out(tensors, accelerator.models)
     names = naming.parameter_names(accelerator.models)
     objects: dict[str, Any] = {"optimizers": [], "objects": []}
+    if base := base_model.describe(accelerator.models):
+        objects["base"] = base
     for index, optimizer in enumerate(accelerator.optimizers):
         found, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
         tensors |= found
@@ -217,6 +220,9 @@ def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: C
     reader = StateReader(folder)
     saved = {name: (entry.size, entry.properties.dtype) for name, entry in reader.read_entries().items()}
     tensors, _ = state_dict.model_tensors(accelerator.models)
+    if "base" in objects:
+        base_model.check(accelerator.models, objects["base"], folder)
+        base_model.leave_out(tensors, accelerator.models)
     _compare(folder, saved, tensors)
     tensors |= wanted(saved) | _empty(saved, "extras.")
     with _on_one_process_too():

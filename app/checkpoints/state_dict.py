@@ -132,10 +132,15 @@ def optimizer_targets(
     targets = {}
     for name in (name for name in saved if name.startswith(prefix)):
         shape, dtype = saved[name]
-        owner = name.removeprefix(prefix)
+        owner, begun = name.removeprefix(prefix), {}
         while owner and owner not in by_name:
             owner = owner.rpartition(".")[0]
-        if owner and shape == by_name[owner].shape:
+        if owner and callable(begin := getattr(optimizer, "begin", None)):  # one of ours, which knows how it cuts
+            begun = begin(by_name[owner])
+        own = begun.get(name.removeprefix(f"{prefix}{owner}."))
+        if own is not None and (own.shape, own.dtype) == (shape, dtype):
+            targets[name] = own
+        elif owner and shape == by_name[owner].shape:
             targets[name] = torch.zeros_like(by_name[owner], dtype=dtype, requires_grad=False)
         else:
             targets[name] = torch.zeros(shape, dtype=dtype)

@@ -26,7 +26,7 @@ def on_resume(config: Any) -> dict[str, OnResume]:
 
 
 def check(config: Any) -> None:
-    """Refuse numbers that no run can have, in a recipe's config.
+    """Refuse numbers that no run can have, in a recipe's config, and those that ask for nothing without another.
 
     Raises:
         UserError: it names the first such field.
@@ -37,6 +37,11 @@ def check(config: Any) -> None:
             raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
     if not config.run.steps and not 0 < config.run.epochs < math.inf:
         raise UserError(f"--run.epochs {config.run.epochs}: must be a number above 0, or give --run.steps")
+    if config.run.slices and not config.run.exact:
+        raise UserError(
+            f"--run.slices {config.run.slices}: only exact mode needs slices: give --run.exact true too, or leave it "
+            "out"
+        )
 
 
 def chosen(config: Any) -> tuple[Any, list[str]]:

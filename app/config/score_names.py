@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 PLAIN, AVERAGE = "eval", "ema"
+# What evaluations log of their size, next to their scores.
+COUNTS = ("samples", "tokens", "images", "boxes")
 
 
 class ScoreName(NamedTuple):
@@ -20,6 +22,11 @@ class ScoreName(NamedTuple):
         head, slash, metric = text.partition("/")
         kind, _, set_name = head.partition("-")
         return cls(kind, set_name, metric) if slash and kind in (PLAIN, AVERAGE) else None
+
+    @property
+    def is_count(self) -> bool:
+        """Tell whether it says how much was evaluated, and not how well."""
+        return self.metric in COUNTS
 
     def __str__(self) -> str:
         """Write the name."""

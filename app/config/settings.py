@@ -105,6 +105,10 @@ class RunConfig:
     exact: bool = setting(False)
     """Compute the same bits on every layout: gradients are summed in a way that does not depend on their order. Costs
     time, and 8 bytes of memory for each parameter."""
+    slices: int = setting(0, at_least=0)
+    """With --run.exact: into how many slices layers are cut, a power of two. Each slice is computed by itself, and they
+    are added in a fixed order, so tensor parallelism over 1, 2, up to this many processes gives the same bits. 0: none,
+    without tensor parallelism."""
     audit: bool = setting(False, on_resume=OnResume.ACCEPT)
     """After each step, write to audit.jsonl what the step was fed and a fingerprint of every weight, which `python -m
     app prove` compares. Slow: it reads all weights."""
@@ -124,12 +128,16 @@ class OptimConfig:
 
     name: str = "AdamW"
     """Class of the optimizer, by its name in torch.optim: AdamW, SGD, Adam, Adafactor, RMSprop and others. Muon updates
-    the matrices of hidden layers, and AdamW the rest. One of another package goes by its import path: lion_pytorch.Lion
-    or schedulefree.AdamWScheduleFree."""
+    the matrices of hidden layers, and AdamW the rest. AdamW8bit keeps its averages in 8 bits. One of another package
+    goes by its import path: lion_pytorch.Lion or schedulefree.AdamWScheduleFree."""
     implementation: Literal["auto", "foreach", "fused", "for-loop"] = setting("auto", on_resume=OnResume.IF_ACCEPTED)
     """Kernels of the optimizer, in torch's words. fused: one for all that an update does. foreach: one for each
     operation, over many weights. for-loop: weight by weight. auto: fused for Adam and AdamW where that is right, and
     torch's choice for the others."""
+    updates: Literal["plain", "stochastic", "kahan"] = setting("plain")
+    """stochastic, kahan: keep weights in bf16, in half the memory, for AdamW and AdamW8bit. Each update is computed in
+    fp32, and rounded up or down at random (stochastic), or what rounding cuts off is kept for the next one (kahan, 2
+    bytes a weight). They need a profile with mixed_precision bf16. plain: weights stay as they are."""
     lr: float | None = setting(5e-4, on_resume=OnResume.IF_ACCEPTED)
     """Peak learning rate, reached at the end of the warm-up. None: the recipe chooses what suits a model from scratch,
     a pretrained one, or adapters, and says so."""

@@ -264,7 +264,8 @@ class BoxData(Classes, EvalSets, ImageData):
     --data.boxes."""
     bad_boxes: Literal["refuse", "mend"] = "refuse"
     """What happens to boxes that end outside their image, or have no area. refuse: the first one is named, and nothing
-    is trained. mend: they are cut off at the image's edges, and those without an area are left out."""
+    is trained. mend: they are cut off at the image's edges, and those without an area are left out; numbers
+    that are not finite are refused."""
     size: int = 0
     """Height and width that images are brought to, in pixels, whatever their shape; a multiple of 32. 0: from scratch,
     the longer side of the first image, at most 640; for a pretrained model, its own, or 640 if it takes any."""

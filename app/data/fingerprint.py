@@ -33,6 +33,8 @@ def contents(data: Sequence) -> dict[str, Any]:
         of `datasets.Dataset` does not count, because it depends on the times of cache files.)
         "rows": the digests of the fields of each row that was read, by the row's number.
         "random": the fields that differ between two readings.
+        "models": the hashes of further models that belong to the data, such as a teacher, by their names in words: what
+            the data set gives as `models`, a dict.
     """
     data = _apart(data, {})
     read: dict[str, dict[str, str]] = {}
@@ -44,8 +46,13 @@ def contents(data: Sequence) -> dict[str, Any]:
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:
                 break
-    own = getattr(data, "fingerprint", None)
-    return {"own": own if isinstance(own, str) else None, "random": sorted(unstable), "rows": read}
+    own, models = getattr(data, "fingerprint", None), getattr(data, "models", None)
+    return {
+        "own": own if isinstance(own, str) else None,
+        "random": sorted(unstable),
+        "rows": read,
+        "models": dict(models) if isinstance(models, dict) else {},
+    }
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -59,9 +66,16 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
         inside = f" in {names}" if names else ""
         first = min(changed, key=int)
         return f"{len(changed)} of {len(rows)} rows that were compared differ{inside}; the first is row {first}"
-    if before["own"] and now["own"] and before["own"] != now["own"]:
+    # The fingerprint of data may include a model's.
+    if before["own"] and now["own"] and before["own"] != now["own"] and not other_models(before, now):
         return f"the hash of all rows was {before['own']}, now it is {now['own']}"
     return ""
+
+
+def other_models(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name the models that belong to two data sets and have other contents in one of them than in the other."""
+    own, others = before.get("models", {}), now["models"]  # an earlier version had none
+    return [name for name in own if name in others and own[name] != others[name]]
 
 
 def _fields(before: dict[str, str], now: dict[str, str]) -> set[str]:

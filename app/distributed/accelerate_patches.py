@@ -4,11 +4,15 @@ Each function names the versions that it was written for. tests/test_patches.py 
 a list of the private names that other modules of app use, such as those of torch.serialization.
 """
 
+import dataclasses
 import datetime
 import functools
+import logging
 import re
+import warnings
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -60,15 +64,93 @@ def process_group(timeout: datetime.timedelta, device: torch.device | None) -> I
 def keep_fsdp(state: AcceleratorState) -> None:
     """Stay with FSDP on CPU ranks, where accelerate 1.15 turns it into DDP without a word."""
     if state.distributed_type == DistributedType.MULTI_CPU:
-        state.distributed_type = DistributedType.FSDP
-        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        _set_kind(state, DistributedType.FSDP)
 
 
-def take_mesh(accelerator: Accelerator) -> None:
-    """Make the mesh of processes that the profile asks for, which accelerate 1.15 would check before `keep_fsdp`."""
-    accelerator.state.parallelism_config = ParallelismConfig()
-    accelerator.state.device_mesh = accelerator.parallelism_config.get_device_mesh(accelerator.device.type)
-    accelerator.parallelism_config._validate_accelerator(accelerator)
+def hide_mesh() -> ParallelismConfig | None:
+    """Have accelerate 1.15 forget the mesh of this process's last run until `take_mesh`; return it, or None."""
+    shared = AcceleratorState._shared_state
+    known = shared.get("parallelism_config")
+    if known is not None:
+        shared["parallelism_config"] = None
+    return known
+
+
+def take_mesh(accelerator: Accelerator, known: ParallelismConfig | None) -> None:
+    """Make the mesh of processes that the profile asks for, which accelerate 1.15 would refuse on CPU ranks.
+
+    Args:
+        known: of this process's last run, which had the same profile.
+    """
+    mesh = known or ParallelismConfig()
+    accelerator.state.parallelism_config = mesh
+    accelerator.state.device_mesh = mesh.get_device_mesh(accelerator.device.type)
+    if accelerator.is_fsdp2:
+        mesh._validate_accelerator(accelerator)
+
+
+@contextmanager
+def split_already(accelerator: Accelerator) -> Iterator[None]:
+    """Have `prepare` of accelerate 1.15 leave tensor parallelism alone.
+
+    It would want a model that transformers has split as it was loaded, and without FSDP2 it would wrap models on CPU
+    ranks in DDP.
+    """
+    accelerator._prepare_tp = lambda *args: args
+    state, kept = accelerator.state, {}
+    if accelerator.distributed_type != DistributedType.FSDP and accelerator.parallelism_config:
+        kept = {"distributed_type": state.distributed_type, "parallelism_config": state.parallelism_config}
+        _set_kind(state, DistributedType.NO)
+        state.parallelism_config = None
+    try:
+        yield
+    finally:
+        if kept:
+            _set_kind(state, kept["distributed_type"])
+            state.parallelism_config = kept["parallelism_config"]
+
+
+def _set_kind(state: AcceleratorState, kind: DistributedType) -> None:
+    """Set the kind of processes, also where accelerate 1.15 reads it again when it prepares for autocast."""
+    state.distributed_type = PartialState._shared_state["distributed_type"] = kind
+
+
+def quieten_meshes() -> None:
+    """Silence what torch 2.13 warns of on each rank where FSDP2 shards split layers, and nobody can act on.
+
+    accelerate 1.15 slices the mesh in a way that it wants to give up; norms over both dimensions take two sums, in the
+    same order on all ranks; and split layers return views, which no model changes in place.
+    """
+    warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh")
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+@contextmanager
+def before_sharding(fill: Callable[[Iterable[nn.Parameter]], list[nn.Parameter]]) -> Iterator[None]:
+    """Have `prepare` of accelerate 1.15 call a function with the parameters of modules just before it shards them.
+
+    It imports FSDP2's `fully_shard` when it is called. The memory of the whole weights that the function returns is
+    freed after they are sharded; accelerate would keep it until all are.
+    """
+    fsdp: Any = torch.distributed.fsdp
+    shard = fsdp.fully_shard
+
+    def filling(modules: Any, **known: Any) -> Any:
+        each = modules if isinstance(modules, list | tuple) else [modules]
+        found = fill(p for module in each for p in module.parameters() if not isinstance(p, DTensor))
+        storages = [parameter.untyped_storage() for parameter in found]
+        result = shard(modules, **known)
+        for storage in storages:
+            if storage.resizable():  # not a file's pages, which the system can free
+                storage.resize_(0)
+        return result
+
+    fsdp.fully_shard = filling
+    try:
+        yield
+    finally:
+        fsdp.fully_shard = shard
 
 
 def clip_norm(accelerator: Accelerator, parameters: list[nn.Parameter], largest: float) -> Tensor:
@@ -119,12 +201,20 @@ def start_fsdp(model: nn.Module) -> None:
     cast("FSDPModule", model)._get_fsdp_state()._lazy_init()
 
 
-def sharded_like(original: DTensor, shard: Tensor) -> DTensor:
+def sharded_like(original: DTensor, shard: Tensor, shape: torch.Size | None = None) -> DTensor:
     """Make a DTensor of this rank's shard, laid out as another one is, and leave the shard on its device.
 
     The public DTensor.from_local (torch 2.11 and 2.13) would move it to the device of the mesh.
+
+    Args:
+        shape: of the whole, a matrix; default: that of the other one.
     """
-    return DTensor(shard, original._spec, requires_grad=False)
+    spec = original._spec
+    if shape is not None:
+        whole = torch.empty(shape, dtype=shard.dtype, device="meta")
+        described = spec.tensor_meta._replace(shape=shape, stride=whole.stride(), dtype=shard.dtype)
+        spec = dataclasses.replace(spec, tensor_meta=described)
+    return DTensor(shard, spec, requires_grad=False)
 
 
 def forked_after_cuda() -> bool:

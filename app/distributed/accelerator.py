@@ -25,10 +25,14 @@ from app.distributed import (
     deepspeed,
     environment,
     fsdp,
+    made_once,
     regional_compilation,
     rendezvous,
 )
 from app.distributed.fsdp_autocast import LateCasts
+from app.distributed.tensor_parallel.layers import cuts, split_model
+from app.distributed.tensor_parallel.plan import check_slices, plan_of
+from app.distributed.tensor_parallel.split import Split
 from app.errors import UserError
 from app.sampling.batch_plan import Turn
 
@@ -43,12 +47,15 @@ class Accelerator(accelerate.Accelerator):
     Checkpoints that app/checkpoints writes of it can be read on any layout.
     """
 
-    def __init__(self, threads: int = 0, timeout: float = 1800.0):
+    _keeps_types = False  # whether accelerate is to leave the types of weights alone
+
+    def __init__(self, threads: int = 0, timeout: float = 1800.0, slices: int = 0):
         """Join the launcher's process group.
 
         Args:
             threads: number of threads for arithmetic on CPU; 0 shares the machine's cores among its processes.
             timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
+            slices: in how many slices layers are computed, on any number of processes; 0: as tp_size asks.
         """
         if accelerate_patches.forked_after_cuda():
             raise UserError(
@@ -60,8 +67,9 @@ class Accelerator(accelerate.Accelerator):
         _check_mesh()
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-        # On CPU ranks, accelerate would check the mesh before `keep_fsdp` below has set FSDP again.
-        meshed = on_cpu and plugin is not None and os.environ.pop(_MESHED, "false").lower() == "true"
+        # On CPU ranks, accelerate would check the mesh, and before `keep_fsdp` below has set FSDP again.
+        meshed = on_cpu and os.environ.pop(_MESHED, "false").lower() == "true"
+        known = accelerate_patches.hide_mesh() if meshed else None
         limit = rendezvous.time_limit(timeout)
         group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()
@@ -73,8 +81,10 @@ class Accelerator(accelerate.Accelerator):
             accelerate_patches.keep_fsdp(self.state)
         if meshed:
             os.environ[_MESHED] = "true"
-            accelerate_patches.take_mesh(self)
+            accelerate_patches.take_mesh(self, known)
         collectives.set_limit(limit)
+        self.split = self._split(slices)
+        """How layers are split over processes or slices; None if they are not."""
         self.averages: dict[torch.Tensor, torch.Tensor] = {}
         """The average of each parameter and buffer that has one, sharded as it is; checkpoints hold them."""
         if self.device.type == "cpu":
@@ -82,6 +92,14 @@ class Accelerator(accelerate.Accelerator):
             if plugin is None:  # a run that shards needs the memory more than the time
                 allocator.keep_freed_memory()
         self._check_settings()
+
+    def _split(self, slices: int) -> Split | None:
+        """Return how layers are split, as the mesh and the number of slices ask."""
+        mesh = self.parallelism_config
+        check_slices(slices, mesh.tp_size if mesh else 1)
+        if mesh and mesh.tp_enabled:
+            return Split(self.torch_device_mesh["tp"], slices)
+        return Split(None, slices) if slices > 1 else None
 
     def _check_settings(self) -> None:
         """Refuse settings of the profile that cannot work.
@@ -91,11 +109,18 @@ class Accelerator(accelerate.Accelerator):
         """
         if self.device.type == "cpu" and self.mixed_precision == "fp16":
             raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
+        if self.mixed_precision == "fp16" and self.ranks_per_data_rank > 1:
+            raise UserError("mixed_precision fp16: its loss scale does not work under tp_size yet; take bf16 or no")
         if self.gradient_accumulation_steps != 1:
             raise UserError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
                 "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
             )
+
+    @property
+    def mixed_precision(self) -> str:
+        """Name the precision of passes; no while bf16 weights are sharded, which accelerate 1.15 would make fp32."""
+        return "no" if self._keeps_types else super().mixed_precision
 
     @property
     def models(self) -> list[nn.Module]:
@@ -152,9 +177,15 @@ class Accelerator(accelerate.Accelerator):
                 "leave it False, and for weights that some micro-batches do not use set find_unused_parameters"
             )
         with ExitStack() as stack:
+            if self.split is not None:
+                self._split_layers(*args)
+                stack.enter_context(accelerate_patches.split_already(self))
             if self.is_fsdp2:
+                stack.enter_context(accelerate_patches.before_sharding(made_once.fill))
+                if self.split is not None and self.split.mesh:
+                    accelerate_patches.quieten_meshes()
                 for optimizer in (arg for arg in args if isinstance(arg, torch.optim.Optimizer)):
-                    fsdp.check_optimizer(optimizer)
+                    fsdp.check_optimizer(optimizer, fsdp.offloads(self.state.fsdp_plugin))
                 for model in (arg for arg in args if isinstance(arg, nn.Module)):
                     stack.enter_context(fsdp.shared_weights_kept(model))
                     # accelerate has replaced it by the layers of the model before this one.
@@ -165,8 +196,14 @@ class Accelerator(accelerate.Accelerator):
                         model.forward = self._in_mixed_precision(model)
             if regional_compilation.is_asked_for(self.state.dynamo_plugin):
                 stack.enter_context(self._compiled_by_region(arg for arg in args if isinstance(arg, nn.Module)))
+            if any(p.is_meta for arg in args if isinstance(arg, nn.Module) for p in arg.parameters()):  # for a plan
+                kwargs["device_placement"] = [False] * len(args)
+            trained = [p for m in args if isinstance(m, nn.Module) for p in m.parameters() if p.requires_grad]
+            self._keeps_types = self.is_fsdp2 and all(p.dtype == torch.bfloat16 for p in trained)
+            stack.callback(setattr, self, "_keeps_types", False)
             result = super().prepare(*args, **kwargs)
-        for item in result if isinstance(result, tuple) else (result,):
+        for item in result if isinstance(result, tuple | list) else (result,):
+            fsdp.gather_to_generate(item)
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
                 # It would broadcast all buffers in each step; buffers.py broadcasts those that change. torch 2.13 calls
@@ -174,6 +211,25 @@ class Accelerator(accelerate.Accelerator):
                 wrapper.broadcast_buffers = False
                 accelerate_patches.fix_buckets(wrapper)
         return result
+
+    def _split_layers(self, *args: Any) -> None:
+        """Split the layers of models, and give optimizers the new parameters."""
+        if self.compiles:
+            raise UserError(
+                "tp_size, or --run.slices: split layers cannot be compiled yet: take dynamo_config out of the profile"
+            )
+        new: dict[nn.Parameter, nn.Parameter] = {}
+        optimizers = [arg for arg in args if isinstance(arg, torch.optim.Optimizer)]
+        for model in (arg for arg in args if isinstance(arg, nn.Module)):
+            plan = plan_of(model, self.split.count)
+            for optimizer in optimizers:
+                fsdp.check_split(optimizer, cuts(model, plan), self.split.processes)
+            new |= split_model(model, plan, self.split)
+        for optimizer in optimizers:
+            if new:
+                fsdp.check_optimizer(optimizer)
+            for group in optimizer.param_groups:
+                group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
 
     @contextmanager
     def _compiled_by_region(self, models: Iterable[nn.Module]) -> Iterator[None]:
@@ -249,11 +305,14 @@ def _may_bind() -> bool:
 
 
 def _check_mesh() -> None:
-    """Refuse a profile whose mesh splits sequences or layers, before accelerate makes the mesh."""
+    """Refuse a profile whose mesh splits sequences, or is not for these processes, before accelerate makes the mesh."""
     if os.environ.get(_MESHED, "false").lower() != "true":
         return
-    mesh = ParallelismConfig()
+    mesh, processes = ParallelismConfig(), int(os.environ.get("WORLD_SIZE", "1"))
+    if mesh.tp_enabled and mesh.total_size != processes:
+        raise UserError(
+            f"tp_size {mesh.tp_size} and dp_shard_size {mesh.dp_shard_size} in the profile are for {mesh.total_size} "
+            f"processes, and {processes} were started: change the sizes, or start {mesh.total_size}"
+        )
     if mesh.cp_enabled or mesh.sp_enabled:
         raise UserError("cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1")
-    if mesh.tp_enabled:
-        raise UserError("tp_size in the profile: weights are not split inside a layer yet; set it to 1")

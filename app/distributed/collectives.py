@@ -209,6 +209,22 @@ def heard_on_main(error: BaseException) -> bool:
     return store().get("samestep/error").decode() == in_words(error)
 
 
+def failed_before(error: BaseException | None) -> str:
+    """Return which rank's error came before this rank's, and ended it; empty if none did. No rank waits for another.
+
+    Every rank calls it once at the end of a run, also without an error.
+    """
+    key = _next("failed")
+    if alone() or not isinstance(error, Exception):
+        return ""
+    own = in_words(error)
+    try:
+        first = store().compare_set(key, "", f"rank {dist.get_rank()}: {own}").decode()
+    except RuntimeError:  # the process that holds the store has gone
+        return ""
+    return "" if first.partition(": ")[2] == own else first
+
+
 def in_words(error: BaseException) -> str:
     """Return what to tell of an error: the message alone if the user can mend it."""
     told = mendable(error)

@@ -3,6 +3,7 @@
 import os
 import warnings
 
+import torch
 from accelerate.utils import DeepSpeedPlugin
 
 from app.errors import UserError
@@ -12,6 +13,19 @@ def check(on_cpu: bool) -> None:
     """Refuse DeepSpeed on CPU, where accelerate 1.15 would use DDP without a warning."""
     if on_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise UserError("a DeepSpeed profile needs GPUs: on CPU use accelerate_configs/fsdp_cpu.yaml")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer of ours that treats matrices by rows: DeepSpeed gives it one long vector.
+
+    Raises:
+        UserError: it is one.
+    """
+    if hasattr(optimizer, "begin"):
+        raise UserError(
+            f"--optim.name {type(optimizer).__name__} works by rows, which DeepSpeed flattens: take a ddp or fsdp "
+            "profile, or AdamW with --optim.updates plain"
+        )
 
 
 def configure(plugin: DeepSpeedPlugin, clip: float, models: int) -> None:

@@ -109,8 +109,13 @@ def _print(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if not tensor.numel():
         zero = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return zero, zero
-    bits = tensor.contiguous().reshape(-1).view(_BITS.get(tensor.element_size(), torch.int64))
+    bits = bits_of(tensor)
     return torch.hash_tensor(bits).view(torch.int64), bits.sum(dtype=torch.int64)
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor's numbers as integers, [numbers]."""
+    return tensor.contiguous().reshape(-1).view(_BITS.get(tensor.element_size(), torch.int64))
 
 
 def _place(parameter: nn.Parameter) -> list[int]:
@@ -118,7 +123,7 @@ def _place(parameter: nn.Parameter) -> list[int]:
     if not isinstance(parameter, DTensor):
         return []
     where = parameter.device_mesh.get_coordinate()
-    return [at for at, placement in zip(where, parameter.placements, strict=True) if placement.is_shard()]
+    return [at for at, placement in zip(where, parameter.placements, strict=True) if not placement.is_replicate()]
 
 
 def _numbers(text: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -19,7 +20,7 @@ ENDS = ("get_input_embeddings", "get_output_embeddings")
 
 def read_plugin() -> FullyShardedDataParallelPlugin:
     """Read the profile's FSDP settings as FSDP2 settings."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     if os.environ.get("FSDP_VERSION", "1") != "2":
         keep_sharded = os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper() in ("1", "FULL_SHARD")
@@ -31,15 +32,48 @@ def read_plugin() -> FullyShardedDataParallelPlugin:
     plugin = FullyShardedDataParallelPlugin()
     # Autocast chooses the type to compute in, as under DDP; weights are gathered and gradients reduced in their own.
     plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    if offloads(plugin) and not gpus_here():
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)  # memory is pinned for a GPU
     return plugin
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that needs whole weights, and so fails under FSDP2 (torch 2.13) in its first step."""
-    if isinstance(optimizer, torch.optim.Adafactor):
+def offloads(plugin: FullyShardedDataParallelPlugin) -> bool:
+    """Tell whether shards are kept in the host's memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, on_host: bool = False) -> None:
+    """Refuse an optimizer that needs whole weights, and so fails on shards (torch 2.13) in its first step.
+
+    Args:
+        on_host: whether shards are kept in the host's memory.
+
+    Raises:
+        UserError: it does; or it gathers them itself, which it cannot on the host.
+    """
+    if on_host and getattr(optimizer, "gathers", False):
         raise UserError(
-            "--optim.name Adafactor works on whole weights, which FSDP2 shards: take AdamW, or a profile without FSDP"
+            f"--optim.name {type(optimizer).__name__} gathers weights for their update, which fsdp_offload_params "
+            "keeps on the host: take AdamW or AdamW8bit, or a profile without offload"
         )
+    if type(optimizer) is torch.optim.Adafactor:
+        raise UserError(
+            "torch.optim.Adafactor works on whole weights, which FSDP2 shards and tp_size splits: give run.prepare "
+            "settings with the name Adafactor, which gathers them, or take a profile with neither"
+        )
+
+
+def check_split(optimizer: torch.optim.Optimizer, cuts: dict[nn.Parameter, int], parts: int) -> None:
+    """Refuse an optimizer that can work on parts of weights, but not on these.
+
+    Args:
+        cuts: the dimension along which tensor parallelism cuts each weight.
+        parts: into how many.
+    """
+    if check := getattr(optimizer, "check_split", None):  # one of ours
+        check(cuts, parts)
 
 
 def name_layers(plugin: FullyShardedDataParallelPlugin, asked: set[str], model: nn.Module) -> None:
@@ -94,6 +128,17 @@ def shared_weights_kept(model: nn.Module) -> Iterator[None]:
             "profile name classes of which none holds one of them, or set fsdp_auto_wrap_policy: NO_WRAP; on GPUs a "
             "model without tie_weights also needs fsdp_cpu_ram_efficient_loading: false"
         )
+
+
+def gather_to_generate(model: Any) -> None:
+    """Have FSDP2 gather the outermost weights of a model with adapters while it generates.
+
+    Its generate calls the model inside it, past the forward pass at which FSDP2 gathers them.
+    """
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    if isinstance(model, FSDPModule) and hasattr(model, "peft_config"):
+        register_fsdp_forward_method(cast(nn.Module, model), "generate")
 
 
 @contextmanager

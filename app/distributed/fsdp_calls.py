@@ -4,6 +4,7 @@ FSDP2 pairs what ranks send each other by its order alone. Where a rank leaves o
 order, the ranks mix up their weights or gradients; and if those have the same sizes, nothing fails.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,12 +30,26 @@ def is_sharded(module: nn.Module) -> bool:
     return hasattr(module, "set_gradient_divide_factor")
 
 
+def is_gathered(parameter: Tensor) -> bool:
+    """Tell whether a parameter is not FSDP2's shard. One of a layer that is split stays a DTensor of that mesh."""
+    return not isinstance(parameter, DTensor) or parameter.device_mesh.mesh_dim_names == ("tp",)
+
+
 def own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Yield the parameters that FSDP2 gathers with a module: its own, and those of modules in it without FSDP2."""
     yield from ((module, name) for name, parameter in module._parameters.items() if parameter is not None)
     for inner in module.children():
         if not is_sharded(inner):
             yield from own_parameters(inner)
+
+
+def allow_views(classes: str = ".*") -> None:
+    """Silence FSDP2's warning of layers that return views, where nothing changes what they return in place.
+
+    Args:
+        classes: a regular expression for the names of the layers' classes.
+    """
+    warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({classes}\) returned a view tensor")
 
 
 class CallOrder:
@@ -54,7 +69,7 @@ class CallOrder:
                 module.register_forward_hook(partial(self._watch_backward, gathers), prepend=True)
 
     def _gathers(self, number: int, inner: nn.Module, name: str, *_: Any) -> None:
-        if self._counting and isinstance(inner._parameters[name], DTensor):
+        if self._counting and not is_gathered(inner._parameters[name]):
             self._add(number)
 
     def _watch_backward(self, gathers: Callable[..., None], module: nn.Module, inputs: Any, outputs: Any) -> None:

@@ -41,7 +41,13 @@ def versions() -> dict[str, str]:
 
 
 def wrapping(accelerator: Accelerator) -> str:
-    """Name what the model is wrapped in; empty on one process."""
+    """Name what the model is wrapped in, and over how many processes its layers are split; empty on one process."""
+    split = accelerator.ranks_per_data_rank
+    kinds = [] if split > 1 and accelerator.distributed_type != DistributedType.FSDP else [_wrapper(accelerator)]
+    return ", ".join([*filter(None, kinds), *([f"TP x{split}"] if split > 1 else [])])
+
+
+def _wrapper(accelerator: Accelerator) -> str:
     if accelerator.distributed_type == DistributedType.FSDP:
         return (
             "HSDP"

@@ -102,6 +102,16 @@ def evaluates_model() -> bool:
     return _current is not None and _current.evaluates_model
 
 
+def needs_shapes_alone() -> bool:
+    """Tell whether nothing reads weights, because this is a plan."""
+    return _current is not None and _current.loop is not None and not _current.to_end
+
+
+def needs_weights_alone() -> bool:
+    """Tell whether nothing computes with the model, because this is an export."""
+    return _current is not None and _current.to_end and _current.loop is None and _current.on_cpu
+
+
 def needs_no_training_data(data: Any) -> bool:
     """Tell whether only the data of --data.eval-path are read, because a finished model is evaluated.
 

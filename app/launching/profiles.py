@@ -51,7 +51,26 @@ class Profile:
 
     @property
     def wrapping(self) -> str:
-        """Name what the model is wrapped in; empty on one process."""
+        """Name what the model is wrapped in, and over how many processes its layers are split; empty on one process."""
+        split = self.mesh("tp")
+        kind = "" if split > 1 and not self.is_fsdp else self._wrapper
+        return ", ".join([*filter(None, [kind]), *([f"TP x{split}"] if split > 1 else [])])
+
+    @property
+    def in_short(self) -> str:
+        """Name the layout: FSDP2 x4, TP x2."""
+        split = self.mesh("tp")
+        if split > 1:
+            return f"{self._wrapper} x{self.processes // split}, TP x{split}" if self.is_fsdp else f"TP x{split}"
+        return f"{self.wrapping} x{self.processes}" if self.processes > 1 else self.wrapping or "one process"
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Tell whether FSDP2 shards the weights."""
+        return self._wrapper in ("FSDP2", "HSDP")
+
+    @property
+    def _wrapper(self) -> str:
         if self.zero_stage:
             return f"DeepSpeed ZeRO-{self.zero_stage}"
         kind = _KINDS.get(self.settings.get("distributed_type", "NO"), "DDP")
@@ -64,7 +83,7 @@ class Profile:
         """Return the number of processes that hold one copy of the model together; 1 if nothing is sharded."""
         if self.zero_stage:
             return self.processes
-        if self.wrapping not in ("FSDP2", "HSDP"):
+        if not self.is_fsdp:
             return 1
         return max(1, self.processes // (self.mesh("dp_replicate") * self.mesh("tp")))
 
@@ -107,7 +126,7 @@ class Profile:
         if self.settings.get("distributed_type") == "MULTI_CPU" and self.processes > 1:
             found.append(("distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"))
         size = self.mesh("dp_replicate") * self.mesh("tp") * self.mesh("dp_shard")
-        if self.section("parallelism_config") and self.mesh("dp_shard") > 1 and size != self.processes:
+        if self.section("parallelism_config") and size > 1 and size != self.processes:
             fix = f"start {size} processes, or change the sizes in parallelism_config"
             found.append((f"a mesh of {size} for {self.processes} processes", fix))
         turns = self.section("deepspeed_config").get("gradient_accumulation_steps", 1)
@@ -115,8 +134,6 @@ class Profile:
             found.append((f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"))
         split = [f"{name}_size" for name in ("cp", "sp") if self.mesh(name) > 1]
         found += [(f"{name} {self.mesh(name[:2])}: sequences are not split yet", "set it to 1") for name in split]
-        if self.mesh("tp") > 1:
-            found.append((f"tp_size {self.mesh('tp')}: weights are not split inside a layer yet", "set it to 1"))
         if self.on_cpu and self.zero_stage:
             found.append(("DeepSpeed on CPU", "take accelerate_configs/fsdp_cpu.yaml"))
         if self.on_cpu and self.precision == "fp16":

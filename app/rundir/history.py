@@ -70,9 +70,9 @@ class History:
 
     @property
     def columns(self) -> list[str]:
-        """List the names of the numbers in the lines, in the order in which they first occur."""
+        """List the names of the numbers in the lines, in the order in which they first occur, without counts."""
         numbers = (name for line in self.lines for name in line if not isinstance(line[name], str))
-        return list(dict.fromkeys(name for name in numbers if name not in NOT_SHOWN and not name.endswith("/samples")))
+        return [name for name in dict.fromkeys(numbers) if name not in NOT_SHOWN and not _is_count(name)]
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a number was written, and the numbers; one that was not finite is NaN."""
@@ -138,6 +138,11 @@ class History:
         for file in sorted(folder.rglob("step-*.png")):
             found.setdefault(file.parent.relative_to(folder).as_posix(), {}).setdefault(file.stem[:13], []).append(file)
         return {name: steps[max(steps)] for name, steps in found.items()}
+
+
+def _is_count(name: str) -> bool:
+    score = ScoreName.parse(name)
+    return score is not None and score.is_count
 
 
 def read(folder: Path) -> History:

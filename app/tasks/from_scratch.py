@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import UserError
+from app.tasks.hollow import made_where_needed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,7 @@ class LanguageScratch(Scratch):
     """Dropout probability of hidden states and attention weights; of a llama, only of attention weights."""
 
 
+@made_where_needed
 def decoder(size: LanguageScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
     """Build a language model of this shape, with random weights, for blocks of `block` tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -93,6 +95,7 @@ def decoder(size: LanguageScratch, tokenizer: "PreTrainedTokenizerBase", block: 
     return model
 
 
+@made_where_needed
 def encoder(size: LanguageScratch, tokenizer: "PreTrainedTokenizerBase", block: int) -> "PreTrainedModel":
     """Build a BERT of this shape that predicts masked tokens, with random weights, for blocks of `block` tokens."""
     from transformers import BertForMaskedLM

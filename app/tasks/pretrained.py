@@ -1,5 +1,6 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from app.data.images.processor import ImageProcessor
 from app.data.text.tokenizer import check_tokenizer
+from app.distributed import made_once
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
 from app.launching import dry_run
+from app.tasks import hollow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -33,6 +36,9 @@ PARTS = {
     "image processor": ("preprocessor_config.json", "processor_config.json"),
     "weights": ("model.safetensors", "*.safetensors", "*.bin", "*.index.json"),
 }
+
+ADAPTERS = "adapter_config.json"
+"""The file by which peft knows adapters."""
 
 
 def load_tokenizer(
@@ -62,11 +68,12 @@ def load_tokenizer(
     return check_tokenizer(tokenizer, max_length, flag)
 
 
-def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel":
+def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Args:
         kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
+        once: whether a large one may be loaded on rank 0 alone, as `run.prepare` will shard or split it.
         settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
 
     Raises:
@@ -74,10 +81,21 @@ def load_model(kind: type[Any], name: str, **settings: Any) -> "PreTrainedModel"
     """
     import torch
 
-    with loading(name, "weights"):
-        asked = {"dtype": torch.float32, **settings}
-        model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
-    new = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    asked, new = {"dtype": torch.float32, **settings}, []
+
+    def load() -> "PreTrainedModel":
+        with loading(name, "weights"):
+            model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
+        new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
+        return model
+
+    def shapes() -> "PreTrainedModel":
+        with loading(name, "configuration"):
+            return hollow.load_shapes(kind, name, asked)
+
+    if dry_run.needs_shapes_alone():
+        return shapes()
+    model = made_once.make(load, shapes) if once else load()
     if new and dry_run.evaluates_model():
         raise UserError(
             f"{name} has no weights that fit {new[0]}{f' and {len(new) - 1} others' if new[1:] else ''} of a "
@@ -204,6 +222,12 @@ def _reason(name: str, part: str, error: Exception) -> str:
         return (
             f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "
             f"without a network, download it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
+        )
+    if (folder / ADAPTERS).is_file() and not _has(folder, "configuration"):
+        base = json.loads((folder / ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        return (
+            f"this folder holds adapters alone ({ADAPTERS}), for the model {base}. Merge both into a whole model, as "
+            f"docs/lm.md says under Adapters, and give that; or give --model {base}"
         )
     for lacking in ("configuration", part):
         if not _has(folder, lacking):

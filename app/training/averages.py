@@ -114,6 +114,8 @@ class Averages:
         rate, known = self._rate(step), self.accelerator.averages
         for piece in _pieces([*_trained(optimizer), *self._statistics(model)]):
             pairs = [(local_shard(known[t]), local_shard(t.detach())) for t in piece if t in known]
+            if not pairs:  # a plan's step is on other tensors
+                continue
             _move([average for average, _ in pairs], [newest for _, newest in pairs], rate)
 
     def _rate(self, step: int) -> float:

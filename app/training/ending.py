@@ -116,6 +116,7 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
     """
     services = loop.services
     try:
+        before = collectives.failed_before(error)  # first: other ranks fail too once this one closes its connections
         services.stop_fetching()  # watched: a stage may hang
         services.watchdog.close()
         main = services.accelerator.is_main_process
@@ -124,13 +125,17 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
             error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
         services.logger.close()
         if main and loop.begun:
-            _record(loop, error)
+            _record(loop, error, before)
     finally:
         services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
 
 
-def _record(loop: StepLoop, error: BaseException | None) -> None:
-    """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on."""
+def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
+    """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on.
+
+    Args:
+        before: the error of another rank that came first; empty if there is none.
+    """
     services, logger = loop.services, loop.services.logger
     if compiled := loop.recompiles.facts(services.accelerator.compiles):
         logger.note(**compiled)
@@ -141,4 +146,4 @@ def _record(loop: StepLoop, error: BaseException | None) -> None:
         asked = error is None and 0 < loop.settings.stop_at <= loop.steps_done
         logger.stopped(loop.steps_done, services.checkpoint_store.steps(), asked, loop.stopped_in_evaluation)
     else:
-        logger.failed(f"{type(error).__name__}: {error}")
+        logger.failed(before or f"{type(error).__name__}: {error}")

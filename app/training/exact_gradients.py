@@ -17,6 +17,7 @@ from app.distributed import regional_compilation
 from app.distributed.accelerator import Accelerator
 from app.distributed.fsdp_calls import ALL_LAYERS
 from app.distributed.naming import local_shard
+from app.distributed.tensor_parallel.layers import row_weights
 from app.errors import UserError
 from app.sampling.batch_plan import Step
 from app.training import (
@@ -47,6 +48,7 @@ class ExactGradients(Gradients):
         self.grid = Grid(accelerator)
         self.sums: dict[nn.Module, Sums] = {}
         self.shards: dict[nn.Module, ShardedRounding] = {}
+        self.columns: dict[Tensor, int] = {}  # of weights whose rows are cut, how many slices are here
         self.current: Sequence[nn.Module] = ()
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.said: set[str] = set()
@@ -60,16 +62,24 @@ class ExactGradients(Gradients):
         layer_inputs.add_within_layers(model)
         if self.accelerator.device.type == "cpu":
             for group in optimizer.param_groups:
-                group["fused"] = bool(group.get("fused")) and all(map(fills_vectors, group["params"]))
+                slices = self.accelerator.split.count if self.accelerator.split else 1
+                filled = all(fills_vectors(parameter, slices) for parameter in group["params"])
+                group["fused"] = bool(group.get("fused")) and filled
         if not self.sharded:
             model, optimizer = super().prepare(model, optimizer, clip)
-            self.sums[model] = Sums(model, self.grid)
+            self.sums[model] = Sums(model, self.grid, self.accelerator.data_ranks == 1)
+            self._find_slices(model)
             return model, optimizer
         policy = torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float64)
         self.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
         model, optimizer = super().prepare(model, optimizer, clip)
         self.shards[model] = ShardedRounding(model, self.grid)
+        self._find_slices(model)
         return model, optimizer
+
+    def _find_slices(self, model: nn.Module) -> None:
+        if self.accelerator.split is not None:
+            self.columns |= dict.fromkeys(row_weights(model), self.accelerator.split.here)
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
@@ -99,7 +109,7 @@ class ExactGradients(Gradients):
         """Scale gradients down to norm `largest` (0: never), on every rank; return the norm before, in float64."""
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = reproducible_sums.norm(parameters, LIMIT)
+        norm = reproducible_sums.norm(parameters, LIMIT, self.columns)
         # A norm that is not finite stops the run, skips the step, or lowers fp16's loss scale: it does not count here.
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if largest and parameters:
@@ -188,18 +198,25 @@ def settings() -> Iterator[None]:
 def _check(accelerator: Accelerator) -> None:
     zero = accelerator.distributed_type == DistributedType.DEEPSPEED
     by_region = regional_compilation.is_asked_for(accelerator.state.dynamo_plugin)
-    reason = refusal(zero, accelerator.compiles and not by_region)
+    unsliced = accelerator.ranks_per_data_rank if accelerator.split and not accelerator.split.fixed_tree else 0
+    reason = refusal(zero, accelerator.compiles and not by_region, unsliced)
     if reason:
         raise UserError(f"--run.exact: {reason}")
 
 
-def refusal(zero: bool, whole: bool) -> str:
+def refusal(zero: bool, whole: bool, unsliced: int = 0) -> str:
     """Say why exact mode cannot work under a profile; empty if it can.
 
     Args:
         zero: it uses DeepSpeed.
         whole: it compiles a model as one.
+        unsliced: over how many processes it splits layers without slices that all layouts compute; 0: none.
     """
+    if unsliced:
+        return (
+            f"tp_size {unsliced} splits layers, whose sums then have other bits: give --run.slices {unsliced}, or "
+            "more, on every layout that is to agree"
+        )
     if zero:
         return "DeepSpeed sums gradients in its own order; use an fsdp or ddp profile"
     if whole:

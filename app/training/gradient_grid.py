@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from app.distributed import accelerate_patches, collectives
 from app.distributed.accelerator import Accelerator
-from app.distributed.fsdp_calls import is_sharded, own_parameters
+from app.distributed.fsdp_calls import is_gathered, is_sharded, own_parameters
+from app.distributed.naming import local_shard
 from app.errors import UserError
 from app.training import grid_rounding
 
@@ -60,6 +61,9 @@ class Grid:
 
     def nearest(self, parameter: int, gradient: Tensor) -> Tensor:
         """Round the gradient of parameter number `parameter` to the grid."""
+        if isinstance(gradient, DTensor):  # of a layer that is split
+            own = self.nearest(parameter, gradient.to_local())
+            return accelerate_patches.sharded_like(gradient, own)
         if self.counting:
             return self._counted(gradient, parameter).div_(self.points)
         return grid_rounding.nearest(gradient, self.points)
@@ -99,11 +103,17 @@ class Grid:
 class Sums:
     """Sum one model's gradients in float64, in grid points: 8 bytes a parameter, reduced over ranks as one tensor."""
 
-    def __init__(self, model: nn.Module, grid: Grid):
+    def __init__(self, model: nn.Module, grid: Grid, alone: bool):
+        """Make room for the sums.
+
+        Args:
+            alone: whether no other process has micro-batches of its own.
+        """
+        self.alone = alone
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.grid, self.first = grid, grid.enter([name for name, _ in named])
         self.parameters = [p for _, p in named]
-        self.starts = list(itertools.accumulate((p.numel() for p in self.parameters), initial=0))
+        self.starts = list(itertools.accumulate((local_shard(p).numel() for p in self.parameters), initial=0))
         device, count = self.parameters[0].device, len(self.parameters)
         # The sums; after them, for each parameter, the number of ranks that had a gradient for it.
         self.flat = torch.zeros(self.starts[-1] + count, dtype=torch.float64, device=device)
@@ -122,18 +132,18 @@ class Sums:
         had = [parameter.grad is not None for parameter in self.parameters]
         for run in self._runs(lambda index: (had[index], self.seen[index])):
             if had[run.start]:
-                gradients = [self.parameters[index].grad for index in run]
+                gradients = [local_shard(self.parameters[index].grad) for index in run]
                 self.grid.add(gradients, self.first + run.start, self._piece(run), fresh=not self.seen[run.start])
                 for index in run:
                     self.seen[index], self.parameters[index].grad = True, None
 
     def finish(self) -> None:
-        """Sum over ranks, in one all-reduce, and set the parameters' gradients. Every rank takes part."""
+        """Sum over data ranks, in one all-reduce, and set the parameters' gradients. Every rank takes part."""
         for run in self._runs(self.seen.__getitem__):
             if not self.seen[run.start]:
                 self._piece(run).zero_()
         had = self.seen
-        if not collectives.alone():
+        if not self.alone:
             counts = self.flat[self.starts[-1] :]
             counts.copy_(torch.tensor(self.seen)) if not all(self.seen) else counts.fill_(1.0)
             dist.all_reduce(self.flat)
@@ -152,11 +162,15 @@ class Sums:
         """Set the gradients of neighbouring parameters; they share one block of memory."""
         parameters, sums = [self.parameters[index] for index in run], self._piece(run)
         gradients = torch.div(sums, self.grid.points, out=torch.empty_like(sums, dtype=parameters[0].dtype))
-        for parameter, gradient in zip(parameters, gradients.split([p.numel() for p in parameters]), strict=True):
-            shaped = gradient.view(parameter.shape)
+        shards = [local_shard(parameter.detach()) for parameter in parameters]
+        sizes = [shard.numel() for shard in shards]
+        for parameter, shard, gradient in zip(parameters, shards, gradients.split(sizes), strict=True):
+            shaped = gradient.view(shard.shape)
             # The optimizer's multi-tensor kernels need gradients with the strides of their weights.
-            alike = shaped.stride() == parameter.stride()
-            parameter.grad = shaped if alike else torch.empty_like(parameter, requires_grad=False).copy_(shaped)
+            alike = shaped.stride() == shard.stride()
+            own = shaped if alike else torch.empty_like(shard).copy_(shaped)
+            split = isinstance(parameter, DTensor)
+            parameter.grad = accelerate_patches.sharded_like(cast(DTensor, parameter), own) if split else own
 
     def _piece(self, run: range) -> Tensor:
         return self.flat[self.starts[run.start] : self.starts[run.stop]]
@@ -199,7 +213,7 @@ class ShardedRounding:
         for place in list(places):
             inner, name, shard = place
             whole = inner._parameters[name]
-            if not isinstance(whole, DTensor) and whole.requires_grad:
+            if is_gathered(whole) and whole.requires_grad:
                 if shard not in self.rounded:  # a shared parameter has one tensor under several names
                     whole.register_hook(partial(self.grid.nearest, self.numbers[shard]))
                     self.rounded.add(shard)

@@ -29,6 +29,7 @@ class Gradients:
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer; DeepSpeed is told the clipping norm `clip` (0: none)."""
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            deepspeed.check_optimizer(optimizer)
             deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
         self.calls.watch(model)
@@ -150,7 +151,7 @@ class Gradients:
         a collective. There, the next step whose losses are read finds out.
         """
         whole = self.accelerator.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU)
-        if self.accelerator.device.type != "cpu" or not whole:
+        if self.accelerator.device.type != "cpu" or not whole or self.accelerator.ranks_per_data_rank > 1:
             return True
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # A sum is finite only if all its terms are.

@@ -6,6 +6,7 @@ and plots.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,13 +78,19 @@ class Classification(Metric):
 class TokenAccuracy(Metric):
     """The share of tokens that are predicted right; from logits [..., vocabulary] and tokens [...], -100 left out."""
 
-    def __init__(self):
+    def __init__(self, likeliest: Callable[[Tensor], Tensor] = lambda predicted: predicted.argmax(-1)):
+        """Prepare to count.
+
+        Args:
+            likeliest: finds the tokens with the largest logits.
+        """
         super().__init__(2)
+        self.likeliest = likeliest
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
         there = target != IGNORED
-        self.state += torch.stack([((predicted.argmax(-1) == target) & there).sum(), there.sum()])
+        self.state += torch.stack([((self.likeliest(predicted) == target) & there).sum(), there.sum()])
 
     def scores(self) -> dict[str, float]:
         """Return accuracy."""

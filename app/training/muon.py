@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from app.distributed.naming import local_shard
+from app.training import adamw, wholes
 
 MOMENTUM = 0.95
 # Of the polynomial that is applied to the singular values, and how often.
@@ -24,6 +24,9 @@ _HEADS = ("head", "lm_head", "classifier", "score", "fc", "out")
 
 class Muon(torch.optim.Optimizer):
     """Update matrices by Muon, and the other parameters by AdamW."""
+
+    gathers = True
+    """Whether it gathers shards."""
 
     def __init__(
         self,
@@ -52,9 +55,9 @@ class Muon(torch.optim.Optimizer):
         # Each operation rounds once, so that bits do not depend on how a matrix is cut into shards.
         local_shard(momentum).mul_(MOMENTUM).add_(local_shard(gradient))
         ahead = local_shard(gradient) + local_shard(momentum) * MOMENTUM  # Nesterov's
-        whole = _whole(ahead, parameter)
+        whole = wholes.whole(ahead, parameter)
         scale = 0.2 * max(whole.shape[0], whole[0].numel()) ** 0.5
-        update = _part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
+        update = wholes.part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
         own = local_shard(parameter)
         own.mul_(1 - group["lr"] * group["weight_decay"])
         own.sub_(update.to(own.dtype) * group["lr"])
@@ -66,12 +69,7 @@ class Muon(torch.optim.Optimizer):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         state["step"] += 1
         mean, square = local_shard(state["exp_avg"]), local_shard(state["exp_avg_sq"])
-        (slow, slower), count = group["betas"], state["step"].item()
-        mean.mul_(slow).add_(gradient * (1 - slow))
-        square.mul_(slower).add_(gradient * gradient * (1 - slower))
-        size = (square / (1 - slower**count)).sqrt_().add_(group["eps"])
-        own.mul_(1 - group["lr"] * group["weight_decay"])
-        own.sub_(mean / size * (group["lr"] / (1 - slow**count)))
+        adamw.update(own, gradient, mean, square, group, state["step"].item())
 
 
 def is_for_muon(model: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -94,20 +92,3 @@ def orthogonal(matrix: Tensor) -> Tensor:
         square = found @ found.mT
         found = a * found + (b * square + c * square @ square) @ found
     return found.mT if tall else found
-
-
-def _whole(part: Tensor, parameter: Tensor) -> Tensor:
-    """Gather a tensor that is sharded as a parameter is. Every rank of its group takes part."""
-    if not isinstance(parameter, DTensor):
-        return part
-    mesh, cut, size = parameter.device_mesh, parameter.placements, parameter.shape
-    return DTensor.from_local(part, mesh, cut, run_check=False, shape=size, stride=parameter.stride()).full_tensor()
-
-
-def _part(whole: Tensor, parameter: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that every rank has; no collective."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    mesh = parameter.device_mesh
-    everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return everywhere.redistribute(mesh, parameter.placements).to_local()

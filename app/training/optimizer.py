@@ -12,9 +12,10 @@ from app.config import OptimConfig
 from app.config.points import Point
 from app.errors import UserError
 from app.training import shard_trial
+from app.training.lean_adamw import give_seeds
 from app.training.learning_rate import check_points, learning_rate
 from app.training.muon import Muon, is_for_muon
-from app.training.optimizer_classes import find_class, is_imported, make
+from app.training.optimizer_classes import find_class, for_updates, is_imported, make
 from app.training.parameter_groups import groups_of
 
 # torch 2.13 cannot run the other fused kernels, those of SGD and Adagrad, on FSDP's DTensors.
@@ -28,6 +29,8 @@ class Place(typing.NamedTuple):
     sharded: bool
     """Whether FSDP2 shards the weights."""
     exact: bool
+    seed: int = 0
+    """Of the run."""
 
 
 def build_optimizer(model: torch.nn.Module, config: OptimConfig, place: Place | None = None) -> torch.optim.Optimizer:
@@ -40,7 +43,7 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig, place: Place | 
         UserError: the name is unknown or unsuitable, a pattern of names fits none, no parameter requires a gradient, or
             the optimizer cannot work at this place.
     """
-    optimizer_class = find_class(config.name)
+    optimizer_class = for_updates(find_class(config.name), config.updates)
     accepted = {name: each.default for name, each in inspect.signature(optimizer_class).parameters.items()}
     arguments = _fitting(config, accepted)
     if place and is_imported(config.name):
@@ -49,6 +52,8 @@ def build_optimizer(model: torch.nn.Module, config: OptimConfig, place: Place | 
     matrices = functools.partial(is_for_muon, model) if optimizer_class is Muon else None
     groups = groups_of(model, config, "weight_decay" in accepted, matrices)
     arguments |= _kernels(config, optimizer_class, accepted, groups, place)
+    if config.updates == "stochastic":
+        give_seeds(groups, model, place.seed if place else 0)
     return make(config.name, optimizer_class, groups, arguments)
 
 
@@ -84,12 +89,15 @@ def _kernels(
     return {name: name == kind for name in ("foreach", "fused") if name in accepted}
 
 
-def fills_vectors(parameter: torch.nn.Parameter) -> bool:
+def fills_vectors(parameter: torch.nn.Parameter, slices: int = 1) -> bool:
     """Tell whether fused CPU kernels compute the same bits for a whole tensor and for shards of whole rows.
 
     They round the last numbers, which do not fill a vector of up to 16 numbers, in another way.
+
+    Args:
+        slices: into how many slices rows may be cut.
     """
-    return parameter.ndim > 1 and parameter[0].numel() % 16 == 0
+    return parameter.ndim > 1 and parameter[0].numel() % (16 * slices) == 0
 
 
 CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")
@@ -115,7 +123,7 @@ def check_change(config: typing.Any, changed: dict[str, list]) -> None:
 
 def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Return the settings among `known`, the options of an optimizer with a value that each can have."""
-    values = {name: getattr(config, name) for name in ("lr", *CHANGEABLE)}
+    values = {name: getattr(config, name) for name in ("lr", "updates", *CHANGEABLE)}
     # Adafactor's eps is a pair, with another meaning, and some optimizers have three betas.
     return {k: v for k, v in values.items() if k in known and _length(v) == _length(known[k])}
 
@@ -188,8 +196,8 @@ class Optimizers:
 
 def check(config: OptimConfig) -> None:
     """Raise UserError for the first invalid value."""
-    find_class(config.name)
-    for field in ("schedule", "batch_scaling", "implementation"):
+    for_updates(find_class(config.name), config.updates)
+    for field in ("schedule", "batch_scaling", "implementation", "updates"):
         names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
         _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")
     _require(0 < config.lr < math.inf, config, "lr", "above 0, for example 5e-4")

@@ -1,4 +1,4 @@
-"""Classes of optimizers: those of torch.optim by name, Muon, and those of other packages by import path."""
+"""Classes of optimizers: those of torch.optim by name, our own, and those of other packages by import path."""
 
 import difflib
 import importlib
@@ -9,6 +9,8 @@ from types import ModuleType
 import torch
 
 from app.errors import UserError, did_you_mean, is_installed, not_installed
+from app.training.adafactor import Adafactor
+from app.training.lean_adamw import AdamW8bit, LeanAdamW
 from app.training.muon import Muon
 
 UNSUITABLE = {
@@ -26,7 +28,8 @@ def find_class(name: str) -> type[torch.optim.Optimizer]:
     if is_imported(name):
         return _imported(name)
     classes = {key: value for key, value in vars(torch.optim).items() if _is_optimizer(value)}
-    classes["Muon"] = Muon  # torch's takes matrices only
+    # torch's Muon takes matrices only, and its Adafactor whole weights.
+    classes |= {each.__name__: each for each in (Muon, Adafactor, AdamW8bit)}
     if name in UNSUITABLE:
         raise UserError(f"--optim.name {name} does not work here ({UNSUITABLE[name]}): use AdamW or SGD, for example")
     usable = {key.lower(): key for key in classes if key not in UNSUITABLE}
@@ -38,6 +41,21 @@ def find_class(name: str) -> type[torch.optim.Optimizer]:
             "an import path, such as lion_pytorch.Lion"
         )
     return classes[name] if name in classes else classes[usable[name.lower()]]
+
+
+def for_updates(optimizer_class: type[torch.optim.Optimizer], updates: str) -> type[torch.optim.Optimizer]:
+    """Return the class that keeps weights as --optim.updates asks, in place of one that does not.
+
+    Raises:
+        UserError: there is none.
+    """
+    if updates == "plain" or issubclass(optimizer_class, LeanAdamW):
+        return optimizer_class
+    if optimizer_class is torch.optim.AdamW:
+        return LeanAdamW
+    raise UserError(
+        f"--optim.updates {updates} works with --optim.name AdamW and AdamW8bit, not with {optimizer_class.__name__}"
+    )
 
 
 def is_imported(name: str) -> bool:

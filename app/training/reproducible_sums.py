@@ -63,23 +63,30 @@ def total(parts: Tensor | list[float]) -> Tensor | float:
     return parts[0] + (parts[1] + parts[2])
 
 
-def norm(parameters: list[nn.Parameter], limit: float) -> Tensor:
+def norm(parameters: list[nn.Parameter], limit: float, columns: dict[Tensor, int] | None = None) -> Tensor:
     """Return the norm of all gradients over all ranks, in float64. If they are sharded, every rank takes part.
 
     Args:
         limit: from this norm on, bits depend on the order.
+        columns: for weights whose rows are cut into slices, how many slices this process has of them.
     """
     if not parameters:
         return torch.zeros((), dtype=torch.float64)
     count = sum(p.numel() for p in parameters)
-    gradients = [local_shard(p.grad) for p in parameters]
-    blocks = _blocks(gradients, grid_rounding.piece(gradients[0].device))
-    terms = torch.cat([_squares(block).flatten() for block in blocks])
-    parts = order_free([terms], bound=limit**2, count=count)
-    if isinstance(parameters[0].grad, DTensor):
-        for group in _shard_groups(parameters[0].grad):
+    apart: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
+    for parameter in parameters:
+        groups = tuple(_shard_groups(parameter.grad)) if isinstance(parameter.grad, DTensor) else ()
+        slices = (columns or {}).get(parameter, 1)
+        apart.setdefault(groups, []).extend(local_shard(parameter.grad).chunk(slices, dim=-1))
+    sums = []
+    for groups, gradients in apart.items():
+        blocks = _blocks(gradients, grid_rounding.piece(gradients[0].device))
+        terms = torch.cat([_squares(block).flatten() for block in blocks])
+        parts = order_free([terms], bound=limit**2, count=count)
+        for group in groups:
             dist.all_reduce(parts, group=group)
-    return total(parts).sqrt()
+        sums.append(parts)
+    return total(torch.stack(sums).sum(dim=0)).sqrt()
 
 
 def _blocks(gradients: list[Tensor], numbers: int) -> Iterator[Tensor]:
@@ -112,7 +119,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
     mesh = tensor.device_mesh
-    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
 
 
 def _units(bound: float, count: int) -> list[float]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 from app import Run, RunConfig, UserError
+from app.distributed import collectives
 
 
 @dataclass
@@ -63,6 +64,8 @@ def cases(both, rank):
 
 def main(folder, rank):
     """Go through all cases inside a run."""
+    groups = dist.distributed_c10d._world.pg_map
+    before = list(groups)
     with Run(Config(RunConfig(dir=str(folder / "run"), trackers=(), quiet=True))) as run:
         told = {}
         for name, case in cases(run.collectives, rank).items():
@@ -71,8 +74,7 @@ def main(folder, rank):
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))
-    world = dist.group.WORLD
-    for group in [g for g in dist.distributed_c10d._world.pg_map if g is not world]:
+    for group in [group for group in groups if group not in (*before, dist.group.WORLD, collectives._background)]:
         dist.destroy_process_group(group)  # this launch stays for other tests
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGABRT)
 
@@ -45,9 +46,15 @@ def main(place: str, words: list[str]) -> None:
     env = dict(os.environ)
     if "RANK" in env:  # a rank reads `use_cpu` from the profile that its launcher names, whose child the fork is not
         env["ACCELERATE_USE_CPU"] = "true"
+        env["LAUNCHER"] = str(os.getppid())
     fork, pid = ask(place, env, os.getcwd(), words, [0, 1, 2])
+
+    def pass_on(number: int, _) -> None:
+        with suppress(ProcessLookupError):  # it has ended, and its status is on its way
+            os.kill(pid, number)
+
     for number in PASSED_ON:
-        signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     status = status_of(fork)
     if status < 0:

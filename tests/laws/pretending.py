@@ -44,6 +44,15 @@ class Copies(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.lines: Counter[str] = Counter()
+        self.in_step = False
+
+    def __enter__(self):
+        self.in_step = True
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.in_step = False
+        return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
@@ -80,7 +89,7 @@ def pretending(copies: Copies):
                 yield batch
 
     def tensor(data, **kwargs):
-        if torch.device(kwargs.get("device") or "cpu") == META:
+        if copies.in_step and torch.device(kwargs.get("device") or "cpu") == META:
             copies.note()
         return made(data, **kwargs)
 

@@ -5,11 +5,12 @@
     serving.py serve FOLDER            as a rank: run one script after another
 
 A rank that serves reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the
-working folder, the script and its arguments. When a command ends, it writes the status to FOLDER/NUMBER-R. It ends with
-the test process.
+working folder, the script and its arguments. When a command ends well, it writes its process id and its launcher's to
+FOLDER/NUMBER-R. It ends with the test process.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -37,8 +38,11 @@ IMPORTED = [
     "app.data.corpus.documents",
     "app.data.images.labeled_images",
     "app.data.volumes.pairs",
+    "app.data.corpus.blocks",
+    "app.tasks.language.attention",
     "app.tasks.pretrained",
     "datasets",
+    "datasets.io.generator",
     "monai.networks.nets",
     "safetensors.torch",
     "sklearn.datasets",
@@ -46,12 +50,19 @@ IMPORTED = [
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.checkpoint.state_dict",
+    "torch.utils.serialization",
     "transformers.generation",
     "transformers.loss.loss_utils",
     "transformers.models.bert.modeling_bert",
+    "transformers.models.conditional_detr.modeling_conditional_detr",
+    "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.resnet.modeling_resnet",
+    "transformers.models.t5.modeling_t5",
+    "transformers.models.vit.modeling_vit",
 ]
+PR_SET_PDEATHSIG = 1
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def serve(folder: Path) -> None:
@@ -60,6 +71,7 @@ def serve(folder: Path) -> None:
     # Opened without waiting for a writer: the test process opened its end before this process started, or has ended.
     descriptor = os.open(folder / f"rank-{rank}", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
+    processes = f"{os.getpid()} {os.environ.get('LAUNCHER', '')}"
     with open(descriptor) as lines:
         for number, where, script, arguments in map(json.loads, lines):
             run_and_restore(where, script, arguments)
@@ -67,7 +79,7 @@ def serve(folder: Path) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             draft = folder / f"{number}-{rank}.draft"
-            draft.write_text("0")
+            draft.write_text(processes)
             draft.rename(draft.with_suffix(""))
 
 
@@ -125,9 +137,11 @@ def source(place: str, python: str) -> Callable[[], None]:
     listener.listen()
     for name in IMPORTED:
         importlib.import_module(name)
+    _read_flags()
     sys.executable = python
     gc.collect()
     gc.freeze()  # collections in the forks would copy its memory
+    gc.set_threshold(20_000)  # short runs make little that only a collection frees
     threading.Thread(target=_end_with_input, daemon=True).start()
     while True:
         asking, _ = listener.accept()
@@ -136,15 +150,29 @@ def source(place: str, python: str) -> Callable[[], None]:
             continue
         (size,) = struct.unpack("<I", sent[:4])
         sent = sent[4:]
-        while len(sent) < size:
-            sent += asking.recv(1 << 20)
+        while len(sent) < size and (more := asking.recv(1 << 20)):
+            sent += more
+        if len(sent) < size:  # who asked was killed
+            continue
         if not (child := os.fork()):
             listener.close()
             return _become(asking, files, **json.loads(sent))
-        asking.send(struct.pack("<i", child))
+        with suppress(OSError):  # who asked was killed; the fork finds that out too
+            asking.send(struct.pack("<i", child))
         threading.Thread(target=_tell_status, args=[child, asking], daemon=True).start()
         for file in files:
             os.close(file)
+
+
+def _read_flags() -> None:
+    """Read the flags of all recipes once: tyro remembers what it finds out, or each run takes 0.1 s longer."""
+    from many import load
+
+    from app import parse
+
+    for recipe in sorted(RECIPES.glob("*.py")):
+        parse(load(str(recipe)).Config, [])
+        del sys.modules[recipe.stem]
 
 
 def _end_with_input() -> None:
@@ -165,6 +193,8 @@ def _become(
 ) -> Callable[[], None]:
     """Take over an environment and files, and end when who asked ends; return the work."""
     os.setsid()
+    if sys.platform == "linux":  # it may be stopped when the Python that has forked it ends (standing.py)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for target, file in enumerate(files):
         os.dup2(file, target)
         os.close(file)

@@ -45,7 +45,10 @@ KINDS = {
     "lm llama": ("lm", ["--model", "FOLDER", *BLOCKS]),
     "lm gpt2": ("lm", ["--scratch.shape", "gpt2", "--scratch.layers", 1, "--scratch.dropout", 0.1, *BLOCKS]),
     "lm documents": ("lm", ["--data.packing", "documents", "--scratch.layers", 1, *BLOCKS]),
-    "lm checkpointing": ("lm", ["--activation-checkpointing", "true", "--scratch.layers", 1, *BLOCKS]),
+    **{
+        f"lm {how}": ("lm", ["--activation-checkpointing", how, "--scratch.layers", 1, *BLOCKS])
+        for how in ("block", "ops")
+    },
     "img vit": ("img", ["--scratch.kind", "vit", "--scratch.width", 8, *GRID, "--run.exact", "true"]),
     "img batch norm": ("img", ["--scratch.norm", "batch", "--scratch.width", 8, *GRID]),
     "img resnet": ("img", ["--model", "microsoft/resnet-18", *GRID]),

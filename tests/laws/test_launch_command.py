@@ -23,14 +23,13 @@ QUICK = ["--run.steps", 3, "--run.global-batch", 8, "--run.micro-batch", 4, "--r
 
 
 @contextmanager
-def launched(folder, *words):
+def launched(folder, *words, python=sys.executable):
     """Launch stopped.py; at the end, no process of it is left."""
-    started = Training(folder, [*LAUNCH, *words])
+    started = Training(folder, [python, *LAUNCH[1:], *words])
     try:
         yield started
     finally:
-        kill_tree(started.process.pid)
-        started.file.close()
+        started.end()
 
 
 def ranks(folder):
@@ -78,7 +77,8 @@ def test_a_mistake_is_one_line(tmp_path, rows):
 
 def test_ctrl_c_to_the_launcher(tmp_path):
     """Once: the run saves, and the script goes on; twice: all ranks leave at once, and are not started again."""
-    with launched(tmp_path, "ddp_cpu", "--max_restarts", "2", SCRIPT, tmp_path, "once@0.1", "twice@5") as now:
+    words = ["ddp_cpu", "--max_restarts", "2", SCRIPT, tmp_path, "once@0.1", "twice@5"]
+    with launched(tmp_path, *words, python=warm_python()) as now:
         now.reach("once", 3)
         now.process.send_signal(signal.SIGINT)
         now.wait_for(lambda: now.status("once") == "preempted")
@@ -122,7 +122,7 @@ def test_as_the_first_process_of_a_container(tmp_path):
 
 def test_a_rank_that_is_killed(tmp_path):
     """The others end with it, and the launcher says which one it was, and by what."""
-    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.2") as now:
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.2", python=warm_python()) as now:
         now.reach("run", 2)
         both = ranks(tmp_path)
         both[1].kill()
@@ -186,7 +186,7 @@ def piped(words, reader, folder):
 
 def test_a_reader_that_leaves_changes_nothing(tmp_path, rows):
     """A run whose output goes to `head` is finished all the same; and a help text that is cut off ends quietly."""
-    recipe = [sys.executable, RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.log-every", 1]
+    recipe = [warm_python(), RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.log-every", 1]
     status, output = piped([*recipe, "--run.dir", tmp_path / "run"], "head -n 1", tmp_path)
     assert (status, len(output.splitlines())) == ("0", 1)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"

@@ -28,11 +28,12 @@ WHOLE = ["--run.steps", STEPS]
 # What exact mode has in addition, without launches of its own.
 METHODS = {
     "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2, "--token-dropout", 0.2],
-    "lm": ["--token-dropout", 0.2],
+    "lm": ["--token-dropout", 0.2, "--logits", "chunked"],
+    "dpo": ["--logits", "chunked"],
     "s2s": ["--scratch.shape", "bart", "--smoothing", 0.1, "--optim.lr", 0.02],
     "img": ["--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"],
 }
-MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3]
+MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3, "--logits", "chunked"]
 
 
 @pytest.fixture(scope="module")

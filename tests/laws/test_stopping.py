@@ -31,10 +31,9 @@ def training(folder, *runs, processes=1, more=(), profile="", shell="", python=s
     try:
         yield started
     finally:
-        kill_tree(started.process.pid)
+        started.end()
         for file in folder.glob("pid-*"):
             kill_tree(int(file.read_text()))
-        started.file.close()
 
 
 @pytest.fixture(scope="module")

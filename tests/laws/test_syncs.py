@@ -26,13 +26,14 @@ KINDS = {
     **{f"lm {kind}": ("lm", ["--attention", kind, "--scratch.dropout", 0]) for kind in ("mask", "varlen")},
     "lm no dropout": ("lm", ["--scratch.dropout", 0]),
     "lm gpt2": ("lm", ["--scratch.shape", "gpt2"]),
-    "lm checkpointed": ("lm", ["--activation-checkpointing", "true"]),
+    **{f"lm {how}": ("lm", ["--activation-checkpointing", how]) for how in ("block", "ops")},
 }
+OFFLOAD = {"lm offload": ("lm", ["--activation-checkpointing", "offload"])}  # the meta device has no host
 
 
-def commands(root, rows, *more):
+def commands(root, rows, kinds, *more):
     listed = []
-    for name, (recipe, flags) in KINDS.items():
+    for name, (recipe, flags) in kinds.items():
         flags = [*SMALL[recipe].flags(rows), *COMMON, *flags, *more, "--run.dir", root / name / "run"]
         (root / name).mkdir()
         listed.append(
@@ -45,7 +46,7 @@ def commands(root, rows, *more):
 def pretended(tmp_path_factory, rows):
     """Train every recipe on the meta device; return the folder of results."""
     root = tmp_path_factory.mktemp("pretended")
-    (root / "commands.json").write_text(json.dumps(commands(root, rows)))
+    (root / "commands.json").write_text(json.dumps(commands(root, rows, KINDS)))
     result = launch_warm("cpu", 1, SCRIPTS / "pretending.py", root / "commands.json")
     assert result.status == 0, result.output[-6000:]
     return root
@@ -62,7 +63,7 @@ def waited(request, tmp_path_factory, rows):
     """Train every recipe on a GPU, where no silent step may wait; return the folder of results."""
     root = tmp_path_factory.mktemp("waited")
     settings = yaml.safe_load((PROFILES / "gpu.yaml").read_text())
-    listed = commands(root, rows, "--run.log-every", 100)
+    listed = commands(root, rows, KINDS | OFFLOAD, "--run.log-every", 100)
     if request.param == "compiled":
         settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
         listed = [each for each in listed if "recipes/lm.py" in each[0] or "recipes/cls.py" in each[0]]

@@ -74,7 +74,7 @@ def fits(profile: "Profile") -> Iterator[Finding]:
     from app.distributed.environment import gpus_here
 
     name = f"profile {profile.name}"
-    kind = f"{profile.wrapping or 'one process'} x{profile.processes}, {profile.precision}"
+    kind = f"{profile.in_short}, {profile.precision}"
     yield Finding(name, f"{kind}, {'CPU' if profile.on_cpu else 'GPU'}")
     for found, fix in profile.troubles:
         yield Finding(name, found, TROUBLE, fix)

@@ -1,5 +1,6 @@
 """Finished models as they are: which recipe scores them, and with which flags."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,14 @@ from app.commands.evaluate.subject import Subject, data_of, eval_flags, recipe_o
 from app.errors import UserError
 from app.tasks.graphs.shape import read_config
 from app.tasks.kinds import kind_of
+from app.tasks.pretrained import ADAPTERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from app.commands.evaluate.command import Options
 
-PARTS = ("config.json", "network.json", "adapter_config.json", "model.safetensors")
+PARTS = ("config.json", "network.json", ADAPTERS, "model.safetensors")
 MASKED = "0.15"  # share of the tokens, as usual
 LONGEST = 512  # tokens of a text, for a model that does not say how many it takes
 
@@ -75,7 +77,7 @@ def _origin(folder: Path, asked: str) -> tuple[Path | None, str, Path | None, di
         own, imports = recipe_of(history.read(folder.parent))
         file, recipe = folder.parent / "config.yaml", recipe or own
     elif (folder / "training_config.yaml").is_file():  # python -m app export wrote it
-        found = list(folder.glob("*.py"))
+        found = _recipes_in(folder)
         if not recipe and len(found) != 1:
             raise UserError(f"{folder} has {len(found)} files that may be its recipe: name it with --recipe")
         file, recipe = folder / "training_config.yaml", recipe or found[0]
@@ -89,13 +91,21 @@ def _origin(folder: Path, asked: str) -> tuple[Path | None, str, Path | None, di
     return recipe, imports, file, config
 
 
+def _recipes_in(folder: Path) -> list[Path]:
+    """List the Python files of an exported model, without those of its network, which config.json names."""
+    file = folder / "config.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    networks = {f"{place.partition('.')[0]}.py" for place in known.get("auto_map", {}).values()}
+    return [file for file in folder.glob("*.py") if file.name not in networks]
+
+
 def _kind(name: str, config: dict[str, Any]) -> str:
     """Return the recipe for a model's task."""
     if Path(name, "network.json").is_file():
         return "seg"
     if read_config(name) is not None:
         return "graph"
-    if Path(name, "adapter_config.json").is_file() and not Path(name, "config.json").is_file():
+    if Path(name, ADAPTERS).is_file() and not Path(name, "config.json").is_file():
         raise UserError(
             f"{name} holds adapters and no whole model: evaluate the run that has trained them, by naming its folder"
         )
@@ -163,6 +173,8 @@ def _of_graph(name: str, asked: set[str]) -> list[str]:
     card = read_config(name) or {}
     flags = [] if "--data.classes" in asked else ["--data.classes", *card["classes"]]
     fanouts = [str(each) for each in card["fanouts"]]
+    if "undirected" in card and "--data.undirected" not in asked:  # earlier versions did not write it
+        flags += ["--data.undirected", str(card["undirected"])]
     return [*flags, *([] if asked & {"--data.fanout", "--data.eval-fanout"} else ["--data.fanout", *fanouts])]
 
 

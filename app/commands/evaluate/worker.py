@@ -57,7 +57,9 @@ class Evaluation(DryRun):
     def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
         """Take the place of run.finish."""
         plain = run.accelerator.unwrap_model(model)
-        names = getattr(getattr(plain, "config", None), "id2label", None) or {}
+        # A model without a config of transformers is saved with a part that says it.
+        known = (getattr(part, "id2label", None) for part in (getattr(plain, "config", None), *parts))
+        names: dict[int, Any] = next(filter(None, known), {})
         self.names = [str(name) for _, name in sorted(names.items())]
 
     def result(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from app.commands.output import size
 from app.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from app.checkpoints.store import CheckpointStore
     from app.rundir.history import History
 
@@ -36,6 +38,8 @@ class Options(weights.Options):
     step to another, as in --average 100:300. --run.keep decides how many a run keeps."""
     to: str = ""
     """Folder to write. Default: export/step-N in the run's folder; with --push alone, no folder is kept."""
+    merge: bool = False
+    """Merge adapters into the model that they are for, and write the whole model."""
     shard: str = "5GB"
     """Largest size of one file of weights; a larger model is split into several files."""
     push: str = ""
@@ -79,7 +83,7 @@ def main(options: Options) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
         folder = Path(scratch, "model")
-        _write(run, chosen, found, averaged, folder, options.shard)
+        _write(run, chosen, found, averaged, folder, options)
         if options.push:
             print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
         if kept:
@@ -133,7 +137,7 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
 
 
 def _write(
-    run: "History", steps: list[int], found: list[tuple[Path, dict]], averaged: bool, folder: Path, shard: str
+    run: "History", steps: list[int], found: list[tuple[Path, dict]], averaged: bool, folder: Path, options: Options
 ) -> None:
     """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
     from app.checkpoints.export import save_model
@@ -155,11 +159,24 @@ def _write(
         raise UserError(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
-    save_model(accelerator, ended.model, folder, *ended.parts, shard=shard)
     plain = accelerator.unwrap_model(ended.model)
+    if options.merge:
+        plain = _merged(plain)
+    save_model(accelerator, plain, folder, *ended.parts, shard=options.shard)
     scores = weights.scores_of(found[-1][1], run.config, averaged) if len(found) == 1 else {}  # nobody measured a mean
     use = ended.use.format(model=".")
     model_card.write(run, folder, steps[-1], scores, type(plain).__name__, use, _about_weights(steps, averaged))
+
+
+def _merged(model: "nn.Module") -> "nn.Module":
+    """Return the model under adapters with what they add to its weights.
+
+    Raises:
+        UserError: there are no adapters.
+    """
+    if not hasattr(model, "merge_and_unload"):
+        raise UserError(f"--merge: {type(model).__name__} has no adapters: leave it out")
+    return model.merge_and_unload()  # type: ignore[operator]  # a PeftModel
 
 
 def _about_weights(steps: list[int], averaged: bool) -> str:

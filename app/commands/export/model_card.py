@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from app.config import as_flag, flatten
+from app.config.score_names import PLAIN, ScoreName
 from app.rundir.history import History
 from app.tasks.kinds import kind_of
 
@@ -59,7 +60,8 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
     base, data = run.config.get("model"), run.config.get("data")
     paths = data.get("path") if isinstance(data, dict) else None
     paths = [paths] if isinstance(paths, str) else paths or []
-    metrics = {n.removeprefix("eval/"): v for n, v in scores.items() if n.startswith("eval/") and n != "eval/samples"}
+    named = {ScoreName.parse(name): value for name, value in scores.items()}
+    metrics = {n.metric: v for n, v in named.items() if n and n[:2] == (PLAIN, "") and not n.is_count}
     evaluated = str((data.get("eval_path") if isinstance(data, dict) else None) or next(iter(paths), recipe))
     results = [
         EvalResult(task_type=task, dataset_type=evaluated, dataset_name=evaluated, metric_type=name, metric_value=value)

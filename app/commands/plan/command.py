@@ -117,8 +117,10 @@ def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
 
 
 def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
+    from app.tasks.language import four_bits
+
     return {
-        "parameters": sum(w.shape.numbers for w in weights),
+        "parameters": sum(w.shape.numbers for w in weights) + (four_bits.unseen(run.accelerator.models) or 0),
         "trained": sum(w.shape.numbers for w in weights if w.trained),
         "optimizers": [type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
         "averaged": bool(run.accelerator.averages),
@@ -126,10 +128,11 @@ def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 
 
 def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
-    from app.checkpoints import state_dict
+    from app.checkpoints import base_model, state_dict
     from app.commands.plan import memory
 
     tensors, _ = state_dict.model_tensors(run.accelerator.models)
+    base_model.leave_out(tensors, run.accelerator.models)
     one = memory.checkpoint(tensors.values(), weights)
     # Those that are kept, and one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
@@ -139,8 +142,11 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
     """Describe the run under one profile; if that cannot work, `trouble` says why."""
     from app.commands.plan import memory
+    from app.commands.plan.pretended_split import cuts_of
 
+    models = run.accelerator.models
     found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
+    found |= {"layout": profile.in_short}
     found |= {"precision": profile.precision, "trouble": "; ".join(f"{a}: {fix}" for a, fix in profile.troubles)}
     if not found["trouble"]:
         try:
@@ -149,9 +155,11 @@ def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["We
             found["trouble"] = str(error)
     if found["trouble"]:
         return found
+    weights = memory.of_one_process(weights, models, cuts_of(models, profile.mesh("tp"), run.config.slices))
     held = memory.per_process(weights, buffers, profile, turns, run.config.exact, run.config.save_async)
     found |= {"data_ranks": profile.data_ranks, "accumulation": turns, "rows": plan.rows}
-    notes = ["part of it on the host (offload)"] if profile.offloads else []
+    where = "weights and optimizer state" if profile.is_fsdp else "part of it"
+    notes = [f"{where} on the host (offload)"] if profile.offloads else []
     found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
     return {**found, "memory": {**held._asdict(), "total": held.total}}
 
@@ -162,16 +170,31 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
     Raises:
         UserError: the run itself would refuse this profile.
     """
-    from app.distributed import fsdp
-    from app.training import exact_gradients
+    from app.commands.plan import memory
+    from app.commands.plan.pretended_split import cuts_of
+    from app.distributed import deepspeed, fsdp
+    from app.distributed.tensor_parallel.plan import check_slices
+    from app.training import bf16_weights, exact_gradients
 
-    turns = plan.accumulation(profile.data_ranks)
-    reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
+    turns, split = plan.accumulation(profile.data_ranks), profile.mesh("tp")
+    check_slices(run.config.slices, split)
+    memory.check_packed(run.accelerator.models, profile)
+    cut = cuts_of(run.accelerator.models, split, run.config.slices)
+    where: dict[Any, int] = {parameter: dim for parameter, (dim, _) in cut.items()}
+    for optimizer in _plain_optimizers(run) if split > 1 else ():
+        fsdp.check_split(optimizer, where, split)
+    for _, settings in run.optimizers.known:
+        if settings is not None and not profile.troubles:
+            bf16_weights.check(settings, profile.precision)
+    unsliced = split if split > 1 and not run.config.slices else 0
+    reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole, unsliced)
     if run.config.exact and reason:
         raise UserError(f"--run.exact: {reason}")
-    if profile.wrapping in ("FSDP2", "HSDP"):
-        for optimizer in _plain_optimizers(run):
-            fsdp.check_optimizer(optimizer)
+    for optimizer in _plain_optimizers(run):
+        if profile.is_fsdp or split > 1:
+            fsdp.check_optimizer(optimizer, profile.is_fsdp and profile.offloads)
+        if profile.zero_stage:
+            deepspeed.check_optimizer(optimizer)
     return turns
 
 

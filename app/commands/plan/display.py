@@ -27,7 +27,7 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
     lines = {
         "samples": f"{a['samples']:,}, seen {a['epochs']:.4g} times: {a['seen']:,}",
         "steps": f"{a['steps']:,} of {a['batch_sizes']} samples, {a['steps_per_epoch']:.4g} an epoch{stop}",
-        "micro-batches": f"{a['micro_batches']} a step, so at most as many processes",
+        "micro-batches": f"{a['micro_batches']} a step, so at most as many data ranks",
         "tokens": "lengths are not known"
         if a["tokens_per_step"] is None
         else f"{a['tokens_per_step']:,.0f} a step; {a['padding']:.1%} of what is computed is padding",
@@ -49,8 +49,7 @@ def show(about: dict[str, Any], layouts: list[dict[str, Any]], folder: dict[str,
 
 
 def _row(layout: dict[str, Any]) -> list[str]:
-    count = layout["processes"]
-    kind = layout["wrapping"] + (f" x{count}" if count > 1 else "") + f", {layout['precision']}"
+    kind = f"{layout['layout']}, {layout['precision']}"
     if layout["trouble"]:
         return [layout["profile"], kind, *["-"] * 8, f"TROUBLE: {layout['trouble']}"]
     spread = f"{layout['data_ranks']} x {layout['accumulation']} x {layout['rows']}"

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from app.commands.plan.live_storage import LiveStorages
-from app.commands.plan.meta_tensors import emptied
+from app.commands.plan.meta_tensors import emptied, part
+from app.commands.plan.pretended_split import cuts_of, split_over
 from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
@@ -45,11 +46,16 @@ class MicroBatch(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a footprint is asked for: a type of device, a precision, and --run.micro-batch."""
+    """What a footprint is asked for: a type of device, a precision, --run.micro-batch, and the size of layers' groups.
+
+    Args:
+        parts: how many tensor-parallel processes compute each layer.
+    """
 
     device: str
     precision: str
     micro_batch: int
+    parts: int = 1
 
 
 class Footprint(NamedTuple):
@@ -73,11 +79,6 @@ class Footprint(NamedTuple):
     later: int
     uncast: int
     update: int
-
-    @property
-    def activations(self) -> int:
-        """Return what a later turn holds at its peak in addition to what training holds all the time."""
-        return self.later - self.held - self.gradients
 
 
 Questions = Generator[Question, Footprint, None]
@@ -128,8 +129,15 @@ def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, coun
     simulated = SimulatedDevice(question.device, question.precision, storages)
     models = run.accelerator.models
     optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-    with emptied(models, optimizers), simulated.installed(), simulated.casting(models), _on_meta(run.accelerator):
-        averages = [torch.empty_like(average, device="meta") for average in run.accelerator.averages.values()]
+    cut, split = cuts_of(models, question.parts, run.config.slices), run.accelerator.split
+    with (
+        split_over(models, question.parts, split),
+        emptied(models, optimizers, cut),
+        simulated.installed(),
+        simulated.casting(models),
+        _on_meta(run.accelerator),
+    ):
+        averages = [part(average, cut.get(p)) for p, average in run.accelerator.averages.items()]
         held = [*averages, *(t for model in models for t in (*model.parameters(), *model.buffers()))]
         trained = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         storages.add(held)

@@ -11,6 +11,8 @@ from torch import nn
 from app.commands.output import size
 from app.commands.plan import memory
 from app.commands.plan.footprint import Footprint, Question, Questions
+from app.commands.plan.meta_tensors import Cut
+from app.commands.plan.pretended_split import cuts_of
 from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile
@@ -64,15 +66,16 @@ class MicroBatchSearch:
             refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
             if not (profile.troubles or profile.zero_stage or refused):
                 try:
+                    memory.check_packed(self._models, profile)
                     self.found[key(profile)] = yield from self._about(profile, plan)
-                except UserError:  # more ranks than micro-batches; the table says so
+                except UserError:  # such as more ranks than micro-batches; the table says so
                     continue
 
     def _about(self, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, dict[str, Any]]:
         own, space = plan.micro_batch, room(profile, self.asked)
         peak = yield from self._peak(profile, plan, own)
         footprint = self._known[_question(profile, own)]
-        found = {"peak": peak, "activations": footprint.activations, "rows": footprint.micro.rows}
+        found = {"peak": peak, "activations": activations(footprint, profile), "rows": footprint.micro.rows}
         found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
         found |= {"fits": None, "too_large": None, "too_much": False}
         if space is None:
@@ -105,33 +108,40 @@ class MicroBatchSearch:
         return fits, too_large
 
     def _peak(self, profile: Profile, plan: BatchPlan, micro_batch: int) -> Generator[Question, Footprint, int]:
-        question = _question(profile, micro_batch)
+        question, cut = _question(profile, micro_batch), self._cut(profile)  # refused before it is asked
         if question not in self._known:
             self._known[question] = yield question
         sized = dataclasses.replace(plan, micro_batch=micro_batch)
         turns, is_exact = sized.accumulation(profile.data_ranks), self._run.config.exact
-        return peak(self._known[question], profile, self._held(profile, sized), turns, is_exact, self._models)
+        gathered = gathered_bytes(self._models, profile, cut)
+        return peak(self._known[question], profile, self._held(profile, sized), turns, is_exact, gathered)
+
+    def _cut(self, profile: Profile) -> Cut:
+        return cuts_of(self._models, profile.mesh("tp"), self._run.config.slices)
 
     def _held(self, profile: Profile, plan: BatchPlan) -> memory.Memory:
         config = self._run.config
-        turns = plan.accumulation(profile.data_ranks)
-        return memory.per_process(*self._weights, profile, turns, config.exact, config.save_async)
+        turns, (whole, buffers) = plan.accumulation(profile.data_ranks), self._weights
+        weights = memory.of_one_process(whole, self._models, self._cut(profile))
+        return memory.per_process(weights, buffers, profile, turns, config.exact, config.save_async)
 
 
-def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, models: list) -> int:
+def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, gathered: int) -> int:
     """Return the most bytes that one process of a profile holds at any time.
 
     Args:
         held: what it holds all the time.
         turns: how many it takes in a step.
+        gathered: bytes of weights that FSDP2 gathers at once.
     """
     # The loader copies the next step to a GPU while this one is computed.
     inputs = found.inputs * turns * (1 if profile.on_cpu else 2)
-    if profile.wrapping in ("FSDP2", "HSDP"):
-        keeps_casts = profile.precision == "fp32" or profile.compiled
-        most = found.later if keeps_casts else found.uncast
-        beside = most - found.held - found.gradients + gathered(models, profile)
+    if profile.is_fsdp:
+        beside = activations(found, profile) + gathered
         updating = max(0, found.update - found.held - found.gradients) // profile.shards
+        if profile.offloads and not profile.on_cpu:
+            # Shards are on the host, and updated there; gradients that FSDP2 sums over turns are whole, and here.
+            return (held.gradients if turns > 1 else 0) + beside + inputs
         return held.total + max(beside, updating) + inputs
     # Only the first turn creates gradients, unless DDP's buckets hold them from the start. Exact mode frees them after
     # each turn.
@@ -141,22 +151,35 @@ def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is
     return max(most, found.update) + held.sums + buckets + inputs
 
 
-def gathered(models: list[nn.Module], profile: Profile) -> int:
+def activations(found: Footprint, profile: Profile) -> int:
+    """Return what a later turn holds at its peak in addition to what training holds all the time."""
+    keeps_casts = not profile.is_fsdp or profile.precision == "fp32" or profile.compiled
+    return (found.later if keeps_casts else found.uncast) - found.held - found.gradients
+
+
+def gathered_bytes(models: list[nn.Module], profile: Profile, cut: Cut) -> int:
     """Count the bytes of gathered weights on a process at once: those outside layers, and two of the largest layer.
 
     FSDP2 gathers the next layer while it computes one.
+
+    Args:
+        cut: the weights that are cut besides, and into how many parts.
     """
     if profile.shards == 1:
         return 0
     named = profile.section("fsdp_config").get("fsdp_transformer_layer_cls_to_wrap") or ""
     asked = set(named.replace(" ", "").split(",")) - {""} if isinstance(named, str) else set(named)
     most = 0
+
+    def part(parameter: nn.Parameter) -> int:
+        return parameter.nbytes // cut.get(parameter, (0, 1))[1]
+
     for model in models:
         classes = fsdp.layer_classes(model, asked)
         layers = [m for m in model.modules() if type(m).__name__ in classes]
         inside = {p for layer in layers for p in layer.parameters()}
-        rest = sum(p.nbytes for p in model.parameters() if p not in inside)
-        most += rest + 2 * max((sum(p.nbytes for p in layer.parameters()) for layer in layers), default=0)
+        rest = sum(part(p) for p in model.parameters() if p not in inside)
+        most += rest + 2 * max((sum(map(part, layer.parameters())) for layer in layers), default=0)
     return most
 
 
@@ -180,7 +203,7 @@ def sentence(found: dict[str, Any]) -> str:
 
 
 def _question(profile: Profile, micro_batch: int) -> Question:
-    return Question("cpu" if profile.on_cpu else "cuda", profile.precision, micro_batch)
+    return Question("cpu" if profile.on_cpu else "cuda", profile.precision, micro_batch, profile.mesh("tp"))
 
 
 def _guess(sizes: list[int], peaks: dict[int, int], limit: int) -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from app.distributed.naming import local_shard
+
 
 class LiveStorages(TorchDispatchMode):
     """Follows every storage that operations create, from its first tensor to its last, on any device, meta included.
@@ -42,7 +44,7 @@ class LiveStorages(TorchDispatchMode):
             if isinstance(tensor, tuple | list):
                 self.add(tensor)
             elif isinstance(tensor, Tensor):
-                self._follow(tensor.untyped_storage())
+                self._follow(local_shard(tensor).untyped_storage())
         self.most[self.phase] = max(self.most[self.phase], self.alive)
         self.most_without[self.phase] = max(self.most_without[self.phase], self.alive - self.copies)
 

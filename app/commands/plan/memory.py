@@ -7,14 +7,17 @@ layer that FSDP has gathered) are left out.
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from app.checkpoints import base_model
 from app.checkpoints.deduplicate import divide
+from app.commands.plan.meta_tensors import Cut
 from app.launching.profiles import Profile
+from app.tasks.language import four_bits
 
 LEFT_OUT = (
     "activations, gathered layers, 16-bit copies of weights (none under FSDP), buffers of communication, kernels' own "
@@ -32,11 +35,21 @@ class Shape(NamedTuple):
 
     dims: tuple[int, ...]
     itemsize: int
+    whole: bool = False
+    """Whether it is not cut where its parameter is."""
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Shape":
+    def of(cls, tensor: Tensor, whole: bool = False) -> "Shape":
         """Describe a tensor."""
-        return cls(tuple(tensor.shape), tensor.element_size())
+        return cls(tuple(tensor.shape), tensor.element_size(), whole)
+
+    def cut(self, dim: int, parts: int) -> "Shape":
+        """Return the shape of one of several equal parts along a dimension."""
+        return self._replace(dims=(*self.dims[:dim], self.dims[dim] // parts, *self.dims[dim + 1 :]))
+
+    def follows(self, weight: "Shape") -> bool:
+        """Tell whether this, which an optimizer keeps for a weight, is cut as that is: it has as many rows."""
+        return bool(self.dims) and not self.whole and self.dims[:1] == weight.dims[:1]
 
     @property
     def numbers(self) -> int:
@@ -56,6 +69,19 @@ class Weight(NamedTuple):
     shape: Shape
     trained: bool
     remembered: tuple[Shape, ...] | None = ()
+    saved: bool = True
+    """Whether checkpoints hold it."""
+    parts: int = 1
+    """How many tensor-parallel processes have a part of it each."""
+
+    def cut(self, dim: int | None, parts: int) -> "Weight":
+        """Return the part of it that one of several tensor-parallel processes holds; None: it is not cut."""
+        if dim is None:
+            return self
+        tensors = self.remembered
+        if tensors is not None:
+            tensors = tuple(t.cut(dim, parts) if t.follows(self.shape) else t for t in tensors)
+        return self._replace(shape=self.shape.cut(dim, parts), remembered=tensors, parts=parts)
 
 
 class Memory(NamedTuple):
@@ -85,9 +111,28 @@ def weigh(
     for parameter, average in (averages or {}).items():
         tensors = known.get(parameter, ())
         known[parameter] = None if tensors is None else (*tensors, Shape.of(average))
-    parameters = {p: None for model in models for p in model.parameters()}
+    parameters, elsewhere = {p: None for model in models for p in model.parameters()}, base_model.parameters(models)
     buffers = {b: b.nbytes for model in models for b in model.buffers()}
-    return [Weight(Shape.of(p), p.requires_grad, known.get(p, ())) for p in parameters], sum(buffers.values())
+    weights = [Weight(Shape.of(p), p.requires_grad, known.get(p, ()), p not in elsewhere) for p in parameters]
+    return weights, sum(buffers.values())
+
+
+def check_packed(models: list[nn.Module], profile: Profile) -> None:
+    """Raise a UserError if weights are packed into 4 bits, and a profile does not support that."""
+    if four_bits.unseen(models) is not None:
+        split = profile.mesh("tp") > 1
+        four_bits.check_layout(profile.is_fsdp, split, bool(profile.zero_stage), profile.compiled)
+
+
+def of_one_process(weights: list[Weight], models: list[nn.Module], cut: Cut) -> list[Weight]:
+    """Return the weights that one of several tensor-parallel processes holds.
+
+    Args:
+        weights: of the models, in the order of `weigh`.
+        cut: the dimension along which weights are cut, and into how many parts.
+    """
+    parameters = {p: None for model in models for p in model.parameters()}
+    return [weight.cut(*cut.get(p, (None, 1))) for weight, p in zip(weights, parameters, strict=True)]
 
 
 def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ...] | None]:
@@ -95,6 +140,12 @@ def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ..
 
     Every optimizer of torch.optim creates its state before it reads a number. Some fail then, as there are no numbers.
     """
+    begin: Callable[[Tensor], dict[str, Tensor]] | None = getattr(optimizer, "begin", None)
+    if begin is not None:  # one of ours, which says it
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        held_whole = getattr(optimizer, "held_whole", ())
+        states = {p: begin(torch.empty_like(p, device="meta")) for p in parameters}
+        return {p: tuple(Shape.of(v, name in held_whole) for name, v in s.items()) for p, s in states.items()}
     found = {}
     for group in optimizer.param_groups:
         hollow = [torch.empty_like(p, device="meta").requires_grad_() for p in group["params"]]
@@ -147,15 +198,16 @@ def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: in
 
 def _copied(weights: list[Weight], buffers: int, profile: Profile) -> int:
     """Count what one process copies to the host for a checkpoint; of what several hold alike, each copies a share."""
-    parts: list[int] = []
-    whole: list[int] = []
+    pieces: dict[int, list[int]] = defaultdict(list)  # by how many processes hold them alike
     for weight in weights:
-        for shape in (weight.shape, *(weight.remembered or ())):
-            sharded = profile.shards > 1 and shape.dims == weight.shape.dims
-            (parts if sharded else whole).append(shape.bytes(profile.shards if sharded else 1))
-    copies = max(1, profile.processes // profile.shards)
-    (_, split), (_, alike) = divide(parts, copies), divide(whole, profile.processes, taken=buffers)
-    return max(split) + max(alike)
+        held = [weight.shape] if weight.saved else []
+        for shape in (*held, *(weight.remembered or ())):
+            follows = shape.follows(weight.shape)
+            shards = profile.shards if follows else 1
+            alike = profile.processes // (shards * (weight.parts if follows else 1))
+            pieces[max(1, alike)].append(shape.bytes(shards))
+    everywhere = pieces[profile.processes]  # also if empty, for buffers
+    return sum(max(divide(p, n, taken=buffers * (p is everywhere))[1]) for n, p in pieces.items())
 
 
 def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory:
@@ -173,9 +225,9 @@ def _under_zero(weights: list[Weight], buffers: int, profile: Profile) -> Memory
 
 
 def _remembered_bytes(weight: Weight, shards: int) -> int:
-    """Count the bytes of an optimizer's tensors; those of the parameter's shape are sharded as it is."""
+    """Count the bytes of an optimizer's tensors; those with its rows are sharded as it is."""
     tensors = weight.remembered or ()
-    return sum(t.bytes(shards if t.dims == weight.shape.dims else 1) for t in tensors)
+    return sum(t.bytes(shards if t.follows(weight.shape) else 1) for t in tensors)
 
 
 def _doubles(weights: Iterable[Weight]) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.commands.plan.live_storage import LiveStorages
-from app.commands.plan.meta_tensors import NoNumbers
+from app.tasks.no_numbers import NoNumbers
 
 # What autocast computes in 16 bits on a GPU (torch 2.13, ATen/autocast_mode.h; tests/test_footprint.py compares), ...
 LOWER = (
@@ -66,7 +66,9 @@ class SimulatedDevice:
             storages: is told which tensors are copies of weights.
         """
         self.device, self.dtype, self.storages = device, _TYPES.get(precision), storages
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id; for one forward pass
+        # By id; for one forward pass. What the backward pass casts again, it uses once.
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._keeping = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -83,6 +85,7 @@ class SimulatedDevice:
                 for name in SUMMED.split() if on_gpu else ():
                     self._register(library, name, self._summed)
             library.impl("scaled_dot_product_attention", self._attention)
+            library.impl("_to_copy", self._copied)
             if on_gpu:
                 library.impl("dropout", self._dropout)
             before = torch.is_autocast_enabled(_DEVICE)
@@ -115,9 +118,11 @@ class SimulatedDevice:
         def inside(*args, **kwargs):
             # It has no effect on meta tensors by itself. Activation checkpointing restores it in the backward pass.
             with torch.autocast("cpu", self.dtype):
+                self._keeping = True
                 try:
                     return forward(*args, **kwargs)
                 finally:
+                    self._keeping = False
                     self._copies.clear()
 
         return inside
@@ -148,7 +153,9 @@ class SimulatedDevice:
         known = self._copies.get(id(tensor))
         if known is None:
             with self.storages.copying():
-                known = self._copies[id(tensor)] = tensor, tensor.to(self.dtype)
+                known = tensor, tensor.to(self.dtype)
+            if self._keeping:
+                self._copies[id(tensor)] = known
         return known[1]
 
     def _raised(self, args: tuple, kwargs: dict, _) -> tuple[tuple, dict]:
@@ -161,6 +168,14 @@ class SimulatedDevice:
         if len(args) > place:
             return (*args[:place], args[place] or torch.float32, *args[place + 1 :]), kwargs
         return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+
+    def _copied(self, tensor: Tensor, *, device: Any = None, non_blocking: bool = False, **known: Any) -> Tensor:
+        """Leave this device, for the host's memory, with what nobody waits for, such as activations that go there."""
+        with _below():
+            if not (non_blocking and tensor.is_meta and device is not None and torch.device(device).type == "cpu"):
+                return _aten._to_copy(tensor, device=device, non_blocking=non_blocking, **known)
+            # A tensor that is on a CPU already is not copied.
+            return tensor if self.device == "cpu" else torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
 
     def _dropout(self, tensor: Tensor, p: float, train: bool) -> Tensor:
         """Keep one byte for each number, as the fused kernel of a GPU does."""

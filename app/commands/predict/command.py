@@ -131,9 +131,15 @@ def _task(model: str) -> str:
     from transformers import AutoConfig
 
     from app.tasks.detection.networks import make_known
+    from app.tasks.graphs.shape import read_config
 
     if Path(model, "network.json").is_file():
         return MASKS
+    if read_config(model) is not None:
+        raise UserError(
+            f"{model} classifies nodes of graphs, which predict does not read: python -c 'from app.tasks.graphs.use "
+            f"""import classify; print(classify("{model}", "GRAPH"))'"""
+        )
     make_known()  # else transformers asks whether to run the code next to a detector
     try:
         kinds = AutoConfig.from_pretrained(model).architectures or []
@@ -160,14 +166,12 @@ def _classes(
     """Yield the line of each row."""
     from app.commands.predict import written
 
-    usual = [data.get("source") or "source"] if task == TEXTS else data.get("text") or ["text"]
-    columns = list(options.text or usual)
-    inputs = (
-        _texts(rows, columns)
-        if task.startswith("text")
-        else _images(rows, options.image or data.get("image") or "image")
-    )
     writes = task == TEXTS
+    if task.startswith("text"):
+        own = "source" if writes else "text"
+        inputs = _texts(rows, _inputs(rows, options.text, "text", data, own))
+    else:
+        inputs = _images(rows, *_inputs(rows, (options.image,) if options.image else (), "image", data, "image"))
     found = (
         written.texts(model, inputs, data, options.batch) if writes else _predict(task, model, inputs, options.batch)
     )
@@ -181,9 +185,10 @@ def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -
 
     if len(options.text) > 1:
         raise UserError(f"--text {' '.join(options.text)}: a tagger takes one column, of tokens or of texts")
-    usual = data.get("tokens") or "tokens"
-    column = next(iter(options.text), usual if usual in rows.column_names else "text")
-    _check_columns(rows, [column], "text")
+    given = options.text
+    if not given and (data.get("tokens") or "tokens") not in rows.column_names and "text" in rows.column_names:
+        given = ("text",)
+    (column,) = _inputs(rows, given, "text", data, "tokens")
     tagger = tags.Tagger(model)
     for found in tagger.tag(tags.sentences(rows, column), options.batch):
         yield tags.lines(tagger.tags, found, options.each)
@@ -208,6 +213,24 @@ def _check_kept(rows: "Dataset", keep: tuple[str, ...], own: tuple[str, ...]) ->
         raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
 
 
+def _inputs(rows: "Dataset", given: tuple[str, ...], flag: str, data: dict[str, Any], own: str) -> list[str]:
+    """Return the columns to read: those that --FLAG gives, else the run's --data.OWN, else the one of that name.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    if given:
+        _check_columns(rows, list(given), flag)
+        return list(given)
+    known = data.get(own)
+    names = [known or own] if isinstance(known, str | None) else list(known)
+    if missing := [name for name in names if name not in rows.column_names]:
+        whose = f", the run's --data.{own}" if known else ""
+        have = ", ".join(rows.column_names)
+        raise UserError(f"the data have no column {missing[0]}{whose}; they have {have}: name one with --{flag}")
+    return names
+
+
 def _check_columns(rows: "Dataset", columns: list[str], flag: str) -> None:
     for name in columns:
         if name not in rows.column_names:
@@ -218,7 +241,6 @@ def _check_columns(rows: "Dataset", columns: list[str], flag: str) -> None:
 def _texts(rows: "Dataset", columns: list[str]) -> Iterator[Any]:
     from app.data.tables.columns import check_texts
 
-    _check_columns(rows, columns, "text")
     for name in columns:
         check_texts(rows, name)
     if len(columns) > 2:
@@ -231,7 +253,6 @@ def _texts(rows: "Dataset", columns: list[str]) -> Iterator[Any]:
 def _images(rows: "Dataset", column: str) -> Iterator[Any]:
     from app.data.images.image_column import ImageColumn
 
-    _check_columns(rows, [column], "image")
     images = ImageColumn(rows, column)
     for index in range(len(images)):
         yield images.read(index)

@@ -52,8 +52,11 @@ class Boxes:
         self.corners, self.classes = self.corners[~out], self.classes[~out]
 
 
-def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData) -> tuple[Boxes, LabelColumn]:
+def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData, use: str) -> tuple[Boxes, LabelColumn]:
     """Read and check the boxes of a table; and the column of their classes, which are still to be numbered.
+
+    Args:
+        use: what the table is for, to stand after the number of its boxes.
 
     Raises:
         UserError: a column is missing or holds something else; or a box is wrong, see `_check`.
@@ -78,7 +81,7 @@ def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData) -> tuple[
         is_relative = np.array(table.select_columns(["relative"])["relative"], bool)
         flat = np.where(is_relative[image, None], flat * scale, flat)
     boxes = Boxes((flat / scale).astype(np.float32), np.zeros(len(flat), np.int64), np.cumsum(counts))
-    boxes.mended = int(np.count_nonzero(_check(table, config, flat, sizes, image)))
+    boxes.mended = int(np.count_nonzero(_check(table, config, flat, sizes, image, use)))
     boxes.corners = np.clip(boxes.corners, 0, 1)
     return boxes, labels
 
@@ -143,11 +146,13 @@ def _check_sizes(table: "Dataset", sizes: np.ndarray) -> None:
             )
 
 
-def _check(table: "Dataset", config: BoxData, flat: np.ndarray, sizes: np.ndarray, image: np.ndarray) -> np.ndarray:
+def _check(
+    table: "Dataset", config: BoxData, flat: np.ndarray, sizes: np.ndarray, image: np.ndarray, use: str
+) -> np.ndarray:
     """Mark the boxes that end outside their image or have no area; those within SLACK count as inside.
 
     Raises:
-        UserError: there is one, and --data.bad-boxes does not say to mend it.
+        UserError: there is one, and --data.bad-boxes does not say to mend it, or its numbers are not finite.
     """
     bounds = np.tile(sizes[image], 2)
     kinds = {
@@ -155,18 +160,21 @@ def _check(table: "Dataset", config: BoxData, flat: np.ndarray, sizes: np.ndarra
         "without an area": ~(flat[:, 2:] > flat[:, :2]).all(axis=1),
         "that ends outside its image": ((flat < -SLACK) | (flat > bounds + SLACK)).any(axis=1),
     }
-    wrong = np.any(list(kinds.values()), axis=0)
-    if not wrong.any() or (config.bad_boxes == "mend" and np.isfinite(flat).all()):
+    lost, *rest = kinds.values()
+    wrong = np.any([lost, *rest], axis=0)
+    if not wrong.any() or (config.bad_boxes == "mend" and not lost.any()):
         return wrong
-    box = int(np.flatnonzero(wrong)[0])
+    told = lost if lost.any() else wrong
+    box = int(np.flatnonzero(told)[0])
     row = int(image[box])
     kind = next(kind for kind, which in kinds.items() if which[box])
     inside = int(np.count_nonzero(image[:box] == row))
     corners = ", ".join(f"{value:g}" for value in flat[box])
+    fix = "Mend the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
     raise UserError(
         f"{_place(table, row, inside)} has a box {kind}: {corners} (left, top, right, bottom, in pixels), in an image "
-        f"of {sizes[row][0]:g} x {sizes[row][1]:g}; {np.count_nonzero(wrong):,} of {len(flat):,} boxes are wrong. Mend "
-        "the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+        f"of {sizes[row][0]:g} x {sizes[row][1]:g}; {np.count_nonzero(told):,} of the {len(flat):,} boxes {use} are "
+        f"wrong. {'Give their numbers, or leave them out of the file' if lost.any() else fix}"
     )
 
 

@@ -40,30 +40,28 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
     """
     file = Path(source)
     found = _load(file)
-    number_of = {category["id"]: index for index, category in enumerate(_categories(found))}
+    number_of = {category["id"]: index for index, category in enumerate(_categories(found, file))}
     by_image: dict[Any, list[tuple[list[float], int, str]]] = {image["id"]: [] for image in found["images"]}
     for index, annotation in enumerate(found["annotations"]):
         place = f"annotations[{index}]"
         if annotation.get("iscrowd"):
             continue
-        if annotation.get("image_id") not in by_image:
-            raise ValueError(f"{place} of {file} has the image_id {annotation.get('image_id')}, which no image has")
-        if annotation.get("category_id") not in number_of:
-            raise ValueError(
-                f"{place} of {file} has the category_id {annotation.get('category_id')}, which no category has"
-            )
+        for key, known in (("image_id", by_image), ("category_id", number_of)):
+            if not _is_id(value := annotation.get(key)) or value not in known:
+                what = key.removesuffix("_id")
+                raise ValueError(f"{place} of {file} has the {key} {value!r:.60}, which no {what} has")
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(isinstance(value, int | float) for value in box):
             raise ValueError(f"{place} of {file} has the bbox {box}: give [left, top, width, height], in pixels")
         left, top, width, height = map(float, box)
         corners = [left, top, left + width, top + height]
         by_image[annotation["image_id"]].append((corners, number_of[annotation["category_id"]], place))
-    folder = _folder_of(file, found["images"])
-    for image in found["images"]:
+    folders = _folders_of(file)
+    for index, image in enumerate(found["images"]):
         own = by_image[image["id"]]
         stated = [float(image["width"]), float(image["height"])] if image.get("width") and image.get("height") else []
         yield {
-            "image": str(folder / image["file_name"]),
+            "image": str(_image_file(file, index, image["file_name"], folders)),
             "boxes": [box for box, _, _ in own],
             "classes": [number for _, number, _ in own],
             "relative": False,
@@ -74,55 +72,86 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
 
 
 def _is_coco(file: Path) -> bool:
+    """Tell whether a file is COCO's; two of its three lists are enough to say which one is missing."""
     with file.open("rb") as stream:
         begins = stream.read(1)
     found = load_json(file) if begins in (b"{", b"\xef") else None
-    return isinstance(found, dict) and all(isinstance(found.get(key), list) for key in KEYS)
+    missing = [key for key in KEYS if not (isinstance(found, dict) and isinstance(found.get(key), list))]
+    if len(missing) == 1:
+        raise ValueError(
+            f"{file} has no list of {missing[0]}: give COCO's three lists, images, annotations and categories"
+        )
+    return not missing
 
 
 def _part(file: Path) -> Part:
-    return Part(rows, str(file), tuple(str(each["name"]) for each in _categories(_load(file))))
+    return Part(rows, str(file), tuple(str(each["name"]) for each in _categories(_load(file), file)))
 
 
 def _load(file: Path) -> dict[str, Any]:
     """Read a file whose images and categories have an id of their own and a name."""
     found = load_json(file)
-    for key, name in (("images", "file_name"), ("categories", "name")):
+    for key, needed in (("images", ("id", "file_name")), ("categories", ("id", "name")), ("annotations", ())):
         places: dict[Any, int] = {}
         for index, each in enumerate(found[key]):
             place = f"{key}[{index}] of {file}"
             if not isinstance(each, dict):
-                raise ValueError(f"{place} is {each!r:.60}: give an object with id and {name}")
-            for needed in ("id", name):
-                if not isinstance(each.get(needed), int | str):
-                    raise ValueError(f"{place} has no {needed}")
-            if (first := places.setdefault(each["id"], index)) != index:
+                raise ValueError(f"{place} is {each!r:.60}: give an object with {' and '.join(needed) or 'a bbox'}")
+            for name in needed:
+                if not _is_id(each.get(name)):
+                    raise ValueError(f"{place} has no {name}")
+            if needed and (first := places.setdefault(each["id"], index)) != index:
                 raise ValueError(
                     f"{place} has the id {each['id']}, which {key}[{first}] has too: give each one an id of its own"
                 )
     return found
 
 
-def _categories(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the categories in the order of their ids; Roboflow's first one, which no box has, is left out."""
-    used = {annotation.get("category_id") for annotation in found["annotations"]}
-    parents = {category.get("supercategory") for category in found["categories"]}
-    return sorted(
-        (each for each in found["categories"] if each["id"] in used or each["name"] not in parents),
-        key=lambda each: each["id"],
-    )
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str)
 
 
-def _folder_of(file: Path, images: list[dict[str, Any]]) -> Path:
-    """Find the folder of the images: next to the file, or in a folder that is named as usual."""
-    if not images:
-        return file.parent
+def _categories(found: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+    """Return the categories in the order of their ids; Roboflow's first one, which no box has, is left out.
+
+    Raises:
+        ValueError: two have one name, or there are ids of two types, which have no order.
+    """
+    used = {value for each in found["annotations"] if _is_id(value := each.get("category_id"))}
+    parents = [category.get("supercategory") for category in found["categories"]]
+    kept = {
+        index: each
+        for index, each in enumerate(found["categories"])
+        if each["id"] in used or each["name"] not in parents
+    }
+    places: dict[str, int] = {}
+    for index, each in kept.items():
+        place, first = f"categories[{index}] of {file}", next(iter(kept))
+        if isinstance(each["id"], str) != isinstance(kept[first]["id"], str):
+            raise ValueError(
+                f"{place} has the id {each['id']!r}, and categories[{first}] {kept[first]['id']!r}: give them all "
+                "numbers, or all of them texts, and annotations the same"
+            )
+        if (same := places.setdefault(str(each["name"]), index)) != index:
+            raise ValueError(
+                f"{place} has the name {each['name']}, which categories[{same}] has too: give each one a name of its "
+                "own, or the annotations of both one category_id"
+            )
+    return sorted(kept.values(), key=lambda each: each["id"])
+
+
+def _folders_of(file: Path) -> list[Path]:
+    """Return where the images of a file may be: next to it, or in a folder that is named as usual."""
     stem = re.sub(r"^(instances|annotations)_", "", file.stem)
     roots = [file.parent, file.parent.parent]
-    folders = [root / inner for root in roots for inner in ("", "images", stem, f"images/{stem}")]
-    first = images[0]["file_name"]
-    for folder in folders:
-        if (folder / first).is_file():
-            return folder
-    looked = ", ".join(dict.fromkeys(str(folder) for folder in folders))
-    raise ValueError(f"{file}: its first image {first} is in none of {looked}: put the images into one of them")
+    return list(dict.fromkeys(root / inner for root in roots for inner in ("", "images", stem, f"images/{stem}")))
+
+
+def _image_file(file: Path, index: int, name: str, folders: list[Path]) -> Path:
+    """Find an image in folders, of which the one that has it is moved to the front, for the next one."""
+    for place, folder in enumerate(folders):
+        if (folder / name).is_file():
+            folders.insert(0, folders.pop(place))
+            return folder / name
+    looked = ", ".join(map(str, folders))
+    raise ValueError(f"images[{index}] of {file}, {name}, is in none of {looked}: put it into one of them")

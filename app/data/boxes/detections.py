@@ -27,9 +27,9 @@ LARGEST = 640
 class Table:
     """A table whose boxes are read and checked."""
 
-    def __init__(self, table: "Dataset", config: BoxData):
+    def __init__(self, table: "Dataset", config: BoxData, use: str):
         self.column = ImageColumn(table, config.image)
-        self.boxes, self.labels = read_boxes(table, self.column, config)
+        self.boxes, self.labels = read_boxes(table, self.column, config, use)
 
 
 class Detections(Sequence):
@@ -71,8 +71,8 @@ def load_boxes(config: BoxData) -> tuple[Tables, dict[str, Table], list[str]]:
     if config.size < 0 or config.size % STRIDE:
         raise UserError(f"--data.size {config.size}: must be a multiple of {STRIDE}, for example 320")
     tables = load_tables(config, columns=(config.image, config.boxes, config.label))
-    found = {name: Table(table, config) for name, table in tables.sets.items()}
-    sets = {"train": Table(tables.train, config) if tables.has_training_rows else found[""], **found}
+    found = {name: Table(table, config, "to evaluate on") for name, table in tables.sets.items()}
+    sets = {"train": Table(tables.train, config, "to train on") if tables.has_training_rows else found[""], **found}
     names, _, codes = coded([each.labels for each in sets.values()], config.classes)
     each = list({id(one): (one.boxes, code) for one, code in zip(sets.values(), codes, strict=True)}.values())
     numbered([boxes for boxes, _ in each], [code for _, code in each])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
+from app.data.tables import splits
 from app.data.tables.read_errors import explained
-from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -96,10 +96,7 @@ def _table(part: Part) -> "Dataset":
 def split_of(name: str) -> str:
     """Return the split that a file or folder is for, by its name; nothing if the name does not say."""
     words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
-    for split in (*TRAIN_SPLITS, *EVAL_SPLITS):
-        if split in words:
-            return "train" if split in TRAIN_SPLITS else split
-    return ""
+    return next((splits.split_of(split) for split in splits.SPLITS if split in words), "")
 
 
 def images_in(folder: Path) -> list[Path]:

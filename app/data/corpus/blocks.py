@@ -131,15 +131,18 @@ def token_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
     """Return the mean cross-entropy over the supervised tokens, or 0 if there are none.
 
     Args:
-        logits: [blocks, size, vocabulary].
+        logits: [blocks, size, vocabulary]; or losses of tokens, [blocks, size], with their smoothing.
         targets: [blocks, size].
         smoothing: the share of each target that is spread evenly over the vocabulary.
     """
-    total = functional.cross_entropy(
-        logits.flatten(0, -2).float(),
-        targets.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
+    if logits.ndim == targets.ndim:
+        total = logits.sum()
+    else:
+        total = functional.cross_entropy(
+            logits.flatten(0, -2).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=smoothing,
+        )
     return total / (targets != IGNORED).sum().clamp(min=1)

@@ -14,13 +14,13 @@ class GraphData:
     the columns source and target, with --data.nodes."""
     nodes: str = ""
     """Table of the nodes, where --data.path is a table of edges: label, perhaps id (default: the number of the row,
-    from 0) and split (train, val or test), and features in all other columns."""
+    from 0) and split (train, val, test and so on, or empty), and features in all other columns."""
     eval_path: str = ""
     """Graph to evaluate on: a folder or an .npz file, as --data.path, with the same classes (by name, where both have
     names). Default: nodes of the same graph."""
     eval_split: str = ""
-    """Split to evaluate on, val or test. Default: val, else test, else the nodes that --data.holdout takes, or all
-    nodes with a label of --data.eval-path."""
+    """Split to evaluate on. Default: the first of validation, valid, val, dev and test that the data have, else the
+    nodes that --data.holdout takes, or all nodes with a label of --data.eval-path."""
     classes: tuple[str, ...] = ()
     """Names of the classes, in the order of the model's outputs. Default: those of the data, or their numbers."""
     holdout: float = 0.2

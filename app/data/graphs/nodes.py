@@ -8,9 +8,10 @@ import numpy as np
 from app.data.graphs import classes, readers
 from app.data.graphs.config import GraphData
 from app.data.graphs.sampling import ALL
-from app.data.graphs.store import UNKNOWN, Graph, check_disjoint
+from app.data.graphs.splits import check_disjoint
+from app.data.graphs.store import UNKNOWN, Graph
 from app.data.tables.classes import some
-from app.data.tables.splits import count_of, drawn
+from app.data.tables.splits import EVAL_SPLITS, count_of, drawn
 from app.errors import UserError
 from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
@@ -159,7 +160,7 @@ def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, 
 
 def _evaluated(graph: Graph) -> list[str]:
     """Name the splits to evaluate on that a graph has, the preferred one first."""
-    return [name for name in ("val", "test") if name in graph.splits]
+    return [name for name in EVAL_SPLITS if name in graph.splits]
 
 
 def _trained(graph: Graph) -> np.ndarray:

@@ -9,7 +9,9 @@ import numpy as np
 
 from app.data.cache import cache_of, made_once, remember, using_cache
 from app.data.graphs import store
-from app.data.graphs.store import ARRAYS, SPLITS, UNKNOWN, Graph
+from app.data.graphs.splits import of_arrays, of_column
+from app.data.graphs.store import ARRAYS, UNKNOWN, Graph
+from app.data.tables.columns import counted
 from app.data.tables.read_errors import near
 from app.errors import UserError
 
@@ -17,16 +19,16 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when what is stored changes.
-FORMAT = 2
+FORMAT = 3
 # What other programs call the parts of an npz file.
 ALIASES = {
-    "train": ("train", "train_mask", "idx_train"),
-    "val": ("val", "val_mask", "valid", "idx_val"),
-    "test": ("test", "test_mask", "idx_test"),
     "labels": ("labels", "y"),
     "edges": ("edges", "edge_index"),
     "features": ("features", "x"),
 }
+
+NODES = {"--data.path": "--data.nodes", "path": "table"}
+"""What gives the table of the nodes with a table of edges, by what gives that one; --data.eval-path takes no tables."""
 
 
 def read(flag: str, path: str, nodes: str, undirected: bool) -> Graph:
@@ -41,7 +43,7 @@ def read(flag: str, path: str, nodes: str, undirected: bool) -> Graph:
     if not path.startswith("builtin:") and not os.path.exists(path):
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")
     if nodes and (os.path.isdir(path) or path.endswith(".npz") or path.startswith("builtin:")):
-        raise UserError(f"--data.nodes {nodes}: {path} has its own nodes; the flag goes with a table of edges")
+        raise UserError(f"{NODES.get(flag, '')} {nodes}: {path} has its own nodes; give it with a table of edges alone")
     with using_cache():
         if path.startswith("builtin:"):
             from app.data.graphs import calls
@@ -56,7 +58,9 @@ def read(flag: str, path: str, nodes: str, undirected: bool) -> Graph:
             place = cache_of([path]) / kind
             return store.load(made_once(place, lambda draft: store.save(_npz(flag, path, undirected), draft)))
         if not nodes:
-            raise UserError(f"{flag} {path} is a table of edges: give the table of their nodes with --data.nodes")
+            asked = NODES.get(flag)
+            how = f"give the table of their nodes with {asked}" if asked else "give a folder or an .npz file here"
+            raise UserError(f"{flag} {path} is a table of edges: {how}")
         place = cache_of([path, os.path.expanduser(nodes)]) / kind
         return store.load(made_once(place, lambda draft: store.save(_tables(flag, path, nodes, undirected), draft)))
 
@@ -78,8 +82,8 @@ def _folder(flag: str, folder: Path) -> Graph:
         return store.fingerprint_of(graph)
 
     def splits() -> dict[str, np.ndarray]:
-        found = {name: folder / f"{name}.npy" for name in SPLITS if (folder / f"{name}.npy").is_file()}
-        return {name: store.split_nodes(_mapped(flag, at), graph, str(at), flag) for name, at in found.items()}
+        at = {file.stem: file for file in sorted(folder.glob("*.npy")) if file.stem not in ARRAYS}
+        return of_arrays(at, lambda name: _mapped(flag, at[name]), lambda name: str(at[name]), graph, flag)
 
     graph.fingerprint = remember(cache_of([str(folder)]) / f"graph-{FORMAT}.json", check)
     graph.splits = graph.splits or splits()
@@ -124,9 +128,7 @@ def _npz(flag: str, file: str, undirected: bool) -> Graph:
     indptr, indices = store.csr_of(edges[0], edges[1], nodes, undirected)
     names = [str(name) for name in found["class_names"]] if "class_names" in found else []
     graph = store.checked(Graph(indptr, indices, features, labels.squeeze(), names=names), files, flag)
-    for name in SPLITS:
-        if (given := part(name)) is not None:
-            graph.splits[name] = store.split_nodes(given, graph, f"{name} in {file}", flag)
+    graph.splits = of_arrays(found, found.__getitem__, lambda name: f"{name} in {file}", graph, flag)
     return graph
 
 
@@ -146,7 +148,7 @@ def _check_ends(flag: str, file: str, edges: np.ndarray, nodes: int) -> None:
     if (out := np.flatnonzero(((edges < 0) | (edges >= nodes)).any(0))).size:
         row = int(out[0])
         raise UserError(
-            f"{flag}: row {row} of {file} is an edge from {edges[0, row]} to {edges[1, row]}, and nodes are 0 to "
+            f"{flag}: {counted(row)} of {file} is an edge from {edges[0, row]} to {edges[1, row]}, and nodes are 0 to "
             f"{nodes - 1}"
         )
 
@@ -159,24 +161,26 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     ends = open_source(flag, (edges,)).tables["train"].with_format("numpy")
     _columns(flag, edges, ends, ("source", "target"))
     _columns("--data.nodes", nodes, rows, ("label",))
-    ids = np.asarray(rows["id"]) if "id" in rows.column_names else np.arange(len(rows))
+    ids = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
     places: dict[Any, int] = {}
-    for row, each in enumerate(ids.tolist()):
+    for row, each in enumerate(ids):
         if (first := places.setdefault(each, row)) != row:
-            raise UserError(f"--data.nodes {nodes}: rows {first} and {row} both have the id {each}")
+            raise UserError(f"--data.nodes {nodes}: {counted(first, row)} both have the id {each}")
     pair = []
     for name in ("source", "target"):
-        named = np.asarray(ends[name]).tolist()
+        named = _filled(flag, edges, ends, name)
         at = np.array([places.get(each, -1) for each in named], np.int64)
         if (lost := np.flatnonzero(at < 0)).size:
             row = int(lost[0])
-            raise UserError(f"{flag} {edges}: row {row} has {name} {named[row]}, and {nodes} has no such node")
+            raise UserError(f"{flag} {edges}: {counted(row)} has the {name} {named[row]}, and {nodes} has no such node")
         pair.append(at)
     widths = [name for name in rows.column_names if name not in ("id", "label", "split")]
     columns = [np.asarray(rows[name]) for name in widths]
     for name, column in zip(widths, columns, strict=True):
         if column.dtype.kind not in "fiub":
             raise UserError(f"--data.nodes {nodes}: column {name} holds no numbers; id, label and split may be texts")
+        if (bad := np.flatnonzero(~np.isfinite(column.reshape(len(rows), -1)).all(1))).size:
+            raise UserError(f"--data.nodes {nodes}: column {name}, {counted(bad[0])}: empty, or not finite: fill it")
     if not columns:
         raise UserError(f"--data.nodes {nodes}: it has no column of features; give numbers in further columns")
     features = np.concatenate([c.reshape(len(rows), -1) for c in columns], 1).astype(np.float32)
@@ -185,16 +189,22 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     files = dict.fromkeys(ARRAYS, nodes)
     graph = store.checked(Graph(indptr, indices, features, labels, names=names), files, flag)
     if "split" in rows.column_names:
-        told = np.asarray(rows["split"]).astype(str)
-        for name in SPLITS:
-            if (told == name).any():
-                graph.splits[name] = store.split_nodes(told == name, graph, nodes, "--data.nodes")
+        graph.splits = of_column(rows.with_format(None)["split"], graph, nodes, "--data.nodes")
     return graph
 
 
 def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) -> None:
     if missing := [name for name in needed if name not in table.column_names]:
         raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
+
+
+def _filled(flag: str, path: str, table: "Dataset", name: str) -> list[Any]:
+    """Return the values of a column in which each row needs one."""
+    values = list(table.with_format(None)[name])
+    for row, value in enumerate(values):
+        if value is None or value != value or value == "":
+            raise UserError(f"{flag} {path}: {counted(row)} has no {name}: fill the cell, or leave the row out")
+    return values
 
 
 def _labels(column: Any, file: str) -> tuple[np.ndarray, list[str]]:
@@ -206,7 +216,7 @@ def _labels(column: Any, file: str) -> tuple[np.ndarray, list[str]]:
         given = np.where(np.isnan(values), UNKNOWN, values)
         if (bad := np.flatnonzero(~np.isfinite(given) | (given != np.trunc(given)))).size:
             raise UserError(
-                f"--data.nodes {file}: row {bad[0]} has the label {given[bad[0]]}, which is no class: give whole "
+                f"--data.nodes {file}: {counted(bad[0])} has the label {given[bad[0]]}, which is no class: give whole "
                 "numbers or texts"
             )
         return given.astype(np.int64), []

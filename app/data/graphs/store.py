@@ -1,18 +1,19 @@
 """A graph on disk: edges as CSR, features and labels, memory-mapped, so that processes of a machine share them."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from app.data.tables.columns import counted
+from app.data.tables.splits import SPLITS
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes
 
 ARRAYS = ("indptr", "indices", "features", "labels")
-SPLITS = ("train", "val", "test")
 UNKNOWN = -1
 """The label of a node that has none."""
 # Items of an array that are looked at together, so that checks need little memory.
@@ -98,7 +99,7 @@ def checked(graph: Graph, files: Mapping[str, str], flag: str) -> Graph:
     nodes = graph.nodes
 
     def wrong(array: str, row: Any, fault: str) -> UserError:
-        return UserError(f"{flag}: {'' if row is None else f'row {row} of '}{files[array]} {fault}")
+        return UserError(f"{flag}: {'' if row is None else f'{counted(row)} of '}{files[array]} {fault}")
 
     for name in ("indptr", "indices"):
         array = getattr(graph, name)
@@ -145,42 +146,3 @@ def _check_values(graph: Graph, wrong: Any) -> None:
             allowed = f"0 to {classes - 1}" if classes else "0 or more"
             row = start + int(bad[0])
             raise wrong("labels", row, f"is class {piece[bad[0]]}: classes are {allowed}, and -1 is a node without one")
-
-
-def split_nodes(given: np.ndarray, graph: Graph, file: str, flag: str) -> np.ndarray:
-    """Return the nodes of a split, ascending, from a mask or their numbers.
-
-    Raises:
-        UserError: they do not fit the graph, or one has no label.
-    """
-    given = np.asarray(given)
-    if given.dtype == bool:
-        if given.shape != (graph.nodes,):
-            raise UserError(f"{flag}: {file} is a mask of {given.size} nodes, and there are {graph.nodes}")
-        rows = nodes = np.flatnonzero(given)
-    else:
-        fix = "give the number of each node once, or a mask as bool"
-        if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise UserError(f"{flag}: {file} is {given.dtype} {given.shape}: {fix}")
-        nodes, rows = given.astype(np.int64), np.arange(len(given))
-        if (out := np.flatnonzero((nodes < 0) | (nodes >= graph.nodes))).size:
-            row = int(out[0])
-            raise UserError(
-                f"{flag}: row {row} of {file} is node {nodes[row]}, which is not there: nodes are 0 to "
-                f"{graph.nodes - 1}"
-            )
-        order = np.argsort(nodes, kind="stable")
-        if (again := np.flatnonzero(np.diff(nodes[order]) == 0)).size:
-            first, second = order[again[0]], order[again[0] + 1]
-            raise UserError(f"{flag}: rows {first} and {second} of {file} are both node {nodes[first]}: {fix}")
-    if (bare := np.flatnonzero(graph.labels[nodes] == UNKNOWN)).size:
-        raise UserError(f"{flag}: row {rows[bare[0]]} of {file} is node {nodes[bare[0]]}, which has no label")
-    return np.unique(nodes)
-
-
-def check_disjoint(graph: Graph, names: Sequence[str], flag: str) -> None:
-    """Refuse a node that is in the split to train on and in one to evaluate on."""
-    for name in names[1:]:
-        both = np.intersect1d(graph.splits[names[0]], graph.splits[name], assume_unique=True)
-        if len(both):
-            raise UserError(f"{flag}: node {both[0]} is in {names[0]} and in {name}; {len(both)} nodes are")

@@ -78,7 +78,9 @@ class ImageColumn:
             image = self._reader.decode_example(file)
         except Exception as error:  # the readers of the many formats raise errors of any type
             reason = " ".join(str(error).split())
-            if isinstance(error, FileNotFoundError) and file["path"] and not os.path.isabs(file["path"]):
+            found = "places" in self.table.column_names  # by a reader of boxes, and not named in the table
+            relative = file["path"] and not os.path.isabs(file["path"]) and not found
+            if isinstance(error, FileNotFoundError) and relative:
                 reason += f" (paths in a table are relative to the current folder, {os.getcwd()})"
             raise UserError(f"{what} cannot be read: {reason}; repair it, or leave it out of the data") from error
         if image.mode[0] in "IF":  # PIL would cut values off at 255

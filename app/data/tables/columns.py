@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
+ANSWERS = ("chosen", "rejected")
+"""Flags of the columns of two answers, of which one is preferred."""
+
+
+PLACE = ("file", "lines")
+"""Columns that readers of sentences add for errors: the file of each one, and the lines of its tokens, from 1."""
+
 
 def name_table(table: "Dataset", origin: str) -> "Dataset":
     """Set the words by which errors name a table; selections of it keep them."""
@@ -46,7 +53,8 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
     if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
         return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
     lower = {column.lower(): column for column in table.column_names}
-    if near := difflib.get_close_matches(name.lower(), lower, n=1):
+    cutoff = 0.8 if flag in ANSWERS else 0.6  # `chosen` is like `lose`, which means the opposite
+    if near := difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff):
         return f"; did you mean --data.{flag} {lower[near[0]]}?"
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
         return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
@@ -82,7 +90,12 @@ def row_name(table: "Dataset", row: int) -> str:
     """Name a row by its number in the data, counted from 0, also if the table is a selection of the data."""
     if table._indices is not None:
         row = table._indices.column(0)[row].as_py()
-    return f"row {row} (counted from 0) of {name_of(table)}"
+    return f"{counted(row)} of {name_of(table)}"
+
+
+def counted(*rows: int) -> str:
+    """Name rows by their numbers, and say from where these count."""
+    return f"row{'s' * (len(rows) > 1)} {' and '.join(map(str, rows))} (counted from 0)"
 
 
 class LabelColumn:
@@ -112,7 +125,7 @@ class LabelColumn:
         self._refuse_missing()
 
     def first(self, which: np.ndarray) -> tuple[str, object]:
-        """Return the name of the row of the first item that `which` marks, and the item."""
+        """Return the name of the row, or the line, of the first item that `which` marks; and the item."""
         item = int(np.flatnonzero(which)[0])
         return self._row_of(item), self.items[item].as_py()
 
@@ -134,7 +147,14 @@ class LabelColumn:
             raise UserError(f"{self.flag}: {row} has no label; leave such rows out of the data")
 
     def _row_of(self, item: int) -> str:
-        return row_name(self.table, int(np.searchsorted(np.cumsum(self.counts), item, side="right")))
+        ends = np.cumsum(self.counts)
+        row = int(np.searchsorted(ends, item, side="right"))
+        if set(PLACE) <= set(self.table.column_names):
+            file, lines = (self.table[row][name] for name in PLACE)
+            place = item - int(ends[row] - self.counts[row])
+            if isinstance(lines, list) and len(lines) == self.counts[row]:
+                return f"line {lines[place]} of {file}"
+        return row_name(self.table, row)
 
 
 def is_text(kind: "pa.DataType") -> bool:

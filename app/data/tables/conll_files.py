@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from app.data.tables.columns import PLACE
 from app.data.tables.files import extension, open_text, reader_of
-from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
+from app.data.tables.splits import SPLITS, split_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when the rows change.
-VERSION = 1
+VERSION = 2
 CONLLU = ("id", "tokens", "lemma", "tags", "xpos", "feats", "head", "deprel", "deps", "misc")
 """Columns of CoNLL-U (universaldependencies.org), under the names that --data.tokens and --data.tags have."""
 DOCUMENT = "-DOCSTART-"
@@ -22,10 +23,10 @@ DOCUMENT = "-DOCSTART-"
 def splits_in(folder: str) -> dict[str, list[str]]:
     """Return the CoNLL file of each split in a folder: train.conll, dev.txt, or test without an extension."""
     found: dict[str, list[str]] = {}
-    for split in (*TRAIN_SPLITS, *EVAL_SPLITS):
+    for split in SPLITS:
         files = [path for path in sorted(Path(folder).iterdir()) if path.is_file() and _stem(path) == split]
         if files and reader_of(str(files[0]), "conll") == "conll":
-            found["train" if split in TRAIN_SPLITS else split] = [str(files[0])]
+            found[split_of(split)] = [str(files[0])]
     return found
 
 
@@ -36,6 +37,8 @@ def _stem(path: Path) -> str:
 def sentences_of(files: Sequence[str], columns: Sequence[str], flag: str, folder: Path) -> "Dataset":
     """Read CoNLL files into a `datasets.Dataset` whose columns are lists of strings, kept in a folder for their cache.
 
+    It has the columns of PLACE too, unless the files have one of such a name.
+
     Args:
         columns: from left to right; default: tokens for the first one, tags for the last, column-2 and so on between.
         flag: the one that names the files, for errors.
@@ -43,23 +46,27 @@ def sentences_of(files: Sequence[str], columns: Sequence[str], flag: str, folder
     import datasets
 
     names = _names(files[0], columns, flag)
+    kinds = {name: datasets.List(datasets.Value("string")) for name in names}
+    if not set(names) & set(PLACE):
+        kinds |= dict(zip(PLACE, (datasets.Value("string"), datasets.List(datasets.Value("int32"))), strict=True))
     return datasets.Dataset.from_generator(
         sentence_rows,
-        features=datasets.Features({name: datasets.List(datasets.Value("string")) for name in names}),
+        features=datasets.Features(kinds),
         cache_dir=str(folder),
         gen_kwargs={"files": tuple(files), "names": tuple(names)},
         fingerprint=key_of("conll", VERSION, folder.name, *names, *files),
     )
 
 
-def sentence_rows(files: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, list[str]]]:
-    """Yield the sentences of all files in order.
+def sentence_rows(files: Sequence[str], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the sentences of all files in order, with the columns of PLACE if none has such a name.
 
     Raises:
         ValueError: a line has more or fewer fields than there are names.
     """
     for file in files:
         rows: list[list[str]] = []
+        lines: list[int] = []
         for number, fields in _lines(file):
             if fields and len(fields) != len(names):
                 raise ValueError(
@@ -68,9 +75,11 @@ def sentence_rows(files: Sequence[str], names: Sequence[str]) -> Iterator[dict[s
                 )
             if fields:
                 rows.append(fields)
+                lines.append(number)
             elif rows:
-                yield {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
-                rows = []
+                found = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+                yield found if set(names) & set(PLACE) else {**found, **dict(zip(PLACE, (file, lines), strict=True))}
+                rows, lines = [], []
 
 
 def _lines(file: str) -> Iterator[tuple[int, list[str]]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from app.data.cache import cache_of
 from app.data.tables.files import READERS, extension, open_text
 from app.data.tables.read_errors import explained
-from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS
+from app.data.tables.splits import SPLITS, split_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -27,7 +27,7 @@ KIND = "parallel"
 VERSION = 1
 Together = dict[str, str]
 """The files of one name, by their extensions."""
-SPLIT = re.compile(rf"({'|'.join(sorted((*TRAIN_SPLITS, *EVAL_SPLITS), key=len, reverse=True))})(?![a-z])")
+SPLIT = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])")
 
 
 def find(paths: Sequence[str], flag: str) -> dict[str, list[Together]]:
@@ -79,8 +79,7 @@ def _in_folder(folder: Path) -> dict[str, list[Together]]:
     for file in sorted(folder.iterdir()):
         split = SPLIT.match(file.name.lower())
         if split and _is_column(file):
-            name = "train" if split[1] in TRAIN_SPLITS else split[1]
-            found.setdefault(name, {}).setdefault(_stem(str(file)), {})[_column(str(file))] = str(file)
+            found.setdefault(split_of(split[1]), {}).setdefault(_stem(str(file)), {})[_column(str(file))] = str(file)
     kept = {split: [group for group in groups.values() if len(group) > 1] for split, groups in found.items()}
     return {split: groups for split, groups in kept.items() if groups}
 

@@ -68,6 +68,8 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         )
     if isinstance(error, datasets.exceptions.DatasetNotFoundError | HfHubHTTPError):
         return UserError(f"{not_here}; {line}")
+    if isinstance(error, UnicodeDecodeError):
+        return unreadable(flag, path, error)
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         return unreadable(flag, path, error.__cause__ or error)
     if "corresponds to no data" in line:

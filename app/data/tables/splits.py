@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 TRAIN_SPLITS = ("train", "training")
 # Splits for evaluation, the preferred one first: data sets of the Hub withhold the labels of some test splits.
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")
+SPLITS = (*TRAIN_SPLITS, *EVAL_SPLITS)
 # The permutation of this epoch chooses the held-out rows; training never reaches it.
 HOLDOUT_EPOCH = 2**63
 
 
 Rows = tuple[str, int, int]
 """The name of a split, and its rows from the first number to before the second."""
+
+
+def split_of(word: str) -> str:
+    """Return the split that a word means, in upper or lower case: train, one of EVAL_SPLITS, or nothing."""
+    word = word.strip().lower()
+    return "train" if word in TRAIN_SPLITS else word if word in EVAL_SPLITS else ""
 
 
 def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Rows]:

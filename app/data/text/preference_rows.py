@@ -5,12 +5,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from app.data.corpus.conversations import messages_of, written
+from app.data.tables.columns import ANSWERS
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-ANSWERS = ("chosen", "rejected")
 
 
 def texts_of(
@@ -55,10 +54,15 @@ def _parts_of(row: dict[str, Any]) -> list[str]:
     chosen, rejected = (str(row[flag]) for flag in ANSWERS)
     if "prompt" in row:
         return [str(row["prompt"]), chosen, rejected]
+    prompt = shared_beginning(chosen, rejected)
+    return [prompt, chosen[len(prompt) :], rejected[len(prompt) :]]
+
+
+def shared_beginning(chosen: str, rejected: str) -> str:
+    """Return the words that two texts begin with alike."""
     shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
     # Before the last space, because tokens of words begin with theirs.
-    end = max((i for i, sign in enumerate(shared) if sign.isspace()), default=0)
-    return [chosen[:end], chosen[end:], rejected[end:]]
+    return chosen[: max((i for i, sign in enumerate(shared) if sign.isspace()), default=0)]
 
 
 def _chats_of(row: dict[str, Any], where: Callable[[], str]) -> list[list[dict]]:

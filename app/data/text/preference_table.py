@@ -40,6 +40,8 @@ class PreferenceTable:
         """Log-probabilities of both answers in a reference model, float64 [rows, 2]; None: it is not used."""
         self.reference_key = ""
         """What names that model's contents."""
+        self.models: dict[str, str] = {}
+        """What names the contents of the models that a run over these pairs needs, by what they are."""
 
     @property
     def left_out(self) -> int:

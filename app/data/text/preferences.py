@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PreferenceData
 from app.data.corpus.documents import end_of
-from app.data.tables.columns import check_columns, check_texts, is_list, name_of, row_name
+from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.lm_tokenizer import tokenizer_of
-from app.data.text.preference_rows import ANSWERS, texts_of
+from app.data.text.preference_rows import shared_beginning, texts_of
 from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
+# Of how many pairs a prompt is looked for, where no column holds it.
+LOOKED_AT = 1000
 
 
 def load_preferences(config: PreferenceData) -> Tables:
@@ -37,7 +39,7 @@ def load_preferences(config: PreferenceData) -> Tables:
         raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
     tables = load_tables(config, columns=(config.chosen, config.rejected))
     for table in (tables.train, *tables.sets.values()):
-        columns_of(table, config)
+        _check_prompts(table, config, columns_of(table, config))
     return tables
 
 
@@ -61,6 +63,32 @@ def columns_of(table: "Dataset", config: PreferenceData) -> dict[str, str]:
     if first and "prompt" in found and not _is_chat(table, found["prompt"]):
         del found["prompt"]  # the text of a message that both conversations begin with
     return found
+
+
+def _without_prompt(table: "Dataset", config: PreferenceData) -> bool:
+    """Tell whether answers hold the prompts, because there is no column of them and nobody said so."""
+    return bool(config.prompt) and config.prompt not in table.column_names
+
+
+def _unused(table: "Dataset", columns: dict[str, str]) -> list[str]:
+    return [name for name in table.column_names if name not in columns.values()]
+
+
+def _check_prompts(table: "Dataset", config: PreferenceData, columns: dict[str, str]) -> None:
+    """Refuse pairs of texts that share no beginning, where a column with another name may hold their prompts."""
+    kinds = table.data.schema
+    texts = [name for name in _unused(table, columns) if is_text(kinds.field(name).type)]
+    if not texts or not _without_prompt(table, config) or _is_chat(table, config.chosen):
+        return
+    rows = table.select_columns([config.chosen, config.rejected])[:LOOKED_AT]
+    pairs = list(zip(rows[config.chosen], rows[config.rejected], strict=True))
+    bare = sum(not shared_beginning(str(chosen), str(rejected)).strip() for chosen, rejected in pairs)
+    if 2 * bare > len(pairs):
+        raise UserError(
+            f"--data.prompt {config.prompt}: no such column in {name_of(table)}, and {bare:,} of the first "
+            f"{len(pairs):,} pairs do not begin with the same words, so these have no prompt; name its column, such as "
+            f"--data.prompt {texts[0]} (not used are {', '.join(texts)}), or give --data.prompt= if there is none"
+        )
 
 
 def _is_chat(table: "Dataset", name: str) -> bool:
@@ -160,8 +188,11 @@ def _encode(
     return pa.table({name: pa.array(values, kinds[name]) for name, values in found.items()})
 
 
-def describe(tables: Tables, train: PreferenceTable, eval_sets: dict[str, PreferenceTable], longest: int) -> str:
+def describe(
+    tables: Tables, train: PreferenceTable, eval_sets: dict[str, PreferenceTable], config: PreferenceData
+) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
+    longest = config.max_length
     trained = f"{_amount(train)} to train on, " if tables.has_training_rows else ""
     parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
     both = (train, eval_sets[""]) if tables.has_training_rows else (eval_sets[""],)
@@ -169,6 +200,12 @@ def describe(tables: Tables, train: PreferenceTable, eval_sets: dict[str, Prefer
         parts.append(f"{cut:,} prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
     if out := sum(pairs.left_out for pairs in both):
         parts.append(f"{out:,} pairs left out, whose answers leave no room for a prompt in {longest} tokens")
+    if _without_prompt(tables.train, config):
+        unused = ", ".join(_unused(tables.train, columns_of(tables.train, config)))
+        parts.append(
+            f"no column {config.prompt}, so a prompt is what both answers begin with"
+            + (f" (--data.prompt names another; not used are {unused})" if unused else "")
+        )
     more = tables.describe_others({name: _amount(pairs) for name, pairs in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 

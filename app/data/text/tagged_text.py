@@ -60,7 +60,7 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
     """Load the sentences to train and to evaluate on, and their tags; the training table has the name `train`.
 
     Raises:
-        UserError: a row has more or fewer tags than tokens, or tags do not fit each other.
+        UserError: a row has more or fewer tags than tokens, or tags do not fit each other, or there is only one.
     """
     check_padding(config.pad_to_multiple_of, config.max_length)
     tables = load_tables(config, columns=(config.tokens, config.tags))
@@ -68,6 +68,11 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
     columns = {name: _tags_of(table, config) for name, table in named.items()}
     names, _, found = coded(list(columns.values()), config.classes)
     codes = dict(zip(columns, found, strict=True))
+    if tables.has_training_rows and len(np.unique(codes["train"])) < 2:
+        raise UserError(
+            f"--data.tags {config.tags}: all {len(codes['train']):,} tokens to train on have the tag "
+            f"{names[codes['train'][0]]}: give data with two tags or more"
+        )
     spans = _scheme_of(config.scheme, names)
     for name, column in columns.items() if spans else ():
         _check_spans(column, codes[name], names, spans)

@@ -8,6 +8,7 @@ This file imports nothing of Samestep, because it is saved next to the weights: 
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -166,5 +167,9 @@ def detected(heat: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
     return logits, torch.cat([(low + high) / 2, high - low], dim=-1)
 
 
+with suppress(ImportError):  # without it, a pipeline works too, but says at length that it does not know the class
+    from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
+
+    MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES.setdefault(DenseDetectorConfig.model_type, "DenseDetector")
 DenseDetectorConfig.register_for_auto_class()
 DenseDetector.register_for_auto_class("AutoModelForObjectDetection")

@@ -9,6 +9,7 @@ from app.tasks.from_scratch import DetectorScratch
 from app.tasks.pretrained import head_of, load_model, load_processor
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
     from transformers import ConditionalDetrConfig, PreTrainedModel
 
@@ -136,6 +137,24 @@ def with_loss(model: "PreTrainedModel", what: str) -> "PreTrainedModel":
         )
     model.loss_function = SetLoss(focal)
     return model
+
+
+def too_many_boxes(model: "PreTrainedModel", counts: "np.ndarray", flag: str) -> str:
+    """Say how many images have more boxes than a detector can find; empty if none has.
+
+    Args:
+        counts: boxes of each training image.
+        flag: what gives the detector its queries; empty: nothing does.
+    """
+    config = model.config
+    queries = getattr(config, "num_queries", None) or getattr(config, "num_detection_tokens", None)
+    if queries is None or not (more := int((counts > queries).sum())):
+        return ""
+    fix = f": give a larger {flag}" if flag else ": give a model with more queries"
+    return (
+        f"{more:,} of {len(counts):,} training images have more boxes, up to {counts.max()}, than the {queries} that "
+        f"the model can find in an image{fix}"
+    )
 
 
 def boxes_of(output: Any, processor: "ImageProcessor", size: tuple[int, int]) -> "list[dict[str, Tensor]]":

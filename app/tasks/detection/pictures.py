@@ -8,9 +8,10 @@ from torch import Tensor
 from app.tasks.segmentation.panels import colours
 
 GAP = 4  # pixels of white between the two
-LINE = 13  # height of a name above its box
+LINE = 14  # height of a name
 # Images are magnified to about this side, and boxes drawn from this score on.
 SIDE, SURE = 384, 0.3
+LIGHT = (0.3, 0.6, 0.1)  # what red, green and blue add to the brightness of a colour
 
 
 def panel(image: Tensor, truth: dict[str, Tensor], found: dict[str, Tensor], names: Sequence[str]) -> np.ndarray:
@@ -39,12 +40,22 @@ def _drawn(image: Tensor, boxes: dict[str, Tensor], names: Sequence[str]) -> np.
     shown = ((pixels - low) / max(high - low, 1e-9) * 255).astype(np.uint8).transpose(1, 2, 0)
     factor = max(1, SIDE // max(shown.shape[:2]))
     picture = Image.fromarray(shown.repeat(factor, axis=0).repeat(factor, axis=1))
-    draw, font, palette = ImageDraw.Draw(picture), ImageFont.load_default(11), colours(len(names) + 1)[1:]
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    palette = colours(max(len(names) + 1, 3))[1:]  # of two, the second one would be white
     scores = boxes.get("scores")
     for index, (corners, label) in enumerate(zip(boxes["boxes"].tolist(), boxes["labels"].tolist(), strict=True)):
         left, top, right, bottom = (factor * value for value in corners)
         colour = tuple(palette[label].tolist())
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2)
         text = names[label] if scores is None else f"{names[label]} {scores[index]:.2f}"
-        draw.text((left, top - LINE if top >= LINE else bottom + 1), text, colour, font)
+        width = draw.textlength(text, font) + 4
+        place = _place_of_name(left, top, bottom, width, *picture.size)
+        draw.rectangle((*place, place[0] + width, place[1] + LINE), fill=colour)
+        draw.text((place[0] + 2, place[1] + 1), text, "black" if np.dot(colour, LIGHT) > 110 else "white", font)
     return np.asarray(picture)
+
+
+def _place_of_name(left: float, top: float, bottom: float, width: float, across: int, down: int) -> tuple[float, float]:
+    """Return the upper left corner of a name: above its box, else below it, else in it; inside the picture."""
+    y = top - LINE if top >= LINE else bottom + 1 if bottom + 1 + LINE < down else top
+    return max(0.0, min(left, across - 1 - width)), max(0.0, min(y, down - 1 - LINE))

@@ -102,7 +102,7 @@ def finished(folder: str) -> NodeClassifier:
 
 
 def load_for(
-    folder: str, width: int, classes: list[str], layers: int, fanouts: Sequence[int]
+    folder: str, width: int, classes: list[str], layers: int, fanouts: Sequence[int], undirected: bool
 ) -> tuple[NodeClassifier, Shape]:
     """Load a network to train further or to evaluate, with the config to save with it.
 
@@ -120,4 +120,4 @@ def load_for(
         )
     if own["layers"] != layers:
         raise UserError(f"--model {folder} has {own['layers']} layers, and --data.fanout gives {layers} numbers")
-    return network, Shape(own, classes, fanouts)
+    return network, Shape(own, classes, fanouts, undirected)

@@ -39,16 +39,22 @@ def check_shape(shape: GraphScratch) -> None:
 class Shape:
     """config.json: how to build the network, and what its inputs and outputs are."""
 
-    def __init__(self, arguments: dict[str, Any], classes: list[str], fanouts: Sequence[int]):
+    def __init__(self, arguments: dict[str, Any], classes: list[str], fanouts: Sequence[int], undirected: bool = True):
         """Keep what `finished` and people need.
 
         Args:
             arguments: of NodeClassifier.
             classes: their names.
             fanouts: neighbours of an evaluation.
+            undirected: --data.undirected of the training, without which a graph would be read as another one.
         """
         self.fields: dict[str, Any] = {"model_type": KIND, "architectures": ["NodeClassifier"], "arguments": arguments}
-        self.fields |= {"classes": classes, "fanouts": list(fanouts)}
+        self.fields |= {"classes": classes, "fanouts": list(fanouts), "undirected": undirected}
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """Return the names of the classes, as a config of transformers does."""
+        return dict(enumerate(self.fields["classes"]))
 
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json into a folder."""

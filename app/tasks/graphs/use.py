@@ -23,13 +23,14 @@ def classify(folder: str, path: str, nodes: Sequence[int] = (), table: str = "")
         folder: of the model.
         path: of the graph, as --data.path.
         nodes: their numbers; none: all nodes.
-        table: of the nodes, as --data.nodes.
+        table: of the nodes, as --data.nodes; edges go the ways that they went in training (--data.undirected).
 
     Raises:
         UserError: there is no such model or graph, or they do not fit.
     """
     network, config = finished(folder).eval(), read_config(folder) or {}
-    graph = readers.read("path", path, table, undirected=True)
+    undirected = config.get("undirected", True)  # earlier versions did not write it
+    graph = readers.read("path", path, table, undirected)
     if graph.features.shape[1] != config["arguments"]["inputs"]:
         raise UserError(
             f"{folder} takes {config['arguments']['inputs']} features; {path} has {graph.features.shape[1]}"

@@ -1,6 +1,5 @@
 """Attention to both sides, for models that find masked tokens: documents that share a block do not see each other."""
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +7,8 @@ import numpy as np
 import torch
 
 from app.data.corpus import blocks
+from app.distributed import collectives
+from app.distributed.fsdp_calls import allow_views
 from app.errors import UserError
 from app.tasks.language.attention import BOTH_WAYS, NUMBERS, PADDING, document_mask, named, numbers_of
 from app.tasks.pretrained import AFTER_PADDING
@@ -40,7 +41,7 @@ class BothWays:
 
     @classmethod
     def of(cls, model: "PreTrainedModel", asked: str, packing: str, run: Any) -> "BothWays":
-        """Make sure that a model can do it, and note it in run.json.
+        """Make sure that a model can do it, and note it in run.json. Every rank takes part.
 
         Args:
             model: a model of transformers, with or without adapters of peft, before `run.prepare`.
@@ -59,10 +60,10 @@ class BothWays:
                 "out, or use --data.packing concat"
             )
         model = getattr(model, "get_base_model", lambda: model)()
-        if apart and (why := _lacks(model)):
+        # Rank 0 tries it, which may be the only one that has the model's contents.
+        if apart and (why := collectives.from_main(lambda: _lacks(model))):
             raise UserError(f"--data.packing documents: {why}: use --data.packing concat")
-        # Of logits, which the loss only reads.
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        allow_views()  # of logits, which the loss only reads
         run.note(attention=named("mask" if apart else "model", model))
         after = model.config.model_type in AFTER_PADDING
         return cls(apart, model.config.pad_token_id + 1 if after else 0)
@@ -74,6 +75,8 @@ def _lacks(model: "PreTrainedModel") -> str:
     near = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
     if set(getattr(config, "layer_types", None) or [near]) != {"full_attention"}:
         return "the model has layers that see near tokens only, which a mask for all layers would change"
+    if any(p.is_meta for p in model.parameters()):  # for a plan: there is nothing to try
+        return ""
     try:
         apart = _stay_apart(model)
     except (TypeError, ValueError, RuntimeError, IndexError):

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_language_model(name: str, masked: bool) -> "PreTrainedModel":
+def load_language_model(name: str, masked: bool, trained: bool = True) -> "PreTrainedModel":
     """Load the language model that --model names.
 
     Args:
         masked: whether it finds masked tokens.
+        trained: whether it goes to `run.prepare`; if not, every process loads it whole.
 
     Raises:
         UserError: it cannot be loaded, or shall predict the next token although it sees it.
@@ -22,8 +23,8 @@ def load_language_model(name: str, masked: bool) -> "PreTrainedModel":
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM
 
     if masked:
-        return load_model(AutoModelForMaskedLM, name)
-    model = load_model(AutoModelForCausalLM, name)
+        return load_model(AutoModelForMaskedLM, name, once=trained)
+    model = load_model(AutoModelForCausalLM, name, once=trained)
     if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model.config, "is_decoder", False):
         raise UserError(
             f"--model {name} sees the tokens on both sides, and so cannot learn to predict the next one: give "
@@ -39,10 +40,3 @@ def check_positions(model: "PreTrainedModel", name: str) -> None:
             f"--model {name} takes no position_ids, so attention would cross the documents in a block: use "
             "--data.packing concat, which allows that"
         )
-
-
-def checkpoint_activations(model: "PreTrainedModel") -> None:
-    """Have a model recompute its activations in the backward pass."""
-    # transformers 5.17 knows only the older name.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.data.rows import IGNORED
 from app.distributed import naming
 from app.errors import UserError
 from app.launching import dry_run
+from app.tasks.language.logits import told
 from app.tasks.language.lora import Lora
 
 PER_TOKEN = ("ipo", "simpo")
@@ -29,7 +31,7 @@ class PreferenceLossConfig:
     beta: float = 0.1
     """How strongly the model is held to the reference: a larger one changes it less."""
     smoothing: float = 0.0
-    """sigmoid: the probability that a preference is the wrong way round."""
+    """sigmoid and simpo: the probability that a preference is the wrong way round."""
     sft_weight: float | None = None
     """Weight of a second term, the mean negative log-likelihood of the chosen answer's tokens (RPO's alpha). Default: 1
     without a reference model, otherwise 0."""
@@ -160,20 +162,26 @@ class PreferenceLoss:
 
 
 def answer_logits(model: Callable[..., Any], inputs: dict[str, Any]) -> Tensor:
-    """Return the logits that predict answers, [tokens of answers, vocabulary].
+    """Return the logits that predict answers, [tokens of answers, vocabulary]; or the tokens' losses, [tokens].
 
     There is no padding mask: what fills up a row comes after it, where no token looks.
     """
-    keep = inputs["logits_to_keep"]
-    logits = model(input_ids=inputs["input_ids"], logits_to_keep=keep, use_cache=False).logits
-    return logits[:, -keep:].flatten(0, 1).index_select(0, inputs["places"])
+    ids, keep, places = inputs["input_ids"], inputs["logits_to_keep"], inputs["places"]
+    targets = torch.full_like(ids[:, :1], IGNORED).repeat(1, keep)
+    targets = targets.flatten().scatter(0, places, inputs["targets"]).view_as(targets)
+    with told(model, targets):
+        logits = model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits
+    return logits[:, -keep:].flatten(0, 1).index_select(0, places)
 
 
 def log_probabilities(logits: Tensor, inputs: dict[str, Any]) -> Tensor:
     """Return the log-probability of each answer, float64 [2 x pairs]: the sum over its tokens.
 
-    logsumexp keeps one number a token for the backward pass, where log_softmax would keep another copy of all logits.
+    Of losses of tokens, it is the negative sum. logsumexp keeps one number a token for the backward pass, where
+    log_softmax would keep another copy of all logits.
     """
+    if logits.ndim == 1:
+        return _by_answer(-logits, inputs)
     right = logits.gather(1, inputs["targets"][:, None])[:, 0].float()
     return _by_answer(right - logits.float().logsumexp(1), inputs)
 

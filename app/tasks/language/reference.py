@@ -13,8 +13,10 @@ from torch import nn
 from app.data.cache import cache_folder, using_cache
 from app.data.text.preference_table import PreferenceTable
 from app.distributed import collectives
+from app.launching import dry_run
 from app.rundir.atomic import drafted
 from app.sampling.hashing import hash_of, key_of
+from app.tasks.language import logits
 from app.tasks.language.preference import answer_logits, log_probabilities
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def contents_of(model: "PreTrainedModel") -> str:
     """
 
     def key() -> str:
+        if dry_run.needs_shapes_alone():  # there are no numbers
+            return ""
         weights = {name: tensor for name, tensor in model.state_dict().items() if "lora_" not in name}
         config = model.config.to_dict()
         config.pop("_name_or_path", None)  # the same model in another folder says the same
@@ -50,11 +54,11 @@ def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, Pr
         contents: what `contents_of` returned.
     """
     for name, pairs in sets.items():
-        pairs.reference_key = contents
+        pairs.reference_key = pairs.models["the reference model"] = contents
         if run.for_other_device:  # a plan or an export needs no numbers
             pairs.reference = np.zeros((len(pairs), 2))
             continue
-        file = cache_folder() / f"reference-{_key(run, pairs)}.npy"
+        file = cache_folder() / f"reference-{_key(run, model, pairs)}.npy"
         found = _read(file, len(pairs))
         if not all(collectives.gather(found is not None)):
             run.say(f"computing what the model says of {len(pairs):,} pairs{f' of {name}' if name else ''}, once")
@@ -64,11 +68,12 @@ def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, Pr
         pairs.reference = found
 
 
-def _key(run: Any, pairs: PreferenceTable) -> str:
+def _key(run: Any, model: nn.Module, pairs: PreferenceTable) -> str:
     """Name all that the numbers depend on."""
-    ours = run.accelerator
-    numerics = ours.device.type, ours.mixed_precision, run.config.exact, torch.__version__
-    return key_of(FORMAT, pairs.fingerprint, run.config.micro_batch, pairs.multiple, *numerics)
+    ours, asked = run.accelerator, run.config
+    kept = sorted({str(parameter.dtype) for parameter in model.parameters()})  # --optim.updates rounds weights
+    numerics = ours.device.type, ours.mixed_precision, asked.exact, asked.slices, kept, torch.__version__
+    return key_of(FORMAT, pairs.fingerprint, asked.micro_batch, pairs.multiple, *numerics, logits.kind(model))
 
 
 def _read(file: Path, rows: int) -> np.ndarray | None:

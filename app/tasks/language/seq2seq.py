@@ -7,8 +7,11 @@ from torch import Tensor, nn
 
 from app.data.config import PairData
 from app.distributed import naming
+from app.distributed.fsdp_calls import allow_views
 from app.errors import UserError
 from app.tasks.from_scratch import Scratch
+from app.tasks.hollow import made_where_needed
+from app.tasks.language import logits
 from app.tasks.language.seq2seq_generation import Generate
 from app.tasks.pretrained import load_model, load_tokenizer, loading, longest_input
 
@@ -30,6 +33,7 @@ class PairScratch(Scratch):
     """Tokens in the vocabulary of the tokenizer, which is trained on both texts of the training pairs."""
 
 
+@made_where_needed
 def new_model(
     size: PairScratch, tokenizer: "PreTrainedTokenizerBase", data: PairData, generate: Generate
 ) -> "PreTrainedModel":
@@ -84,7 +88,7 @@ def load_pretrained(name: str) -> "PreTrainedModel":
             f"--model {name} has no encoder and decoder: give a model such as T5 or BART; recipes/lm.py trains those "
             "that go on with a text"
         )
-    return load_model(AutoModelForSeq2SeqLM, name)
+    return load_model(AutoModelForSeq2SeqLM, name, once=True)
 
 
 def load_pair_tokenizer(name: str, data: PairData) -> "PreTrainedTokenizerBase":
@@ -113,6 +117,7 @@ def load_pair_tokenizer(name: str, data: PairData) -> "PreTrainedTokenizerBase":
 
 def will_write(model: "PreTrainedModel", data: PairData, generate: Generate) -> "PreTrainedModel":
     """Have the saved model write texts as long as those that it is evaluated by: transformers stops after 20 tokens."""
+    allow_views(r"\w*T5\w*")  # of positions, which the next layers only read
     settings = cast(Any, model.generation_config)
     settings.max_new_tokens, settings.max_length = generate.longest(data), None
     return model
@@ -124,13 +129,15 @@ def check_smoothing(smoothing: float) -> None:
         raise UserError(f"--smoothing {smoothing}: must be from 0 to below 1, for example 0.1")
 
 
-def predict(model: nn.Module, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def predict(model: nn.Module, inputs: dict[str, Tensor], smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the logits of a micro-batch, [rows, length, vocabulary], and the tokens that are right, [rows, length].
 
-    The decoder sees the targets one place later, moved by the model's own function.
+    With --logits chunked, the logits are losses, [rows, length], with smoothed labels. The decoder sees the targets one
+    place later, moved by the model's own function.
     """
     known = dict(inputs)
     targets = known.pop("labels")
     plain = cast(Any, naming.plain([model])[0])
     before = plain.prepare_decoder_input_ids_from_labels(labels=targets)
-    return model(**known, decoder_input_ids=before, use_cache=False).logits, targets
+    with logits.told(model, targets, smoothing):
+        return model(**known, decoder_input_ids=before, use_cache=False).logits, targets

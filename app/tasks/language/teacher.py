@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from app.data.text.preference_table import PreferenceTable
 from app.errors import UserError
 from app.tasks.language.loading import load_language_model
 from app.tasks.language.preference import Distill
+from app.tasks.language.reference import contents_of
 from app.tasks.pretrained import load_tokenizer
 
 if TYPE_CHECKING:
@@ -13,8 +15,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_teacher(distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any) -> "Callable[..., Any] | None":
+def load_teacher(
+    distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any, pairs: PreferenceTable
+) -> "Callable[..., Any] | None":
     """Load the model of --distill.teacher, whole on each process's device, in evaluation mode; None if there is none.
+
+    Its contents are noted in the pairs to train on, so that a run is not resumed with another teacher. Every rank takes
+    part.
 
     Raises:
         UserError: it cannot be loaded, or its tokens are not the model's.
@@ -24,7 +31,7 @@ def load_teacher(distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: An
     flag = f"--distill.teacher {distill.teacher}"
     try:
         own = load_tokenizer(distill.teacher, tokenizer.model_max_length)
-        teacher = load_language_model(distill.teacher, masked=False)
+        teacher = load_language_model(distill.teacher, masked=False, trained=False)
     except UserError as error:
         raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error
     if own.get_vocab() != tokenizer.get_vocab():
@@ -32,6 +39,8 @@ def load_teacher(distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: An
             f"{flag}: its tokens are not those of the model ({len(own):,} and {len(tokenizer):,} of them), so their "
             "probabilities cannot be compared: give a teacher with the same tokenizer"
         )
+    if not run.for_other_device:  # a plan or an export compares nothing
+        pairs.models["the teacher"] = contents_of(teacher)
     teacher = teacher.requires_grad_(False).eval().to("meta" if run.for_other_device else run.accelerator.device)
 
     def answers(**inputs: Any) -> Any:

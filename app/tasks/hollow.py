@@ -1,0 +1,48 @@
+"""Models without contents, on torch's meta device: for plans, and where another process has the contents."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from app.launching import dry_run
+
+P = ParamSpec("P")
+M = TypeVar("M")
+
+
+def made_where_needed(build: Callable[P, M]) -> Callable[P, M]:
+    """Have a function that makes a model make it without contents for a plan, and once for all ranks if it is large.
+
+    So a plan of a model that this machine could not hold takes no memory.
+    """
+
+    @functools.wraps(build)
+    def made(*args: P.args, **known: P.kwargs) -> M:
+        import torch
+
+        from app.distributed import made_once
+
+        def shapes() -> M:
+            with torch.device("meta"):
+                return build(*args, **known)
+
+        if dry_run.needs_shapes_alone():
+            return shapes()
+        return made_once.make(lambda: build(*args, **known), shapes)  # type: ignore[type-var]  # it is a module
+
+    return made
+
+
+def load_shapes(kind: type[Any], name: str, settings: dict[str, Any]) -> Any:
+    """Make the model that `from_pretrained` would load, without contents.
+
+    Args:
+        kind: the class of transformers that loads it, such as AutoModelForCausalLM.
+        settings: for `from_pretrained`.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    own = {key: value for key, value in settings.items() if key not in ("dtype", "ignore_mismatched_sizes")}
+    with torch.device("meta"):
+        return kind.from_config(AutoConfig.from_pretrained(name, **own), dtype=settings["dtype"])
