@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,18 +29,23 @@ RANKS = 20  # that stay at a time: up to 0.3 GB each
 
 
 class Warm:
-    """A Python that has imported what recipes import, and forks a process for each script that it is asked to run."""
+    """A Python that has made imports, and forks a process for each script that it is asked to run.
+
+    Args:
+        env: its environment, and that of the scripts.
+        imports: the names of modules; empty: those that recipes import.
+    """
 
     ranks = 0
 
-    def __init__(self, env: dict[str, str]):
+    def __init__(self, env: dict[str, str], imports: Sequence[str] = ()):
         self.folder, self.env = Path(tempfile.mkdtemp(prefix="warm-")), env
         self.socket, self.python = self.folder / "socket", self.folder / "python"
         # Without `site`, Python starts in a tenth of the time.
         self.python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {CLIENT} {self.socket} "$@"\n')
         self.python.chmod(0o755)
         self.process = subprocess.Popen(
-            [sys.executable, SERVER, "source", self.socket, self.python],
+            [sys.executable, SERVER, "source", self.socket, self.python, *imports],
             stdin=subprocess.PIPE,
             env=env,
             start_new_session=True,

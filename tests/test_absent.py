@@ -1,58 +1,34 @@
 """Packages that are not installed cost a warning, or one message that names them; never a traceback."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
 
 from app.errors import MODULES, mendable
-from launching import ROOT
+from launching import ROOT, environment
 from laws.small import SMALL
+from standing import Warm
 
-# Hides packages from imports and from importlib.metadata, as if they were not installed.
-SITE = """
-import os
-import sys
-
-HIDDEN = set(os.environ["HIDDEN"].split())
-
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
-
-    def find_distributions(self, context):
-        wanted = context.name and context.name.partition(".")[0].replace("-", "_").lower()
-        found = getattr(self.finder, "find_distributions", lambda context: ())(context)
-        return () if wanted in HIDDEN else (d for d in found if d.metadata["Name"].lower() not in HIDDEN)
-
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
+WITHOUT = ROOT / "tests" / "laws" / "without.py"
+# What needs none of the packages that are hidden here, and takes most of the time to import.
+IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "pandas", "pyarrow", "huggingface_hub"]
 OPTIONAL = ["wandb", "tensorboard", "tensorboardX", "monai", "plotly", "matplotlib", "torchmetrics", "peft", "nibabel"]
 
 
-def without(hidden, tmp_path, *words):
-    """Run Python without some packages, and return its status and all that it prints."""
-    (tmp_path / "sitecustomize.py").write_text(SITE)
-    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "HIDDEN": hidden, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
-    result = subprocess.run(
-        [sys.executable, *map(str, words)], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
-    )
-    output = result.stdout + result.stderr
-    assert "Traceback" not in output, output
-    return result.returncode, output
+@pytest.fixture(scope="module")
+def without():
+    """Return a function that runs Python without some packages, and returns its status and all that it prints."""
+    source = Warm(environment({"ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}), IMPORTED)
+
+    def without(hidden, folder, *words):
+        status, output = source.run(folder, *map(str, [WITHOUT, hidden, *words]), timeout=300)
+        assert "Traceback" not in output, output
+        return status, output
+
+    yield without
+    source.end()
 
 
 def a_run(folder):
@@ -62,7 +38,7 @@ def a_run(folder):
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
 
 
-def test_a_run_goes_on_without_what_is_optional(tmp_path, rows):
+def test_a_run_goes_on_without_what_is_optional(without, tmp_path, rows):
     """Its trackers cost a line each; and what looks at runs works."""
     small = [*map(str, SMALL["cls"].flags(rows)), "--run.steps", 2, "--run.global-batch", 4, "--run.micro-batch", 2]
     run = [*small, "--run.dir", tmp_path / "runs/a", "--run.trackers", "wandb", "tensorboard"]
@@ -85,7 +61,7 @@ for words in (["runs", "runs"], {plan!r}, ["doctor"]):
 
 
 @pytest.mark.parametrize("package, kind", [("plotly", "png"), ("matplotlib", "html")])
-def test_plot_draws_what_it_can(tmp_path, package, kind):
+def test_plot_draws_what_it_can(without, tmp_path, package, kind):
     a_run(tmp_path / "runs/a")
     status, output = without(package, tmp_path, "-m", "app", "plot", "runs/a")
     assert status == 0 and f"left out: {package} is not installed: pip install {package}" in output, output
@@ -103,7 +79,7 @@ def test_plot_draws_what_it_can(tmp_path, package, kind):
         ("tyro", ["-m", "app", "runs"]),
     ],
 )
-def test_what_needs_a_package_names_it(tmp_path, package, words):
+def test_what_needs_a_package_names_it(without, tmp_path, package, words):
     """And ends with status 2, as every mistake of the user's."""
     a_run(tmp_path / "runs/a")
     status, output = without(package, tmp_path, *words)

@@ -65,5 +65,5 @@ def main(place: str, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # torchrun asks for unbuffered output, which forks have anyway.
-    main(sys.argv[1], [word for word in sys.argv[2:3] if word != "-u"] + sys.argv[3:])
+    # Forks have what is asked for: output without a buffer (torchrun), and a short start without `site` (doctor).
+    main(sys.argv[1], [word for word in sys.argv[2:3] if word not in ("-u", "-S")] + sys.argv[3:])

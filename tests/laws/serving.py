@@ -1,8 +1,10 @@
 """Run scripts in forks of a Python that has made the imports, and keep the ranks of a launch; see tests/standing.py.
 
-    serving.py source SOCKET PYTHON    listen, and fork a process for each script, to which PYTHON is the Python that
-                                       starts more of them (forked.py); ends with its input
-    serving.py serve FOLDER            as a rank: run one script after another
+    serving.py source SOCKET PYTHON [MODULE...]
+        import the modules, or what recipes import; listen, and fork a process for each script, to which PYTHON is the
+        Python that starts more of them (forked.py); ends with its input
+    serving.py serve FOLDER
+        as a rank: run one script after another
 
 A rank that serves reads commands from its own named pipe, FOLDER/rank-R: one JSON list a line, with a number, the
 working folder, the script and its arguments. When a command ends well, it writes its process id and its launcher's to
@@ -130,14 +132,15 @@ def run(folder: str, script: str, arguments: list[str]) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
-def source(place: str, python: str) -> Callable[[], None]:
+def source(place: str, python: str, *imports: str) -> Callable[[], None]:
     """Fork a process for each script that is asked for, and return the work to do in it."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(place)
     listener.listen()
-    for name in IMPORTED:
+    for name in imports or IMPORTED:
         importlib.import_module(name)
-    _read_flags()
+    if not imports:
+        _read_flags()
     sys.executable = python
     gc.collect()
     gc.freeze()  # collections in the forks would copy its memory

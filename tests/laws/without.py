@@ -1,0 +1,39 @@
+"""Run a script as if some packages were not installed: without.py "PACKAGES" SCRIPT|-m|-c ARGUMENTS..."""
+
+import os
+import sys
+
+from serving import run
+
+
+class Without:
+    """A finder of modules and distributions that does not find some of them.
+
+    Args:
+        finder: what it asks.
+        hidden: what it keeps to itself.
+    """
+
+    def __init__(self, finder, hidden: set[str]):
+        self.finder, self.hidden = finder, hidden
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        """Find a module for Python's import."""
+        return None if name.partition(".")[0] in self.hidden else self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        """Find distributions for importlib.metadata."""
+        wanted = context.name and context.name.partition(".")[0].replace("-", "_").lower()
+        found = getattr(self.finder, "find_distributions", lambda context: ())(context)
+        return () if wanted in self.hidden else (d for d in found if d.metadata["Name"].lower() not in self.hidden)
+
+
+if __name__ == "__main__":
+    packages, script, *arguments = sys.argv[1:]
+    hidden = set(packages.split())
+    assert not hidden & {name.partition(".")[0] for name in sys.modules}, "imported before it was hidden"
+    sys.meta_path[:] = [Without(finder, hidden) for finder in sys.meta_path]
+    run(os.getcwd(), script, arguments)
