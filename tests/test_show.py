@@ -82,6 +82,8 @@ def test_what_is_damaged_is_left_out(folder, tmp_path):
     assert history.read(tmp_path / "run").config == {}
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "eval/note": "a text"}\n{"step": 1, "loss": 0.5}\n')
     assert history.read(tmp_path / "run").score_in_words == "loss 0.5"
+    (tmp_path / "run/diagnostics.jsonl").mkdir()
+    assert history.read(tmp_path / "run").diagnostics == []
     (tmp_path / "run/run.json").write_text("[]")
     with pytest.raises(UserError, match="holds no run"):
         history.read(tmp_path / "run")

@@ -126,8 +126,8 @@ class History:
 
     @functools.cached_property
     def diagnostics(self) -> list[dict[str, Any]]:
-        """List the lines of diagnostics.jsonl; empty for a run without --run.inspect-every."""
-        lines = metrics_file.read(self.folder / metrics_file.DIAGNOSTICS)
+        """List the lines of diagnostics.jsonl; empty for a run without --run.inspect-every, and if it is unreadable."""
+        lines = _lines(self.folder / metrics_file.DIAGNOSTICS)
         return [line for line in lines if isinstance(line.get("layers"), dict)]
 
     @property
@@ -164,11 +164,14 @@ def read(folder: Path) -> History:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         config = None
+    return History(folder, held, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
     try:
-        lines = metrics_file.read(folder / "metrics.jsonl")
+        return metrics_file.read(file)
     except OSError:
-        lines = []
-    return History(folder, held, info, config if isinstance(config, dict) else {}, lines)
+        return []
 
 
 def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
