@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import PreferenceData
-from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
+from app.tasks.activation_checkpointing import CHECKPOINTING_HELP, ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import LanguageScratch, check_direction, check_shape, decoder
 from app.tasks.language import logits, use
 from app.tasks.language.loading import load_language_model
@@ -32,14 +32,10 @@ class Config:
     data: PreferenceData = field(default_factory=PreferenceData)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     distill: Distill = field(default_factory=Distill)
-    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
-    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
-    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
-    memory. No bit changes."""
-    logits: Logits = "auto"
-    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
-    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
-    more than 2**28 logits, or where layers are split, if the model can do it."""
+    activation_checkpointing: ActivationCheckpointing = setting(
+        "none", on_resume=OnResume.ACCEPT, help=CHECKPOINTING_HELP
+    )
+    logits: Logits = setting("auto", help=logits.HELP)
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(
             lr=None, betas=(0.9, 0.95), weight_decay=0.1, schedule="cosine", warmup=0.1, min_lr=0.1

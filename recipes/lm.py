@@ -15,7 +15,7 @@ from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import CorpusData, Masking
 from app.rundir.throughput import Cost
-from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
+from app.tasks.activation_checkpointing import CHECKPOINTING_HELP, ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import LanguageScratch, check_direction, check_shape, decoder, encoder
 from app.tasks.language import logits, use
 from app.tasks.language.loading import check_positions, load_language_model
@@ -37,14 +37,10 @@ class Config:
     token_dropout: float = 0.0
     """Probability that an input token is replaced, which is predicted nevertheless: by the tokenizer's mask token, or
     by the unknown token, or by a random one. Special tokens stay. 0.1 is usual; 0: none."""
-    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
-    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
-    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
-    memory. No bit changes."""
-    logits: Logits = "auto"
-    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
-    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
-    more than 2**28 logits, or where layers are split, if the model can do it."""
+    activation_checkpointing: ActivationCheckpointing = setting(
+        "none", on_resume=OnResume.ACCEPT, help=CHECKPOINTING_HELP
+    )
+    logits: Logits = setting("auto", help=logits.HELP)
     attention: Literal["auto", "model", "mask", "varlen", "flex"] = "auto"
     """How attention keeps documents in a block apart. model: as transformers does it. mask: one mask for all layers.
     varlen: flash attention, which needs no mask (bf16 or fp16 on a GPU, no dropout in attention). flex: torch's

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import PairData
-from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
+from app.tasks.activation_checkpointing import CHECKPOINTING_HELP, ActivationCheckpointing, checkpoint_activations
 from app.tasks.from_scratch import check_shape
 from app.tasks.language import logits, seq2seq
 from app.tasks.language.logits import Logits
@@ -30,14 +30,10 @@ class Config:
     data: PairData = field(default_factory=PairData)
     smoothing: float = setting(0.0, at_least=0)
     """Label smoothing: the share of each target token that is spread evenly over the vocabulary. 0.1 is usual."""
-    activation_checkpointing: ActivationCheckpointing = setting("none", on_resume=OnResume.ACCEPT)
-    """What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes
-    into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's
-    memory. No bit changes."""
-    logits: Logits = "auto"
-    """How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the
-    vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is
-    more than 2**28 logits, or where layers are split, if the model can do it."""
+    activation_checkpointing: ActivationCheckpointing = setting(
+        "none", on_resume=OnResume.ACCEPT, help=CHECKPOINTING_HELP
+    )
+    logits: Logits = setting("auto", help=logits.HELP)
     generate: Generate = field(default_factory=Generate)
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=None, warmup=0.1))
     ema: EMAConfig = field(default_factory=EMAConfig)

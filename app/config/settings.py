@@ -17,7 +17,9 @@ class OnResume(Enum):
     LENGTH = "length"  # accepted, and the user is told: the learning rate follows the new length
 
 
-def setting(default: Any, *, at_least: float | None = None, on_resume: OnResume = OnResume.REFUSE) -> Any:
+def setting(
+    default: Any, *, at_least: float | None = None, on_resume: OnResume = OnResume.REFUSE, help: str = ""
+) -> Any:
     """Declare a field of a config, here or in a recipe; the docstring below the field is the help of its flag.
 
     Args:
@@ -25,8 +27,10 @@ def setting(default: Any, *, at_least: float | None = None, on_resume: OnResume 
         at_least: the smallest number that is accepted.
         on_resume: whether a run that is resumed may have another value. Fields that are declared without `setting`
             may not.
+        help: in place of the docstring, of a field that several configs have.
     """
-    return dataclasses.field(default=default, metadata={"at_least": at_least, "on_resume": on_resume})
+    known = {"at_least": at_least, "on_resume": on_resume, **({"help": help} if help else {})}
+    return dataclasses.field(default=default, metadata=known)
 
 
 @dataclass

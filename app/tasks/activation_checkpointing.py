@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ActivationCheckpointing = Literal["none", "block", "ops", "offload"]
+CHECKPOINTING_HELP = (
+    "What the blocks of the model compute again in the backward pass, to need less memory. block: all but what goes "
+    "into each block. ops: all but that and matrix products. offload: as block, and what is kept lies in the host's "
+    "memory. No bit changes."
+)
 _aten = torch.ops.aten
 # Products with weights, and fused attention. Products in attention that is not fused are computed again: they are as
 # large as the square of the length, and cheap next to those with weights.

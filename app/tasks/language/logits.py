@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Logits = Literal["auto", "whole", "chunked"]
+HELP = (
+    "How losses over the vocabulary are computed. whole: from all logits of a micro-batch. chunked: a part of the "
+    "vocabulary at a time, and once more in the backward pass, which takes little memory. auto: chunked where that is "
+    "more than 2**28 logits, or where layers are split, if the model can do it."
+)
 
 
 def choose(model: "PreTrainedModel", asked: Logits, run: Any, needed: str = "") -> None:
