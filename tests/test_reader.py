@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,36 @@ def test_other_contents_are_refused_with_the_file(state):
         (state / ".metadata").write_bytes(content)
         with pytest.raises(UserError, match=r"state/\.metadata is not what this program writes"):
             StateReader(state).read_metadata()
+
+
+class OldPython(pickle.Pickler):
+    """Write members of an Enum as Python 3.11.0 to 3.11.3 does, which Debian 12 has."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_what_older_pythons_write_is_read(state):
+    good, written = StateReader(state).read_metadata(), io.BytesIO()
+    OldPython(written).dump(good)
+    assert b"getattr" in written.getvalue()
+    (state / ".metadata").write_bytes(written.getvalue())
+    assert StateReader(state).read_entries() == good.state_dict_metadata != {}
+
+
+@pytest.mark.parametrize(
+    "read", [(stored.StorageMeta, "__init__"), (stored._MEM_FORMAT_ENCODING, "__class__"), (torch.Size, "__new__")]
+)
+def test_nothing_but_memory_formats_is_read_from_classes(state, read):
+    """`getattr` would reach any code from any class."""
+
+    class Reading:
+        def __reduce__(self):
+            return getattr, read
+
+    (state / ".metadata").write_bytes(pickle.dumps(Reading()))
+    with pytest.raises(UserError, match=rf"{read[1]}.*, and is not read"):
+        StateReader(state).read_metadata()
 
 
 def test_what_is_saved_is_read(state):

@@ -73,7 +73,15 @@ class _Unpickler(pickle.Unpickler):
             return kind
         if module.partition(".")[0] == "pathlib":  # the path where it was written, which nothing here needs
             return lambda *parts: None
+        if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 writes members of an Enum with it
+            return lambda kind, member: _memory_format(kind, member)
         raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _memory_format(kind: Any, member: str) -> stored._MEM_FORMAT_ENCODING:
+    if kind is not stored._MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it reads {member} of {kind}")
+    return stored._MEM_FORMAT_ENCODING[member]
 
 
 def _put_back(was: dict[type, dict]) -> list[str]:
