@@ -74,6 +74,7 @@ class _Unpickler(pickle.Unpickler):
         if module.partition(".")[0] == "pathlib":  # the path where it was written, which nothing here needs
             return lambda *parts: None
         if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 writes members of an Enum with it
+            # A new function each time: a pickle may set attributes on what it is given.
             return lambda kind, member: _memory_format(kind, member)
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 

@@ -121,8 +121,7 @@ def test_cases_are_what_they_claim(runs):
     """The loss goes down, steps differ from each other, and the last step is short."""
     lines = steps(runs("one") / "real")
     assert len(lines) == len({line["ids"] for line in lines}) == REAL
-    # The texts are of Python's own library: 0.9885 with that of Python 3.11.2, below 0.985 with that of 3.11.7.
-    assert sum(line["loss"] for line in lines[-9:]) < 0.99 * sum(line["loss"] for line in lines[:9])
+    assert sum(line["loss"] for line in lines[-9:]) < 0.985 * sum(line["loss"] for line in lines[:9])
     lines = steps(runs("one") / "six")
     assert [line["samples"] for line in lines] == [24, 48, 72, 96, 120, 144, 168, 192, 202]
 
