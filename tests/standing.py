@@ -7,6 +7,7 @@ Ranks are forks of a Python that has made the imports, with the environment that
 
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -97,10 +98,8 @@ class Standing:
         self.folder, self.ranks = Path(tempfile.mkdtemp(prefix="standing-")), ranks
         self.count, self.printed = 0, self.folder / "output"
         self.stopped: set[int] = set()
-        for rank in range(ranks):
-            os.mkfifo(self.folder / f"rank-{rank}")
         # Opened for both, which does not wait for the other end; the ranks end when this process closes it.
-        self.pipes = [os.open(self.folder / f"rank-{rank}", os.O_RDWR) for rank in range(ranks)]
+        *self.pipes, self.done = [self._pipe(name) for name in (*(f"rank-{rank}" for rank in range(ranks)), "done")]
         warm.wait()
         with self.printed.open("wb") as output:
             self.process = subprocess.Popen(
@@ -110,6 +109,10 @@ class Standing:
                 start_new_session=True,
                 env=warm.env,
             )
+
+    def _pipe(self, name: str) -> int:
+        os.mkfifo(self.folder / name)
+        return os.open(self.folder / name, os.O_RDWR)
 
     def run(self, folder: Path, script: str, *words: str, timeout: float) -> tuple[int | None, str]:
         """Run a script on all ranks; return its status, None for one that still runs, and what it printed.
@@ -122,17 +125,15 @@ class Standing:
         command = json.dumps([self.count, str(folder), script, words]) + "\n"
         for pipe in self.pipes:
             os.write(pipe, command.encode())
-        end, status = time.monotonic() + timeout, None
-        while status is None and time.monotonic() < end:
-            time.sleep(0.01)
-            ended = self.process.poll()
-            through = [self.folder / f"{self.count}-{rank}" for rank in range(self.ranks)]
-            if all(file.exists() for file in through):
-                status = 0
-                self._stop({int(pid) for file in through for pid in file.read_text().split()})
-            else:
-                status = ended
-        return status, self.output(already)
+        end, said = time.monotonic() + timeout, b""
+        while (ended := self.process.poll()) is None and time.monotonic() < end:
+            if select.select([self.done], [], [], 0.1)[0]:
+                said += os.read(self.done, 1 << 16)
+            through = [list(map(int, line.split())) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+            if [number for number, *_ in through].count(self.count) == self.ranks:
+                self._stop({process for _, *processes in through for process in processes})
+                return 0, self.output(already)
+        return ended, self.output(already)
 
     def _stop(self, processes: set[int]) -> None:
         self.stopped = processes
@@ -152,7 +153,7 @@ class Standing:
     def end(self) -> None:
         """Have the ranks end by themselves; kill what does not."""
         self._go_on()
-        for pipe in self.pipes:
+        for pipe in (*self.pipes, self.done):
             os.close(pipe)
         try:
             self.process.wait(20)

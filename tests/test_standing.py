@@ -60,10 +60,10 @@ def test_ranks_do_not_take_the_core_from_each_other(tmp_path):
 
 
 STOPPED = """
-import ctypes, os
+import ctypes, os, sys
 told = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(told))  # PR_GET_PDEATHSIG
-print(os.getpid(), os.environ["LAUNCHER"], told.value, flush=True)
+sys.stdout.write(f"{os.getpid()} {os.environ['LAUNCHER']} {told.value}\\n")  # print would write twice
 """
 
 

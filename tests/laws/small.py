@@ -70,26 +70,26 @@ SMALL = {
     "img": Small(
         lambda rows: [
             *("--scratch.layers", 1, "--scratch.width", 8, "--augment.flip", 0.5, "--augment.erase", 0.5),
-            *("--data.split", "train[:31]", "--data.eval-split", "train[31:48]"),
+            *("--data.split", "train[:31]", "--data.eval-split", "train[31:40]"),
         ]
     ),
     "det": Small(
         lambda rows: [
             *("--scratch.width", 8, "--data.size", 32, "--augment.flip", 0.5, "--augment.rotate", 10),
-            *("--data.split", "train[:31]", "--data.eval-split", "test[:17]"),
+            *("--data.split", "train[:31]", "--data.eval-split", "test[:9]"),
         ]
     ),
     "gan": Small(
         lambda rows: [
             *("--width", 8, "--samples", 17, "--optim.clip", 1, "--optim-d.clip", 1),
-            *("--data.split", "train[:31]", "--data.eval-split", "train[31:48]"),
+            *("--data.split", "train[:31]", "--data.eval-split", "train[31:40]"),
         ],
         syncs=2,
     ),
     "tag": Small(
         lambda rows: [
             *("--scratch.layers", 1, "--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64),
-            *("--data.split", "train[:31]", "--data.eval-split", "train[31:48]"),
+            *("--data.split", "train[:31]", "--data.eval-split", "train[31:40]"),
         ]
     ),
     "s2s": Small(
@@ -97,7 +97,7 @@ SMALL = {
             *("--scratch.layers", 1, "--scratch.width", 16, "--scratch.heads", 2, "--scratch.vocab", 300),
             *("--scratch.shape", "t5", "--optim.lr", 0.002),
             *("--data.max-source", 32, "--data.max-target", 8, "--generate.rows", 5, "--generate.samples", 0),
-            *("--data.split", "train[:31]", "--data.eval-split", "train[31:48]"),
+            *("--data.split", "train[:31]", "--data.eval-split", "train[31:40]"),
         ]
     ),
     "seg": Small(
