@@ -91,6 +91,22 @@ def test_all_that_a_launch_began_ends_with_it(tmp_path, end):
     assert gone(int(note.read_text()))
 
 
+@pytest.mark.launches
+def test_what_a_short_launch_did_is_seen(tmp_path):
+    """It ends before the first look at how far it is."""
+    file, seen = tmp_path / "file", []
+    assert (
+        run(
+            [sys.executable, "-S", "-c", f"open({str(file)!r}, 'w')"],
+            tmp_path / "output",
+            lambda: seen.append(file.exists()),
+            30,
+        )
+        == 0
+    )
+    assert seen[-1:] == [True]
+
+
 def test_a_signal_ends_a_launch_too(tmp_path):
     note = tmp_path / "pid"
     words = [sys.executable, "-c", PARENT, str(note)]

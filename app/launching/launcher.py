@@ -39,7 +39,8 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
     """Run a command with its output in a file. However this call ends, all processes of the command end with it.
 
     Args:
-        moved: called twice a second; it returns another value when the command has made progress.
+        moved: called twice a second, and once more when the command has ended; it returns another value when the
+            command has made progress.
         patience: seconds that may pass without progress.
 
     Returns:
@@ -59,7 +60,9 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
         seen, since = None, time.monotonic()
         while True:
             try:
-                return process.wait(0.5)
+                status = process.wait(0.5)
+                moved()
+                return status
             except subprocess.TimeoutExpired:
                 known.update(family(process.pid))
                 now = moved()

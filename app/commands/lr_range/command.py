@@ -124,7 +124,6 @@ def _train(
     command = launcher_words(profile.file, profile.processes, options.recipe, *flags, *words)
     try:
         run(command, folder / OUTPUT, moved, patience=PATIENCE)
-        moved()
     except _Diverged:
         pass  # what there is tells enough
     except Stalled:
