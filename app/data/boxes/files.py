@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
+from app.data.reading import explained
 from app.data.tables import splits
-from app.data.tables.read_errors import explained
 from app.errors import UserError
 from app.sampling.hashing import key_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from app.data.boxes.files import Part, Row, images_in, split_of
-from app.data.tables.read_errors import near
+from app.data.reading import near
 
 LISTS = ("classes.txt", "obj.names", "labels/classes.txt")
 

@@ -11,8 +11,8 @@ from app.data.cache import cache_of, made_once, remember, using_cache
 from app.data.graphs import store
 from app.data.graphs.splits import of_arrays, of_column
 from app.data.graphs.store import ARRAYS, UNKNOWN, Graph
+from app.data.reading import near
 from app.data.tables.columns import counted
-from app.data.tables.read_errors import near
 from app.errors import UserError
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.data.reading import open_text
 from app.data.tables.columns import PLACE
-from app.data.tables.files import extension, open_text, reader_of
+from app.data.tables.files import extension, reader_of
 from app.data.tables.splits import SPLITS, split_of
 from app.errors import UserError
 from app.sampling.hashing import key_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import remember
-from app.data.tables.files import extension, open_text
-from app.data.tables.read_errors import unreadable
+from app.data.reading import open_text, unreadable
+from app.data.tables.files import extension
 from app.errors import UserError
 from app.sampling.hashing import key_of
 

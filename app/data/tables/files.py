@@ -1,13 +1,12 @@
 """Files of tables: which ones a path names, and which reader of datasets is for them."""
 
 import glob
-import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from app.data.tables.read_errors import near
+from app.data.reading import near
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,12 +26,6 @@ def reader_of(file: str, txt: str = "") -> str | None:
     """Return the reader for a file, or None; where `txt` is conll, .txt files and bare names are CoNLL."""
     kind = extension(file)
     return "conll" if txt == "conll" and kind in ("", ".txt") else READERS.get(kind)
-
-
-def open_text(file: str, newline: str | None = None) -> TextIO:
-    """Open a text file for reading, also one that gzip compressed."""
-    opened = gzip.open if file.lower().endswith(".gz") else open
-    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def is_file_name(path: str) -> bool:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from app.data.cache import drafted
-from app.data.tables.files import open_text
+from app.data.reading import open_text
 from app.errors import UserError
 from app.sampling.hashing import key_of
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
-from app.data.tables.files import READERS, extension, open_text
-from app.data.tables.read_errors import explained
+from app.data.reading import explained, open_text
+from app.data.tables.files import READERS, extension
 from app.data.tables.splits import SPLITS, split_of
 from app.errors import UserError
 from app.sampling.hashing import key_of

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
+from app.data.reading import explained
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
 from app.data.tables.json_files import as_records, first_keys
-from app.data.tables.read_errors import explained
 from app.data.tables.text_files import table_of
 from app.sampling.hashing import key_of
 

@@ -16,12 +16,12 @@ import numpy as np
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
+from app.data.reading import near
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table
 from app.data.tables.conll_files import splits_in
 from app.data.tables.files import find_files, is_file_name, reader_of
-from app.data.tables.read_errors import near
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.tables.files import open_text
+from app.data.reading import open_text
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.data.tables.files import open_text
-from app.data.tables.read_errors import near, unreadable
+from app.data.reading import near, open_text, unreadable
 from app.errors import UserError
 
 COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)")

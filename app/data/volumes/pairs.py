@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from app.data.tables.read_errors import near, unreadable
+from app.data.reading import near, unreadable
 from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
 from app.data.volumes.class_file import numbers_of
 from app.errors import UserError, not_installed

@@ -1,13 +1,57 @@
-"""What is wrong with data that cannot be read, in words for the user."""
+"""Files of data: how texts are opened, and what is wrong with a file that cannot be read, in words for the user."""
 
 import codecs
 import contextlib
 import difflib
+import gzip
 import logging
+import lzma
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from app.errors import UserError
+
+DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+"""What readers raise for files that are cut, damaged, of another format, folders, or may not be read.
+
+Libraries with further errors of their own name them to `reading`.
+"""
+
+
+def open_text(file: str | Path, newline: str | None = None) -> TextIO:
+    """Open a text file of data, also one that gzip compressed: UTF-8, and no byte order mark becomes part of a word."""
+    opened = gzip.open if str(file).lower().endswith(".gz") else open
+    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
+
+
+def read_text(flag: str, file: str | Path) -> str:
+    """Return the whole of a text file.
+
+    Raises:
+        UserError: it cannot be read; the message has the flag that gave it, its name, and why.
+    """
+    with reading(flag, file), open_text(file) as stream:
+        return stream.read()
+
+
+@contextlib.contextmanager
+def reading(flag: str, file: str | Path, *more: type[BaseException], advice: str = "") -> Iterator[None]:
+    """Turn whatever a file's reader raises because of the file into a UserError with the file's name.
+
+    Args:
+        flag: the one that gave the file, or what the file is.
+        more: further types of errors, a library's own.
+        advice: what the user can do, to end the message with.
+    """
+    damage: tuple[type[BaseException], ...] = (*DAMAGE, *more)
+    try:
+        yield
+    except damage as error:
+        raise unreadable(flag, str(file), error, advice) from error
 
 
 def near(path: str, only_close: bool = False) -> str:
@@ -26,13 +70,15 @@ def near(path: str, only_close: bool = False) -> str:
     return f"; {folder} has {', '.join(shown[:8])}{more}"
 
 
-def unreadable(flag: str, path: str, error: BaseException) -> UserError:
+def unreadable(flag: str, path: str, error: BaseException, advice: str = "") -> UserError:
     """Return the UserError for data that their reader refuses, with the reader's reason."""
-    reason = " ".join(str(error).split())
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
+        reason = error.strerror
     if isinstance(error, UnicodeDecodeError):
         written = "utf16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
         reason += f"; it must be UTF-8: convert it, for example with iconv -f {written} -t utf8"
-    return UserError(f"{flag} {path}: cannot be read: {reason}")
+    return UserError(f"{flag} {path}: cannot be read: {reason}{advice and f'; {advice}'}")
 
 
 @contextlib.contextmanager
