@@ -149,6 +149,10 @@ def _name_of(source: Source) -> str:
     return "in memory" if isinstance(source, bytes) else str(source)
 
 
+def _stream(source: Source) -> "io.BytesIO | str | Path":
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
 @contextlib.contextmanager
 def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Image"]:
     """Open a picture, whose readers raise errors of any type; in the block, Pillow alone is at work."""
@@ -156,7 +160,12 @@ def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Imag
 
     most = f"{2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        image = Image.open(_stream(source))
+        if image.format == "PNG":  # whose checksums Pillow leaves aside while it reads
+            image.verify()
+            image.close()
+            image = Image.open(_stream(source))
+        with image:
             yield image
     except UserError:
         raise

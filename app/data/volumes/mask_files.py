@@ -28,7 +28,7 @@ def write_mask(file: Path, mask: np.ndarray, image: Path, colours: dict[int, lis
         colours: of the values, red, green and blue. A mask of NIfTI has numbers whatever they are.
     """
     if nifti.is_nifti(image):
-        nifti.write_labels(file, mask, image)
+        nifti.write_numbers(file, mask, image)
         return
     from PIL import Image
 

@@ -46,7 +46,7 @@ def read_volume(file: Path) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.kind == "f" and array.dtype.itemsize > 4 else array
 
 
-def read_labels(file: Path) -> np.ndarray:
+def read_numbers(file: Path) -> np.ndarray:
     """Read a mask as [*sides], turned as `read_volume` turns its image.
 
     Raises:
@@ -69,7 +69,7 @@ def read_labels(file: Path) -> np.ndarray:
     return mask if flat is None else np.squeeze(mask, flat)
 
 
-def write_labels(file: Path, mask: np.ndarray, image_file: Path) -> None:
+def write_numbers(file: Path, mask: np.ndarray, image_file: Path) -> None:
     """Write a mask [*sides] that is turned as `read_volume` has turned its image, with the image's place in space."""
     import nibabel
     from nibabel import orientations
@@ -171,7 +171,7 @@ def _opened(file: Path, what: str) -> "Nifti1Image":
         raise UserError(
             f"{what} {file} has the sides {size}: an image has 2 or 3 dimensions, and one more for its channels"
         )
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < np.finfo(np.float32).tiny:
+    if not np.isfinite(affine).all() or not np.isfinite(_orientation(image)).all() or not np.linalg.det(affine):
         raise UserError(f"{what} {file}: its header gives voxels no place in space (affine {affine[:3].tolist()})")
     return image
 

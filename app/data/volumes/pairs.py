@@ -174,7 +174,7 @@ def read_mask(file: Path, colours: np.ndarray | None = None) -> np.ndarray:
     Args:
         colours: of the classes that a mask of red, green and blue shows, uint8 [classes, 3].
     """
-    mask = nifti.read_labels(file) if nifti.is_nifti(file) else _read_picture(file, colours)
+    mask = nifti.read_numbers(file) if nifti.is_nifti(file) else _read_picture(file, colours)
     values = np.unique(mask)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         raise UserError(f"{file} has values such as {values[values != np.round(values)][0]}: classes are whole numbers")
