@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -99,7 +100,6 @@ PICTURES = {
         for turn in TURNS
     },
     "grey JPEG held as 6": (with_orientation(GREY, 6, "JPEG"), GREY),
-    "palette held as 8": (with_orientation(NUMBERS, 8, "PNG"), NUMBERS),
     "RGBA": (encoded(np.dstack([EYE, ALPHA])), on_white(EYE, ALPHA)),
     "RGBA held as 5": (with_orientation(np.dstack([EYE, ALPHA]), 5, "PNG"), on_white(EYE, ALPHA)),
     "RGBA of TIFF": (encoded(np.dstack([EYE, ALPHA]), "TIFF"), on_white(EYE, ALPHA)),
@@ -148,9 +148,7 @@ PICTURES = {
     ),
     "animated PNG": (encoded(Image.fromarray(EYE), save_all=True, append_images=[Image.fromarray(255 - EYE)]), EYE),
     "animated WebP": (
-        encoded(
-            Image.fromarray(EYE), "WEBP", save_all=True, append_images=[Image.fromarray(255 - EYE)], lossless=True
-        ),
+        encoded(Image.fromarray(EYE), "WEBP", save_all=True, append_images=[Image.fromarray(255 - EYE)], lossless=True),
         EYE,
     ),
     "animated GIF": (
@@ -158,7 +156,6 @@ PICTURES = {
         PALETTE[NUMBERS],
     ),
 }
-PICTURES["palette held as 8"] = (PICTURES["palette held as 8"][0], NUMBERS)
 EXTENSIONS = {"PNG": "png", "JPEG": "jpg", "TIFF": "tif", "WEBP": "webp", "MPO": "jpg", "GIF": "gif"}
 
 
@@ -416,3 +413,162 @@ def test_folders_and_missing_files_are_refused_by_name(tmp_path):
         for read in (*READ, pictures.size_of):
             with refused(name, "cannot be read"):
                 read(tmp_path / name)
+
+
+WIDE = EYE[:20]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "MPO"])
+@pytest.mark.parametrize("turn", TURNS)
+def test_sizes_are_those_after_the_turn(kind, turn, tmp_path):
+    for seen_in in (WIDE, WIDE[..., 0], (WIDE[..., 0] > 99) * np.uint8(9)):
+        data = with_orientation(seen_in, turn, kind)
+        (tmp_path / "file").write_bytes(data)
+        for source in (data, tmp_path / "file", str(tmp_path / "file")):
+            assert pictures.size_of(source) == (SIDE, 20)
+            assert pictures.turn_of(source) == (f"after its EXIF turn (orientation {turn})" if turn > 1 else "")
+            found = np.array(pictures.read_picture(source).convert("RGB")).astype(int)
+            assert found.shape[:2] == (20, SIDE) and np.abs(found - seen(seen_in)).mean() < 12
+        assert by_column(tmp_path, data, as_bytes=False).shape[:2] == (20, SIDE)
+
+
+def test_a_turn_that_xmp_alone_tells_is_one():
+    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    for kind in ("JPEG", "TIFF"):
+        more = {"xmp": packet} if kind == "JPEG" else {"tiffinfo": {700: packet}}
+        data = encoded(TURNS[6](WIDE), kind, **more)
+        assert pictures.size_of(data) == pictures.read_picture(data).size == (SIDE, 20)
+
+
+def seg_pair(folder, image, mask, names=("0.jpg", "0.png")):
+    for kind, name, data in zip(("image", "label"), names, (image, mask), strict=True):
+        for index in range(2):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            (folder / kind / f"{index}{Path(name).suffix}").write_bytes(data)
+    return folder
+
+
+def load_seg(folder, **flags):
+    from app.data.config import VolumeData
+    from app.data.volumes.volumes import load
+
+    return load(VolumeData(path=str(folder), patch=(8,), **flags))[1][""].cases[0]
+
+
+MASK = (WIDE[..., 0] > 99).astype(np.uint8)
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_images_and_masks_lie_over_each_other(turn, kind, tmp_path):
+    """The camera turned the image; the mask was drawn on what it shows, or turned by a camera's note too."""
+    bright = np.repeat((MASK * 200)[..., None], 3, 2)
+    for name, mask in (("drawn", encoded(MASK)), ("turned", with_orientation(MASK, turn, kind))):
+        case = load_seg(seg_pair(tmp_path / name, with_orientation(bright, turn, kind), mask))
+        assert np.array_equal(case.mask, MASK) and np.array_equal(case.image[0] > 100, MASK == 1)
+
+
+def test_sizes_that_differ_after_a_turn_name_it(tmp_path):
+    held = with_orientation(WIDE, 6, "JPEG")
+    with refused("image/0.jpg is 20 x 32 after its EXIF turn (orientation 6), its mask", "0.png 32 x 20: give"):
+        load_seg(seg_pair(tmp_path, held, encoded(MASK.T)))
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_sizes_in_files_of_boxes_are_those_after_the_turn(kind, turn, tmp_path):
+    from app.data.boxes import detections
+
+    file = written(tmp_path, "images/0", with_orientation(WIDE, turn, kind))
+    image = {"id": 1, "file_name": file.name, "width": SIDE, "height": 20}
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [16, 5, 8, 10]}
+    config = BoxData(path=(f"{tmp_path}/boxes.json",), size=SIDE)
+
+    def load():
+        images, boxes = ([{**each, "id": 1}, {**each, "id": 2}] for each in (image, box))
+        boxes[1]["image_id"] = 2
+        found = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "eye"}]}
+        (tmp_path / "boxes.json").write_text(json.dumps(found))
+        return detections.load_boxes(config)[1]["train"].boxes.corners.tolist()
+
+    assert load() == [[0.5, 0.25, 0.75, 0.75]]
+    image.update(width=20, height=SIDE)
+    turned = "32 x 20 after its EXIF turn (orientation 6): its boxes" if turn > 1 else "32 x 20: its boxes"
+    with refused(f"{file.name} is 20 x 32 pixels, and it is {turned}"):
+        load()
+
+
+TURNED_BY_180 = Image.Exif()
+TURNED_BY_180[ORIENTATION] = 3
+MASKS = {
+    "grey": (encoded(NUMBERS), NUMBERS),
+    "a palette": (palette_of(NUMBERS), NUMBERS),
+    "a palette of TIFF": (palette_of(NUMBERS, kind="TIFF"), NUMBERS),
+    "a palette with a transparent colour": (palette_of(NUMBERS, transparency=0), NUMBERS),
+    "a palette that a camera turned": (palette_of(NUMBERS[::-1, ::-1], exif=TURNED_BY_180), NUMBERS),
+    "grey with a transparent value": (raw_png(8, 0, map(bytes, NUMBERS), tRNS=b"\0\1"), NUMBERS),
+    "grey with an alpha that hides nothing": (encoded(np.dstack([NUMBERS, np.full_like(NUMBERS, 255)])), NUMBERS),
+    "colours that are greys": (encoded(np.repeat(NUMBERS[..., None], 3, 2)), NUMBERS),
+    "RGBA of greys": (encoded(np.dstack([NUMBERS] * 3 + [np.full_like(NUMBERS, 255)])), NUMBERS),
+    "16 bits": (encoded(NUMBERS.astype(np.uint16) * 300), NUMBERS * 300.0),
+    "1 bit": (encoded(Image.fromarray(NUMBERS).point(lambda v: v == 1, "1")), (NUMBERS == 1) * 255),
+    "floats": (encoded(NUMBERS.astype(np.float32), "TIFF"), NUMBERS),
+}
+BAD_MASKS = {
+    "alpha that hides": (encoded(np.dstack([NUMBERS, ALPHA])), "transparent pixels"),
+    "RGBA that hides": (encoded(np.dstack([EYE, ALPHA])), "transparent pixels"),
+    "JPEG": (encoded(NUMBERS, "JPEG"), "is a JPEG inside"),
+    "JPEG in TIFF": (encoded(NUMBERS, "TIFF", compression="jpeg"), "is a JPEG inside"),
+    "colours": (encoded(EYE), "is coloured"),
+    "halves": (encoded(NUMBERS.astype(np.float32) / 2, "TIFF"), "whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_have_the_numbers_that_they_store(name, tmp_path):
+    from app.data.volumes.pairs import read_mask
+
+    data, expected = MASKS[name]
+    (tmp_path / "mask.png").write_bytes(data)
+    assert np.array_equal(read_mask(tmp_path / "mask.png"), expected)
+
+
+@pytest.mark.parametrize("name", BAD_MASKS)
+def test_masks_whose_classes_are_not_known_are_refused(name, tmp_path):
+    from app.data.volumes.pairs import read_mask
+
+    data, says = BAD_MASKS[name]
+    (tmp_path / "mask.png").write_bytes(data)
+    with refused("mask.png", says):
+        read_mask(tmp_path / "mask.png")
+
+
+def test_a_palette_next_to_colours_of_classes(tmp_path):
+    """Its numbers count where its colours agree or mean nothing; its colours where all of them are of classes."""
+    from app.data.volumes.pairs import read_mask
+
+    file = tmp_path / "mask.png"
+    file.write_bytes(palette_of(NUMBERS))
+    for colours, expected in (
+        (PALETTE, NUMBERS),  # as VOC stores masks
+        (PALETTE[::-1], 2 - NUMBERS),  # a coloured mask that was stored with few colours
+        (PALETTE + np.uint8(5), NUMBERS),  # a palette for the eye alone
+    ):
+        assert np.array_equal(read_mask(file, colours), expected)
+    with refused("mask.png", "under other numbers", "0 90 255 (number 2)"):
+        read_mask(file, PALETTE[[1, 0]])
+    greys = Image.fromarray(NUMBERS, "P")
+    greys.putpalette(np.repeat(np.arange(256), 3).tolist())
+    greys.save(file)
+    assert np.array_equal(read_mask(file, np.array([(9, 9, 9), (0, 0, 0)], np.uint8)), NUMBERS)
+
+
+def test_folders_and_broken_links_with_the_names_of_pictures_are_named(tmp_path):
+    folder = seg_pair(tmp_path, encoded(GREY), encoded(NUMBERS), ("0.png", "0.png"))
+    (folder / "image/5.png").mkdir()
+    with refused("image/5.png is a folder, or a link that leads nowhere"):
+        load_seg(folder)
+    (folder / "image/5.png").rmdir()
+    (folder / "label/7.png").symlink_to(folder / "gone.png")
+    with refused("label/7.png is a folder, or a link that leads nowhere"):
+        load_seg(folder)

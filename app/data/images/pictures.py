@@ -149,10 +149,6 @@ def _name_of(source: Source) -> str:
     return "in memory" if isinstance(source, bytes) else str(source)
 
 
-def _stream(source: Source) -> "io.BytesIO | str | Path":
-    return io.BytesIO(source) if isinstance(source, bytes) else source
-
-
 @contextlib.contextmanager
 def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Image"]:
     """Open a picture, whose readers raise errors of any type; in the block, Pillow alone is at work."""
@@ -160,12 +156,13 @@ def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Imag
 
     most = f"{2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels"
     try:
-        image = Image.open(_stream(source))
-        if image.format == "PNG":  # whose checksums Pillow leaves aside while it reads
-            image.verify()
-            image.close()
-            image = Image.open(_stream(source))
-        with image:
+        # Not by its name, by which Pillow maps files into memory: with wrong rows, of a grey TIFF that is turned.
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
+            image = Image.open(stream)
+            if image.format == "PNG":  # whose checksums Pillow leaves aside while it reads
+                image.verify()
+                stream.seek(0)
+                image = Image.open(stream)
             yield image
     except UserError:
         raise
