@@ -197,6 +197,10 @@ def test_a_mask_is_written_with_the_header_of_its_image(name, kind, tmp_path):
     found = np.asanyarray(mask.dataobj).reshape(*sides[:3], *[1] * (3 - len(sides[:3])))
     assert found.sum() == len(back) and (found[tuple(back.T)] == 1).all()
     assert np.array_equal(read_mask(tmp_path / "mask.nii.gz"), image[0] > 40)
+    mask_files.write_shares(
+        tmp_path / "shares.npy", np.stack([image[0] > 40, image[0] <= 40]), tmp_path / "image.nii.gz"
+    )
+    assert np.array_equal(np.load(tmp_path / "shares.npy"), [mask.dataobj, 1 - np.asanyarray(mask.dataobj)])
 
 
 def test_what_speaks_of_the_images_values_is_not_said_of_the_mask(tmp_path):

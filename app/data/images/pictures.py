@@ -31,8 +31,8 @@ warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
 WHITE = (255, 255, 255, 255)
 # With these orientations, height and width change places.
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
-# Tags of TIFF, and the bits of the first that mark a page as a smaller copy or as the transparency of another one.
-SUBFILE, SAMPLES, EXTRA, BITS, DESCRIPTION = 254, 277, 338, 258, 270
+# Tags of TIFF, and bits of the first that mark a page as a smaller copy or as the transparency of another one.
+SUBFILE, BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA = 254, 258, 262, 270, 277, 338
 NO_PAGE = 1 | 4
 ALPHA = (1, 2)
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -102,8 +102,8 @@ def read_numbers(file: Source, what: str = "mask") -> tuple[list[np.ndarray], np
     pages, palette = [], None
     with _opened(file, what, name, "") as image:
         for number in _pages(image, what, name):
-            _refuse_jpeg(image, name)
             page, _ = _upright(image, number, what, name)
+            _refuse_changed(image, name)
             if page.mode == "P":
                 palette = np.zeros((256, 3), np.uint8)
                 listed = np.array(page.getpalette("RGB"), np.uint8).reshape(-1, 3)
@@ -221,6 +221,10 @@ def _refuse_lossy(image: "Image", packed: str, called: str) -> None:
             f"{called} has more than 8 bits a colour, of which 8 would be read: convert it to 8 bits, or give each "
             "channel as a picture of its own"
         )
+    if tags.get(PHOTOMETRIC) == 0 and image.mode[0] in "IF":
+        raise UserError(
+            f"{called} stores white as 0 in more than 8 bits, of which a negative would be read: convert it"
+        )
     colours, samples = bands - (image.mode in WITH_ALPHA), tags.get(SAMPLES, bands)
     if tags and samples > colours and (samples > bands or not set(tags.get(EXTRA, ())) & set(ALPHA)):
         raise UserError(
@@ -265,9 +269,15 @@ def _without_alpha(image: "Image", name: str) -> "Image":
     return image if deep or image.mode == "L" else image.convert("RGB")
 
 
-def _refuse_jpeg(image: "Image", name: str) -> None:
+def _refuse_changed(image: "Image", name: str) -> None:
+    """Refuse a mask whose pixels are not the numbers that were stored."""
     if image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression", "")):
         raise UserError(f"mask {name} is a JPEG inside, whose compression changes values: save masks as PNG")
+    tags = image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]  # by its format
+    if tags.get(PHOTOMETRIC) == 0 and image.mode == "L":
+        raise UserError(
+            f"mask {name} stores white as 0, so that its numbers would be read as 255 - number: save it anew"
+        )
 
 
 def _array(image: "Image") -> np.ndarray:

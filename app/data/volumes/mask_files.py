@@ -21,6 +21,13 @@ def mask_name(image: Path, pages: bool) -> str:
     return f"{image.stem}.{'tif' if pages else 'png'}"
 
 
+def write_shares(file: Path, shares: np.ndarray, image: Path) -> None:
+    """Write the probabilities of classes [classes, *sides] as an array with the axes of the mask's file."""
+    if nifti.is_nifti(image):
+        shares = np.stack([nifti.as_stored(share, image) for share in shares])
+    np.save(file, shares)
+
+
 def write_mask(file: Path, mask: np.ndarray, image: Path, colours: dict[int, list[int]] | None = None) -> None:
     """Write a mask [*sides], with the axes of `read_image`, which has read its image.
 

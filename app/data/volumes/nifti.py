@@ -69,16 +69,23 @@ def read_numbers(file: Path) -> np.ndarray:
     return mask if flat is None else np.squeeze(mask, flat)
 
 
-def write_numbers(file: Path, mask: np.ndarray, image_file: Path) -> None:
-    """Write a mask [*sides] that is turned as `read_volume` has turned its image, with the image's place in space."""
-    import nibabel
+def as_stored(array: np.ndarray, image_file: Path) -> np.ndarray:
+    """Turn an array [*sides] back to the axes of the file, which `read_volume` has turned."""
     from nibabel import orientations
 
     image = _opened(image_file, "image")
     flat = _flat_axis(image)
-    whole = mask if flat is None else np.expand_dims(mask, flat)
+    whole = array if flat is None else np.expand_dims(array, flat)
     back = orientations.ornt_transform(orientations.axcodes2ornt(("R", "A", "S")), _orientation(image))
     stored = orientations.apply_orientation(whole, back)
+    return stored[..., 0] if image.ndim == 2 else stored
+
+
+def write_numbers(file: Path, mask: np.ndarray, image_file: Path) -> None:
+    """Write a mask [*sides] that is turned as `read_volume` has turned its image, with the image's place in space."""
+    import nibabel
+
+    image = _opened(image_file, "image")
     smallest = np.uint8 if mask.min() >= 0 and mask.max() <= 255 else np.int32
     header: Any = image.header.copy()
     header.set_data_dtype(smallest)
@@ -86,8 +93,7 @@ def write_numbers(file: Path, mask: np.ndarray, image_file: Path) -> None:
     header.extensions.clear()
     header.set_intent("none")
     header["cal_min"] = header["cal_max"] = 0
-    stored = (stored[..., 0] if image.ndim == 2 else stored).astype(smallest)
-    nibabel.save(type(image)(stored, image.affine, header), file)
+    nibabel.save(type(image)(as_stored(mask, image_file).astype(smallest), image.affine, header), file)
 
 
 class _Place(NamedTuple):
