@@ -318,11 +318,16 @@ def test_volumes_have_masks_of_their_own_kind(trained, tmp_path):
     pages = [Image.fromarray(page) for page in image]
     pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
     turned = nibabel.Nifti1Image(np.flip(image, 1).transpose(2, 0, 1), np.array(TURNED, float))
+    turned.set_qform(turned.affine, code=1)
+    turned.header.set_xyzt_units("mm")
     nibabel.save(turned, folder / "turned.nii.gz")
     assert app(["predict", str(trained / "cpu" / "volume"), str(folder), "--to", str(tmp_path / "out")]) == 0
     first, second = read_mask(tmp_path / "out" / "pages.tif"), nibabel.load(tmp_path / "out" / "turned.nii.gz")
     assert first.shape == image.shape and 0 < first.mean() < 1
     assert np.array_equal(second.affine, turned.affine) and second.shape == turned.shape
+    kept = ("qform_code", "sform_code", "xyzt_units")
+    assert [int(second.header[name]) for name in kept] == [int(turned.header[name]) for name in kept] == [1, 2, 2]
+    assert np.allclose(second.get_qform(), turned.affine)
     assert np.array_equal(read_mask(tmp_path / "out" / "turned.nii.gz"), first)
     assert np.array_equal(np.asarray(second.dataobj), np.flip(first, 1).transpose(2, 0, 1))
 
