@@ -579,3 +579,41 @@ def test_folders_and_broken_links_with_the_names_of_pictures_are_named(tmp_path)
     (folder / "label/7.png").symlink_to(folder / "gone.png")
     with refused("label/7.png is a folder, or a link that leads nowhere"):
         load_seg(folder)
+
+
+def denied(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_files_that_may_not_be_read_are_named_and_not_the_cache(tmp_path, monkeypatch):
+    import nibabel
+
+    from app.data.volumes.pairs import find_splits
+
+    for label in ("a", "b"):
+        written(tmp_path / "img", f"{label}/0", encoded(EYE))
+    seg_pair(tmp_path / "seg", encoded(GREY), encoded(NUMBERS), ("0.png", "0.png"))
+    seg_pair(tmp_path / "volumes", b"", b"", ("0.nii", "0.nii"))
+    monkeypatch.setattr(pictures, "open", denied, raising=False)
+    monkeypatch.setattr(nibabel, "load", denied)
+    with refused("img/a/", "cannot be read: Permission denied"):
+        by_img(tmp_path / "img", encoded(EYE))
+    with refused("image/0.png", "cannot be read: Permission denied"):
+        load_seg(tmp_path / "seg")
+    with refused("image/0.nii", "cannot be read: Permission denied"):
+        load_seg(tmp_path / "volumes")
+    monkeypatch.setattr(Path, "exists", denied)
+    with refused("--data.path here: cannot be read: Permission denied"):
+        find_splits("--data.path", "here", "")
+
+
+def test_columns_of_images_are_copied_and_not_decoded(tmp_path):
+    from app.commands.predict.command import _kept, _open
+
+    for name in ("one", "two"):
+        written(tmp_path, name, encoded(EYE))
+    (tmp_path / "one.png").write_bytes(b"damaged")
+    kept = _kept(_open(str(tmp_path), "train", False), ("image",))
+    assert [row["image"] for row in kept] == [
+        {"bytes": None, "path": str(tmp_path / f"{name}.png")} for name in ("one", "two")
+    ]

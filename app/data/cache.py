@@ -113,6 +113,8 @@ def using_cache() -> Iterator[None]:
         datasets.disable_progress_bars()
     try:
         yield
+    except UserError:  # of a file that cannot be read, for example, for want of a permission too
+        raise
     except Exception as error:
         if cause := _cannot_write(error):
             raise UserError(

@@ -45,6 +45,11 @@ def find_splits(flag: str, path: str, masks: str) -> Splits:
     Raises:
         UserError: there is no such path, it has no file that can be read, or an image or mask lacks its partner.
     """
+    with reading(flag, path):  # of a folder that may not be read
+        return _found(flag, path, masks)
+
+
+def _found(flag: str, path: str, masks: str) -> Splits:
     root = Path(path).expanduser()
     if not path or not root.exists():
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
@@ -120,7 +125,9 @@ def find_pictures(flag: str, path: str) -> list[Path]:
         UserError: there are none.
     """
     root = Path(path).expanduser()
-    if not path or not root.exists():
+    with reading(flag, path):
+        there = bool(path) and root.exists()
+    if not there:
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
     if root.is_file():
         return [root]
