@@ -318,12 +318,11 @@ class Run:
                 and another one, called `hard`, names such as eval-hard/accuracy.
         """
         sets = data if isinstance(data, dict) else {"": data}
-        sets = self._dry.chosen_sets(sets) if self._dry is not None else sets
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):
                     rename = functools.partial(renamed, kind=kind, set_name=name if index else "")
-                    with self.logger.pictures_renamed(rename):
+                    with self.logger.pictures_renamed(rename), self.services.remarks.renamed(rename):
                         self.log(rename(function(self, model, each, *more)))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
@@ -365,7 +364,7 @@ class Run:
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
-        return Scores(self.accelerator.device, *own, **metrics)
+        return Scores(self.accelerator.device, self.services.remarks, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
         """Write the finished model, and print a summary; if steps remain, do neither. Every rank must call it.

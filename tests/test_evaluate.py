@@ -233,7 +233,7 @@ def test_calibration_is_torchmetrics():
     for part, a, b in zip(parts, logits.split(70), target.split(70), strict=True):
         part.update(a, b)
     whole.alone()
-    assert whole.report()["error"] == pytest.approx(expected, rel=1e-5)
+    assert whole.report()["calibration"]["error"] == pytest.approx(expected, rel=1e-5)
     parts[0].state = parts[2].state + parts[0].state + parts[1].state
     parts[0].alone()
     assert parts[0].report() == whole.report()

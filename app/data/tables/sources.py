@@ -128,6 +128,8 @@ def load_tables(
             tables = _first_tables(config, source, trained, needed, seed, columns)
         for name, other in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, "--data.eval-sets", *other, columns, source, trained)
+        if only := dry_run.scored_set():
+            return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
 
 
