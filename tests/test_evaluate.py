@@ -113,6 +113,31 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
     assert part["eval/samples"] == 7 and part.keys() == run["scores"].keys()
 
 
+@pytest.mark.parametrize("name", ["cls", "graph"])
+def test_the_split_that_is_scored_is_the_only_one_named(tmp_path, capsys, name):
+    """Its scores have the plain names, and nothing is said of the split that the run was evaluated on."""
+    draw = np.random.default_rng(0)
+    recipe = load(ROOT / "recipes" / f"{name}.py")
+    if name == "cls":
+        for split, count in (("train", 40), ("valid", 8), ("test", 11)):
+            lines = [{"text": "".join(draw.choice(list("ab "), 20)), "label": i % 2} for i in range(count)]
+            (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        data = tmp_path
+        small = SMALL[name].flags(lambda count: tmp_path / "train.jsonl")
+    else:
+        small, data = SMALL[name].flags(lambda count: tmp_path / "texts.jsonl"), tmp_path / "graph.npz"
+        splits = {"train": np.arange(40), "valid": np.arange(40, 48), "test": np.arange(48, 59)}
+        edges, x = draw.integers(0, 60, (2, 200)), draw.random((60, 3))
+        np.savez(data, edges=edges, x=x, labels=np.arange(60) % 2, **splits)
+    words = [*small, "--data.path", data, "--data.eval-path=", *FLAGS[:4], "--run.steps", 1, "--run.trackers"]
+    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
+    assert "valid" in capsys.readouterr().out
+    found = as_it_is(tmp_path / "run", "--split", "test")["scores"]
+    said = "".join(capsys.readouterr())
+    assert found["eval/samples"] == 11 and not [score for score in found if not score.startswith("eval/")]
+    assert "test" in said and "valid" not in said and "given" not in said and "eval-split" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [

@@ -242,6 +242,27 @@ def test_nodes_to_evaluate_on_are_never_trained_on(tmp_path, split):
         nodes.load(GraphData(**flags, eval_split="train"))
 
 
+def test_further_sets_are_of_the_graph_or_of_others(tmp_path):
+    """None of their nodes is trained on."""
+    flags = write(tmp_path, "npz", val=[12], test=[20, 21])
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", "folder", test=[3])["path"]
+    sets = (f"test={flags['path']}::test", f"far={other}", f"named={other}::test")
+    loaded = nodes.load(GraphData(**flags, eval_sets=sets))
+    found = {name: held.nodes.tolist() for name, held in loaded.sets.items()}
+    assert found == {"": [12], "test": [20, 21], "far": [3], "named": [3]}
+    assert "evaluated too, as eval-test: 2 nodes" in loaded.about
+    (tmp_path / "plain").mkdir()
+    whole = write(tmp_path / "plain", "npz")
+    for wrong, said in (
+        (f"a={flags['path']}::train", "no such split; there are val, test"),
+        (f"a={other}::val", "no such split; there are test"),
+        (f"a={whole['path']}", "is trained on, and so are 32 of its nodes"),
+    ):
+        with pytest.raises(UserError, match=said):
+            nodes.load(GraphData(**(whole if "plain" in wrong else flags), eval_sets=(wrong,)))
+
+
 def test_a_graph_to_evaluate_on_has_splits_of_its_own(tmp_path):
     flags = write(tmp_path, "npz")
     for own, expected in (
