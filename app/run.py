@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app.checkpoints.export import use_of
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, points, to_dict
 from app.distributed import batch_norm, collectives, regional_compilation, rendezvous
@@ -376,6 +377,7 @@ class Run:
         Returns:
             The last value of every score.
         """
+        use = use_of(model, use)
         if self._dry is not None:
             self._dry.at_finish(self, model, parts, use)
             return self.scores

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import parse
-from app.commands.predict import command as predict
+from app.__main__ import main as app
 from app.data.graphs import calls, nodes, readers
 from app.data.graphs.config import GraphData
 from app.data.graphs.sampling import ALL, Gather, draw, sample, stages
@@ -483,8 +483,14 @@ def test_a_finished_model_classifies(tmp_path):
     path = write(tmp_path, "npz")["path"]
     assert classify(str(tmp_path), path, rows) == [["a", "b", "c"][i] for i in expected]
     assert len(classify(str(tmp_path), path)) == SIZE
-    with pytest.raises(UserError, match=r"nodes of graphs, .*import classify; print\(classify\("):
-        predict._task(str(tmp_path))
+    assert app(["predict", str(tmp_path), path, "--to", str(tmp_path / "found.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [line["node"] for line in lines] == list(range(SIZE))
+    assert [line["prediction"] for line in lines] == classify(str(tmp_path), path)
+    assert sum(lines[3][f"p/{name}"] for name in "abc") == pytest.approx(1)
+    assert max("abc", key=lambda name: lines[3][f"p/{name}"]) == lines[3]["prediction"]
+    with pytest.raises(UserError, match=r"--split test: .* has no such split; there are none"):
+        app(["predict", str(tmp_path), path, "--split", "test"])
     with pytest.raises(UserError, match="40 is not there"):
         classify(str(tmp_path), path, [40])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))

@@ -87,6 +87,11 @@ class ImageColumn:
             raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
         return image.convert(self.mode)
 
+    def path(self, row: int) -> str:
+        """Return the name of an image's file as the table has it; empty if it has none."""
+        found = self._files[row]
+        return str((found.get("file") or (found[self.name] or {}).get("path")) or "")
+
     def size(self, row: int) -> tuple[int, int]:
         """Return width and height of an image, turned as its camera says, from its header alone.
 

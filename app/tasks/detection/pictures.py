@@ -32,18 +32,34 @@ def panel(image: Tensor, truth: dict[str, Tensor], found: dict[str, Tensor], nam
 
 
 def _drawn(image: Tensor, boxes: dict[str, Tensor], names: Sequence[str]) -> np.ndarray:
-    from PIL import Image, ImageDraw, ImageFont
-
     pixels = image.detach().float().cpu().numpy()
     pixels = np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels[:3]
     low, high = pixels.min(), pixels.max()
     shown = ((pixels - low) / max(high - low, 1e-9) * 255).astype(np.uint8).transpose(1, 2, 0)
+    corners, labels = boxes["boxes"].cpu().numpy(), boxes["labels"].tolist()
+    return drawn(shown, corners, labels, names, boxes["scores"].tolist() if "scores" in boxes else None)
+
+
+def drawn(
+    shown: np.ndarray,
+    boxes: np.ndarray,
+    labels: Sequence[int],
+    names: Sequence[str],
+    scores: Sequence[float] | np.ndarray | None = None,
+) -> np.ndarray:
+    """Draw boxes over a picture, magnified if it is small: uint8 [height, width, 3].
+
+    Args:
+        boxes: left, top, right, bottom, in pixels of the picture.
+        labels: the place of each box's class among `names`.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
     factor = max(1, SIDE // max(shown.shape[:2]))
     picture = Image.fromarray(shown.repeat(factor, axis=0).repeat(factor, axis=1))
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     palette = colours(max(len(names) + 1, 3))[1:]  # of two, the second one would be white
-    scores = boxes.get("scores")
-    for index, (corners, label) in enumerate(zip(boxes["boxes"].tolist(), boxes["labels"].tolist(), strict=True)):
+    for index, (corners, label) in enumerate(zip(boxes.tolist(), labels, strict=True)):
         left, top, right, bottom = (factor * value for value in corners)
         colour = tuple(palette[label].tolist())
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2)
