@@ -159,7 +159,7 @@ def test_an_image_that_goes_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     read("data/boxes.json")
     (tmp_path / "data/images/3.png").unlink()
-    with pytest.raises(UserError, match=r"data/images/3.png\) cannot be read: ") as refused:
+    with pytest.raises(UserError, match=r"data/images/3.png\): cannot be read: ") as refused:
         read("data/boxes.json")
     assert "relative to" not in str(refused.value)
 

@@ -139,7 +139,7 @@ def _written(network: _Network, file: Path, draft: Path, options: "Options") -> 
     plain = stem_of(Path(name))
     if options.probabilities:
         (draft / PROBABILITIES).mkdir(exist_ok=True)
-        np.save(draft / PROBABILITIES / f"{plain}.npy", shares)
+        mask_files.write_shares(draft / PROBABILITIES / f"{plain}.npy", shares, file)
         yield f"{PROBABILITIES}/{plain}.npy"
     if options.overlay:
         from PIL import Image

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Pixels by which a box may end outside its image: annotation tools count from 0 or from 1, and round.
 SLACK = 1.0
+# Part of the cache's key: raise it when sizes are measured in another way.
+SIZES = 2
 
 
 @dataclass
@@ -75,7 +77,7 @@ def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData, use: str)
     if config.box_format == "size":
         flat = np.concatenate([flat[:, :2], flat[:, :2] + flat[:, 2:]], axis=1)
     sizes = _sizes(table, column)
-    _check_sizes(table, sizes)
+    _check_sizes(table, column, sizes)
     scale = np.tile(sizes[image], 2)
     if "relative" in table.column_names:
         is_relative = np.array(table.select_columns(["relative"])["relative"], bool)
@@ -129,20 +131,22 @@ def _sizes(table: "Dataset", column: ImageColumn) -> np.ndarray:
     with using_cache():
         folder = cache_folder() / "sizes"
         folder.mkdir(parents=True, exist_ok=True)
-        found = remember(folder / f"{key_of('sizes', column.identity(), column.name)}.json", measure)
+        found = remember(folder / f"{key_of('sizes', SIZES, column.identity(), column.name)}.json", measure)
     return np.array(found, np.float64).reshape(-1, 2)
 
 
-def _check_sizes(table: "Dataset", sizes: np.ndarray) -> None:
+def _check_sizes(table: "Dataset", column: ImageColumn, sizes: np.ndarray) -> None:
     """Refuse a file of boxes that says another size of an image than it has: the boxes would be in other places."""
     if "size" not in table.column_names:
         return
     for row, stated in enumerate(table.select_columns(["size"])["size"]):
         if stated and tuple(stated) != tuple(sizes[row]):
             said, own = (f"{width:g} x {height:g}" for width, height in (stated, sizes[row]))
+            turn = column.turn(row)
             raise UserError(
-                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}: its boxes "
-                "would be in wrong places; give the image that was annotated, or annotate this one"
+                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}"
+                f"{f' {turn}' if turn else ''}: its boxes would be in wrong places; give the image that was annotated, "
+                "or annotate this one"
             )
 
 

@@ -1,11 +1,12 @@
 """A table's column of images: files of some format, stored in the table or named by path, read one by one."""
 
-import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from app.data.cache import using_cache
+from app.data.images import pictures
+from app.data.reading import reading
 from app.data.tables.columns import check_columns, is_text, name_of, row_name
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PATHS_AT_ONCE = 512
-# The tag in which a camera notes how it was held; with these values, height and width change places.
-ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 
 
 class ImageColumn:
@@ -40,7 +39,6 @@ class ImageColumn:
         self.table, self.name, self.mode = table, name, mode
         with using_cache():
             self._files = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
-        self._reader = datasets.Image()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -64,27 +62,17 @@ class ImageColumn:
             return key_of(self.table._fingerprint, *states)
 
     def read(self, row: int) -> "Image":
-        """Return an image, turned as its camera says.
+        """Return an image, turned as its camera says, and on white where it is transparent.
 
         Raises:
             UserError: it is missing or cannot be read; the message names the file.
         """
-        file = self._files[row][self.name]
-        what = f"--data.image {self.name}: {row_name(self.table, row)}"
-        if file is None or (file["bytes"] is None and file["path"] is None):
-            raise UserError(f"{what} has no image; leave such rows out of the data")
-        what += f" ({file['path']})" if file["path"] else ""
-        try:
-            image = self._reader.decode_example(file)
-        except Exception as error:  # the readers of the many formats raise errors of any type
-            reason = " ".join(str(error).split())
-            found = "places" in self.table.column_names  # by a reader of boxes, and not named in the table
-            relative = file["path"] and not os.path.isabs(file["path"]) and not found
-            if isinstance(error, FileNotFoundError) and relative:
-                reason += f" (paths in a table are relative to the current folder, {os.getcwd()})"
-            raise UserError(f"{what} cannot be read: {reason}; repair it, or leave it out of the data") from error
+        source, name, advice = self._source(row)
+        image = pictures.read_picture(source, f"--data.image {self.name}:", name, advice)
         if image.mode[0] in "IF":  # PIL would cut values off at 255
-            raise UserError(f"{what} has more than 8 bits a channel (mode {image.mode}): convert it to 8")
+            raise UserError(
+                f"--data.image {self.name}: {name} has more than 8 bits a channel (mode {image.mode}): convert it to 8"
+            )
         return image.convert(self.mode)
 
     def path(self, row: int) -> str:
@@ -98,15 +86,41 @@ class ImageColumn:
         Raises:
             UserError: as `read`.
         """
-        from PIL import Image
+        source, name, advice = self._source(row)
+        return pictures.size_of(source, f"--data.image {self.name}:", name, advice)
 
+    def turn(self, row: int) -> str:
+        """Say how an image is turned when it is read, in a clause for messages; nothing if it is not."""
+        return pictures.turn_of(self._source(row)[0])
+
+    def _source(self, row: int) -> tuple[pictures.Source, str, str]:
+        """Return the file of a row or what stands in it, its name for errors, and what can be done about them."""
         file = self._files[row][self.name]
-        try:
-            with Image.open(io.BytesIO(file["bytes"]) if file["bytes"] is not None else file["path"]) as image:
-                turned = image.getexif().get(ORIENTATION) in TURNED
-                return (image.height, image.width) if turned else image.size
-        except Exception:  # no local file, or none that can be read, which `read` explains
-            return self.read(row).size
+        name, advice = row_name(self.table, row), "repair it, or leave it out of the data"
+        if file is None or (file["bytes"] is None and file["path"] is None):
+            raise UserError(f"--data.image {self.name}: {name} has no image; leave such rows out of the data")
+        path = file["path"]
+        name += f" ({path})" if path else ""
+        if file["bytes"] is not None:
+            return file["bytes"], name, advice
+        if _is_elsewhere(path):
+            return self._fetched(path, name, advice), name, advice
+        found = "places" in self.table.column_names  # by a reader of boxes, and not named in the table
+        if not os.path.isabs(path) and not found and not os.path.exists(path):
+            advice = f"paths in a table are relative to the current folder, {os.getcwd()}; {advice}"
+        return path, name, advice
+
+    def _fetched(self, address: str, name: str, advice: str) -> bytes:
+        """Fetch an image from the web or the Hub, as datasets does, with the user's token where one is needed."""
+        from datasets.utils.file_utils import xopen
+
+        with reading(f"--data.image {self.name}:", name, Exception, advice=advice), xopen(address, "rb") as stream:
+            return stream.read()
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Tell whether a path is an address, or of a file inside an archive."""
+    return "://" in path
 
 
 def _state_of(path: str) -> tuple:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when the stored pixels change.
-FORMAT = 1
+FORMAT = 2
 # Files of a folder of the cache.
 PIXELS, HASH = "pixels.npy", "hash"
 ROWS_AT_ONCE = 512

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.data.reading import near, open_text, unreadable
+from app.data.reading import near, open_text, reading
 from app.errors import UserError
 
 COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)")
@@ -29,11 +29,8 @@ def read_classes(path: str) -> Classes:
     file, named = Path(path).expanduser(), f"--data.classes {path}"
     if not file.is_file():
         raise UserError(f"{named}: no such file{near(str(file))}")
-    try:
-        with open_text(str(file)) as stream:
-            found = [(number, line.strip()) for number, line in enumerate(stream, 1)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable("--data.classes", path, error) from None
+    with reading("--data.classes", path), open_text(file) as stream:
+        found = [(number, line.strip()) for number, line in enumerate(stream, 1)]
     lines = [(number, line) for number, line in found if line and not line.startswith("#")]
     parts = [COLOURED.fullmatch(line) for _, line in lines]
     if not lines:
@@ -79,3 +76,35 @@ def numbers_of(coloured: np.ndarray, colours: np.ndarray, file: Path) -> np.ndar
             "the number of that line, counted from 0, with --data.ignore leaves the class out"
         )
     return numbers
+
+
+def numbers_of_palette(mask: np.ndarray, palette: np.ndarray, colours: np.ndarray, file: Path) -> np.ndarray:
+    """Return the number of each pixel's class, of a mask with a palette.
+
+    Some tools write a class's number into a palette; others store a coloured picture with a palette of its colours in
+    any order. So numbers count where the colours agree with them or are of other classes than the file's, and colours
+    count where all of them have a line.
+
+    Args:
+        mask: [*sides], numbers of the palette.
+        palette: uint8 [colours, 3].
+        colours: of the classes, uint8 [classes, 3].
+        file: the mask, for errors.
+
+    Raises:
+        UserError: some colours are those of other lines than their numbers, and some have no line.
+    """
+    used = np.unique(mask)
+    shown = palette[used]
+    same = [np.flatnonzero((colours == colour).all(1)).tolist() for colour in shown]
+    grey = (shown == used[:, None]).all()  # as a picture of one channel
+    if grey or all(lines in ([], [number]) for number, lines in zip(used.tolist(), same, strict=True)):
+        return mask
+    if all(same):
+        return numbers_of(palette[mask], colours, file)
+    number, colour = next((n, c) for n, c, lines in zip(used, shown, same, strict=True) if not lines)
+    raise UserError(
+        f"{file} has a palette with colours of --data.classes under other numbers, and with the colour "
+        f"{' '.join(map(str, colour))} (number {number}), which has no line: add the line, or save the mask without a "
+        "palette"
+    )

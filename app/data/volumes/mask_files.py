@@ -1,11 +1,10 @@
 """Masks as files of the kind that their images are: PNG, TIFF of several pages, or NIfTI."""
 
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from app.data.volumes.pairs import NIFTI
+from app.data.volumes import nifti
 from app.errors import UserError
 
 LARGEST = {"L": 255, "I;16": 65535}  # of PIL's modes for PNG and TIFF
@@ -17,9 +16,16 @@ def mask_name(image: Path, pages: bool) -> str:
     Args:
         pages: the image is a volume.
     """
-    if image.name.lower().endswith(NIFTI):
+    if nifti.is_nifti(image):
         return image.name
     return f"{image.stem}.{'tif' if pages else 'png'}"
+
+
+def write_shares(file: Path, shares: np.ndarray, image: Path) -> None:
+    """Write the probabilities of classes [classes, *sides] as an array with the axes of the mask's file."""
+    if nifti.is_nifti(image):
+        shares = np.stack([nifti.as_stored(share, image) for share in shares])
+    np.save(file, shares)
 
 
 def write_mask(file: Path, mask: np.ndarray, image: Path, colours: dict[int, list[int]] | None = None) -> None:
@@ -28,8 +34,8 @@ def write_mask(file: Path, mask: np.ndarray, image: Path, colours: dict[int, lis
     Args:
         colours: of the values, red, green and blue. A mask of NIfTI has numbers whatever they are.
     """
-    if image.name.lower().endswith(NIFTI):
-        _write_nifti(file, mask, image)
+    if nifti.is_nifti(image):
+        nifti.write_numbers(file, mask, image)
         return
     from PIL import Image
 
@@ -47,20 +53,3 @@ def write_mask(file: Path, mask: np.ndarray, image: Path, colours: dict[int, lis
         pages[0].save(file, save_all=True, append_images=pages[1:])
     else:
         pages[0].save(file)
-
-
-def _write_nifti(file: Path, mask: np.ndarray, image: Path) -> None:
-    """Write a mask that is turned as its image's file is, with the same place in space."""
-    import nibabel
-    from nibabel import orientations
-    from nibabel.spatialimages import SpatialImage
-
-    like = cast(SpatialImage, nibabel.load(image))
-    flat = like.ndim == 2
-    whole = mask if mask.ndim == 3 else mask[..., None]
-    turned = orientations.ornt_transform(
-        orientations.axcodes2ornt(("R", "A", "S")), orientations.io_orientation(like.affine)
-    )
-    whole = orientations.apply_orientation(whole, turned)
-    smallest = np.uint8 if mask.min() >= 0 and mask.max() <= 255 else np.int32
-    nibabel.save(nibabel.Nifti1Image((whole[..., 0] if flat else whole).astype(smallest), like.affine), file)

@@ -1,24 +1,16 @@
-"""Image files and the files of their masks: which belong together, and how they are read.
-
-NIfTI files are read by nibabel, which is also what MONAI's LoadImage and Orientation use. Those give the same values,
-but uint16 as int32, and need MONAI, whose import took 21 s where torch and nibabel took 7 s (two cores that did other
-work too). Pictures are read by PIL: LoadImage reads only the first page of a TIFF file, swaps height and width, and
-gives the numbers of a palette instead of its colours.
-"""
+"""Image files and the files of their masks: which belong together, and how both are read as arrays."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
-from app.data.reading import near, unreadable
+from app.data.images import pictures
+from app.data.reading import near, reading
 from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
-from app.data.volumes.class_file import numbers_of
-from app.errors import UserError, not_installed
-
-if TYPE_CHECKING:
-    from nibabel.spatialimages import SpatialImage
-    from PIL.Image import Image
+from app.data.volumes import nifti
+from app.data.volumes.class_file import numbers_of, numbers_of_palette
+from app.errors import UserError
 
 # Folders of images and of their masks inside one folder, as people lay them out.
 LAYOUTS = (
@@ -27,7 +19,6 @@ LAYOUTS = (
 )
 # Of Cityscapes, how the names of the files end: they are in a folder for each city.
 CITIES = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}
-NIFTI = (".nii", ".nii.gz")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
 LOSSY = (".jpg", ".jpeg")  # compression changes values, so masks cannot be stored so
 MOST_VALUES = 256
@@ -109,8 +100,8 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
 
 def _matched(flag: str, images: Path, masks: Path) -> list[Pair]:
     """Match the files of two folders by name."""
-    by_name = _files(flag, images, (*NIFTI, *PICTURES, *LOSSY))
-    mask_of = _files(flag.replace("path", "masks"), masks, (*NIFTI, *PICTURES))
+    by_name = _files(flag, images, (*nifti.ENDINGS, *PICTURES, *LOSSY))
+    mask_of = _files(flag.replace("path", "masks"), masks, (*nifti.ENDINGS, *PICTURES))
     for have, lack, what, where in ((by_name, mask_of, "mask", masks), (mask_of, by_name, "image", images)):
         lonely = [name for name in have if name not in lack]
         if lonely:
@@ -133,7 +124,7 @@ def find_pictures(flag: str, path: str) -> list[Path]:
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
     if root.is_file():
         return [root]
-    return sorted(_files(flag, root, (*NIFTI, *PICTURES, *LOSSY)).values())
+    return sorted(_files(flag, root, (*nifti.ENDINGS, *PICTURES, *LOSSY)).values())
 
 
 def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
@@ -141,8 +132,12 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
         raise UserError(f"{flag} {folder} is a file, and its partner is a folder: give two files or two folders")
     found: dict[str, Path] = {}
     end = next((CITIES[name] for name in (folder.name, folder.parent.name) if name in CITIES), "")
-    for file in sorted(folder.glob(f"*/*{end}.*") if end else folder.iterdir()):
-        if file.is_file() and file.name.lower().endswith(extensions) and not file.name.startswith("."):
+    with reading(flag, folder):
+        files = sorted(folder.glob(f"*/*{end}.*") if end else folder.iterdir())
+    for file in files:
+        if file.name.lower().endswith(extensions) and not file.name.startswith("."):
+            if not file.is_file():
+                raise UserError(f"{file} is a folder, or a link that leads nowhere: {flag} takes files of this name")
             if (name := stem_of(file).removesuffix(end)) in found:
                 raise UserError(f"{file} and {found[name].name} have the same name: keep one of them")
             found[name] = file
@@ -165,15 +160,12 @@ def check_finite(image: np.ndarray, file: Path) -> None:
 def read_image(file: Path) -> tuple[np.ndarray, int]:
     """Read an image as [channels, *sides], with the file's values, and say along which axis its slices are.
 
-    NIfTI volumes are turned to the closest canonical orientation (RAS+); voxels are not resampled.
+    NIfTI volumes are turned to the closest canonical orientation (RAS+), pictures as their EXIF orientation says.
     """
-    if file.name.lower().endswith(NIFTI):
-        array = _read_nifti(file)
-        array = np.moveaxis(array, -1, 0) if array.ndim == 4 else array[None]
-        flat = array.shape[-1] == 1
-        return (array[..., 0], -1) if flat else (array, array.ndim - 1)
-    array = _read_picture(file, keep_palette=False)
-    return np.moveaxis(array, -1, 0), 1
+    if nifti.is_nifti(file):
+        array = nifti.read_volume(file)
+        return array, array.ndim - 1 if array.ndim == 4 else -1
+    return np.moveaxis(_stacked(pictures.read_pages(file), file), -1, 0), 1
 
 
 def read_mask(file: Path, colours: np.ndarray | None = None) -> np.ndarray:
@@ -182,19 +174,7 @@ def read_mask(file: Path, colours: np.ndarray | None = None) -> np.ndarray:
     Args:
         colours: of the classes that a mask of red, green and blue shows, uint8 [classes, 3].
     """
-    if file.name.lower().endswith(NIFTI):
-        mask = _read_nifti(file)
-        mask = mask[..., 0] if mask.shape[-1] == 1 else mask
-    else:
-        channels = _read_picture(file, keep_palette=True)
-        mask = channels[..., 0]
-        if colours is not None and channels.shape[-1] == 3:
-            mask = numbers_of(channels, colours, file)
-        elif (channels != mask[..., None]).any():
-            raise UserError(
-                f"{file} is coloured: give a mask with a single number for each pixel, its class, or with a palette; "
-                "or name the classes' colours with --data.classes"
-            )
+    mask = nifti.read_numbers(file) if nifti.is_nifti(file) else _read_picture(file, colours)
     values = np.unique(mask)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         raise UserError(f"{file} has values such as {values[values != np.round(values)][0]}: classes are whole numbers")
@@ -203,42 +183,43 @@ def read_mask(file: Path, colours: np.ndarray | None = None) -> np.ndarray:
     return mask.astype(np.min_scalar_type(int(values[0]) if values[0] < 0 else int(values[-1])))
 
 
-def _read_picture(file: Path, keep_palette: bool) -> np.ndarray:
-    """Read a picture with PIL: [(pages,) height, width, channels]."""
-    from PIL import Image, ImageSequence
+def _read_picture(file: Path, colours: np.ndarray | None) -> np.ndarray:
+    """Read a mask that is a picture: the numbers of its pixels or of their colours."""
+    pages, palette = pictures.read_numbers(file)
+    channels = _stacked(pages, file)
+    mask = channels[..., 0]
+    if palette is not None and colours is not None:
+        return numbers_of_palette(mask, palette, colours, file)
+    if colours is not None and channels.shape[-1] == 3:
+        return numbers_of(channels, colours, file)
+    if (channels != mask[..., None]).any():
+        raise UserError(
+            f"{file} is coloured: give a mask with a single number for each pixel, its class, or with a palette; "
+            "or name the classes' colours with --data.classes"
+        )
+    return mask
 
-    try:
-        with Image.open(file) as opened:
-            pages = [_plain(page, keep_palette) for page in ImageSequence.Iterator(opened)]
-    except OSError as error:
-        raise unreadable("image", str(file), error) from None
+
+def _stacked(pages: list[np.ndarray], file: Path) -> np.ndarray:
+    """Return [(pages,) height, width, channels]."""
     if len({page.shape for page in pages}) > 1:
         raise UserError(f"{file} has pages of several sizes: the pages of a volume have one size")
     return pages[0] if len(pages) == 1 else np.stack(pages)
 
 
-def _plain(page: "Image", keep_palette: bool) -> np.ndarray:
-    """Turn a page into an array [height, width, channels], of one channel or of red, green and blue."""
-    if page.mode == "1" or (page.mode == "LA" and not keep_palette):
-        page = page.convert("L")
-    elif page.mode in ("P", "RGBA", "CMYK", "YCbCr", "PA") and not (keep_palette and page.mode == "P"):
-        page = page.convert("RGB")
-    array = np.array(page)
-    return array[..., None] if array.ndim == 2 else array
+def check_sizes(pair: Pair, image: tuple[int, ...], mask: tuple[int, ...]) -> None:
+    """Refuse an image and a mask that do not lie over each other, by their sizes or by what their headers say.
+
+    Raises:
+        UserError: it has both sizes, and how the files were turned.
+    """
+    if image != mask:
+        said = [_size_words(file, sides) for file, sides in ((pair.image, image), (pair.mask, mask))]
+        raise UserError(f"{pair.image} is {said[0]}, its mask {pair.mask} {said[1]}: give both the same size")
+    nifti.check_place(pair.image, pair.mask, image)
 
 
-def _read_nifti(file: Path) -> np.ndarray:
-    try:
-        import nibabel
-    except ModuleNotFoundError:
-        raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
-    try:
-        image = cast("SpatialImage", nibabel.load(file))
-        if image.ndim == 2:  # nibabel turns volumes alone
-            image = type(image)(np.asanyarray(image.dataobj)[..., None], image.affine)
-        array = np.asanyarray(nibabel.as_closest_canonical(image).dataobj)
-    except (OSError, ValueError, nibabel.filebasedimages.ImageFileError) as error:
-        raise unreadable("image", str(file), error) from None
-    if array.ndim not in (3, 4):
-        raise UserError(f"{file} has {array.ndim} dimensions: an image has 2 or 3, and one more for its channels")
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+def _size_words(file: Path, sides: tuple[int, ...]) -> str:
+    """Name a size, height first, and the turn that has made it."""
+    turn = "" if nifti.is_nifti(file) else pictures.turn_of(file)
+    return " x ".join(map(str, sides)) + (f" {turn}" if turn else "")

@@ -13,13 +13,13 @@ from app.data.tables.splits import drawn, named_sets
 from app.data.volumes.cases import Case, Cases, Patches
 from app.data.volumes.class_file import Classes, read_classes
 from app.data.volumes.grains import NAMES, grains
-from app.data.volumes.pairs import Pair, check_finite, find_splits, read_image, read_mask
+from app.data.volumes.pairs import Pair, check_finite, check_sizes, find_splits, read_image, read_mask
 from app.errors import UserError
 from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when what is stored changes.
-FORMAT = 1
+FORMAT = 2
 # Names of classes in the first lines of a run.
 SHOWN = 12
 
@@ -204,9 +204,7 @@ def _decoded(pairs: list[Pair], colours: np.ndarray | None) -> list[Case]:
 
 def _decode(pair: Pair, colours: np.ndarray | None, draft: Path) -> dict[str, Any]:
     (image, axis), mask = read_image(pair.image), read_mask(pair.mask, colours)
-    if image.shape[1:] != mask.shape:
-        sizes = [" x ".join(map(str, shape)) for shape in (image.shape[1:], mask.shape)]
-        raise UserError(f"{pair.image} is {sizes[0]}, its mask {pair.mask} {sizes[1]}: give both the same size")
+    check_sizes(pair, image.shape[1:], mask.shape)
     check_finite(image, pair.image)
     np.save(f"{draft}-image.npy", image)
     np.save(f"{draft}-mask.npy", mask)
