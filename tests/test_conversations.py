@@ -1,10 +1,16 @@
 """Conversations, in every recipe that reads them: nobody's words are taken for another's, left out, or dated anew."""
 
+import datetime
 import json
+from types import SimpleNamespace
 
 import pytest
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from app import parse
 from app.config import put, to_dict, when_begun
+from app.data.cache import cache_folder
 from app.data.config import CorpusData, PreferenceData
 from app.data.corpus import corpus
 from app.data.corpus.encode import tokenize
@@ -12,7 +18,7 @@ from app.data.corpus.messages import CALL, LEARNT, SPEAKERS
 from app.data.text import preferences
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
-from launching import ROOT
+from launching import ROOT, steps
 from recipes import dpo, lm
 
 pytestmark = pytest.mark.usefixtures("data_cache")
@@ -229,3 +235,63 @@ def test_a_run_that_goes_on_keeps_its_date():
     put(config, fields, when_begun(config, {"data": {"date": "2026-02-28"}}))
     assert config.data.date == fields["data"]["date"] == "2026-02-28"
     assert when_begun(config, {"data": {"date": "2027-01-01"}}) == {}
+
+
+class Day:
+    """What is asked for the day, in place of datetime."""
+
+    def __init__(self, day):
+        self.date = SimpleNamespace(
+            today=lambda: datetime.date.fromisoformat(day), fromisoformat=datetime.date.fromisoformat
+        )
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_run_has_one_date(tmp_path, monkeypatch, name):
+    """Where it goes on a day later, without its cache; and where it is read again from its config.yaml."""
+    size = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "intermediate_size": 8}
+    LlamaForCausalLM(LlamaConfig(vocab_size=258, max_position_embeddings=256, **size)).save_pretrained(tmp_path / "m")
+    with_template(DATED).save_pretrained(tmp_path / "m")
+    recipe, rows = {
+        "lm": (lm, [{"c": [{**ASKED[0], "content": f"{i}"}, ASKED[1]]} for i in range(40)]),
+        "dpo": (
+            dpo,
+            [
+                {"prompt": [ASKED[0]], "chosen": [ASKED[1]], "rejected": [{**ASKED[1], "content": f"{i}"}]}
+                for i in range(40)
+            ],
+        ),
+    }[name]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = [
+        "--model",
+        tmp_path / "m",
+        "--data.path",
+        tmp_path / "rows.jsonl",
+        "--run.steps",
+        4,
+        "--run.global-batch",
+        4,
+    ]
+    flags += ["--run.micro-batch", 2, "--run.trackers", "--run.log-every", 1]
+    flags += ["--data.messages", "c", "--data.block", 64] if name == "lm" else ["--data.max-length", 128]
+
+    def train(day, run, *more):
+        monkeypatch.setattr("app.data.date.datetime", Day(day))
+        for file in cache_folder().glob("*.arrow"):
+            file.unlink()
+        words = [str(word) for word in (*flags, "--run.dir", tmp_path / run, *more)]
+        return recipe.main(parse(recipe.Config, words))
+
+    train("2026-01-31", "run", "--run.stop-at", 2)
+    train("2026-02-01", "run")
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert settings["data"]["date"] == "2026-01-31"
+    train("2026-01-31", "whole")
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole")
+    train("2026-02-02", "again", "--config", tmp_path / "run" / "config.yaml", "--run.dir", tmp_path / "again")
+    assert steps(tmp_path / "again") == steps(tmp_path / "whole")
+    train("2026-02-02", "later")
+    assert steps(tmp_path / "later") != steps(tmp_path / "whole"), "another run has another date"
+    with pytest.raises(UserError, match="the training data have changed"):
+        train("2026-02-02", "run", "--data.date", "2026-02-02", "--run.steps", 6)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from app.errors import UserError, did_you_mean
@@ -45,9 +46,11 @@ def messages_of(row: Any, where: Callable[[], str], flag: str = FLAG, template: 
     if not isinstance(row, list) or not row:
         what = "an empty list" if row == [] else "nothing" if row is None else f"a {type(row).__name__}"
         raise UserError(f"{flag}: {where()} holds {what}: {WANTED}, or leave the row out of the data")
-    return [
-        _message(message, lambda n=n: f"{flag}: message {n} of {where()}", template) for n, message in enumerate(row)
-    ]
+    return [_message(message, partial(_place, flag, turn, where), template) for turn, message in enumerate(row)]
+
+
+def _place(flag: str, turn: int, where: Callable[[], str]) -> str:
+    return f"{flag}: message {turn} of {where()}"
 
 
 def _message(message: Any, what: Callable[[], str], template: str) -> dict:
