@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from app.checkpoints.export import use_of
 from app.checkpoints.retention import Retention
-from app.config import OptimConfig, RunConfig, check, chosen, points, to_dict
+from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.distributed import batch_norm, collectives, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -51,6 +51,7 @@ class Run:
             name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
         full, choices = chosen(config)
+        self._given = config
         self.fields, self.config = to_dict(full), full.run
         self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
@@ -117,12 +118,23 @@ class Run:
         averaging = getattr(self._asked.config, "ema", None)
         self.services = Services(settings, averaging, self.folder, self.gradients)
         self.logger = self.services.logger
+        self._settle()
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
         self._opened = StepLoop(settings, self.services)
         seed_all(settings.seed)
+
+    def _settle(self) -> None:
+        """Fill in what is decided when a run begins, such as its date: alike on all ranks, and in the given config too.
+
+        A dry run on a run's folder is as that run.
+        """
+        store, asked = self.services.checkpoint_store, self._asked
+        values = collectives.from_main(lambda: when_begun(asked.config, store.settings()))
+        for config in (self._given, asked.config):
+            put(config, asked.fields, values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

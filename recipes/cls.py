@@ -49,7 +49,7 @@ def load_data(config: Config):
     tables, labels = labeled_text.load_labelled(config.data)
     columns, length = config.data.text, config.data.max_length
     if config.model:
-        tokenizer = load_tokenizer(config.model, length)
+        tokenizer = load_tokenizer(config.model, length, pair=len(columns) > 1)
     else:
         tokenizer = labeled_text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
     train_rows = labeled_text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from app.config import OnResume, setting
+from app.data.date import today
+
 
 @dataclass
 class TableData:
@@ -40,6 +43,15 @@ class EvalSets:
     eval_sets: tuple[str, ...] = ()
     """Further data to evaluate on, each as NAME=PATH: the scores of hard=hard.csv are named eval-hard/accuracy and so
     on. Of data with several splits, the validation or test split is taken, or the one that NAME=PATH::SPLIT names."""
+
+
+@dataclass
+class RunDate:
+    """The date of a run."""
+
+    date: str = setting("", on_resume=OnResume.ACCEPT, when_begun=today)
+    """Date that a chat template writes where it asks for today's, as 2026-11-25. Default: the day on which the run
+    begins, also when it is resumed or evaluated later."""
 
 
 @dataclass
@@ -100,7 +112,7 @@ class TagData(Classes, EvalSets, TableData):
 
 
 @dataclass
-class PreferenceData(EvalSets, TableData):
+class PreferenceData(RunDate, EvalSets, TableData):
     """Prompts with two answers each, of which one is preferred."""
 
     path: tuple[str, ...] = ("builtin:slips",)
@@ -148,7 +160,7 @@ class PairData(EvalSets, TableData):
 
 
 @dataclass
-class CorpusData(EvalSets, TableData):
+class CorpusData(RunDate, EvalSets, TableData):
     """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)

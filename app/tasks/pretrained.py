@@ -14,6 +14,7 @@ from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
 from app.launching import dry_run
 from app.tasks import hollow
+from app.tasks.vocabulary import check_ids, check_sizes, check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -42,16 +43,24 @@ ADAPTERS = "adapter_config.json"
 
 
 def load_tokenizer(
-    name: str, max_length: int, flag: str = "--data.max-length", in_words: bool = False
+    name: str,
+    max_length: int,
+    flag: str = "--data.max-length",
+    in_words: bool = False,
+    pair: bool = False,
+    unused: Sequence[str] = (),
 ) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of the model that --model names, for texts of max_length tokens.
 
     Args:
         flag: the flag that gives max_length, for errors.
         in_words: whether it gets texts as lists of words; RoBERTa's then needs to put a space before each.
+        pair: whether it gets texts in pairs.
+        unused: the names of special tokens that it is never asked for, such as `mask_token`.
 
     Raises:
-        UserError: it cannot be loaded, or model or tokenizer do not take texts of this length.
+        UserError: it cannot be loaded, model or tokenizer do not take texts of this length, or the model lacks
+            embeddings for its tokens.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -65,7 +74,9 @@ def load_tokenizer(
         raise UserError(
             f"{flag} {max_length} is more than the {longest} positions that --model {name} has: use a smaller one"
         )
-    return check_tokenizer(tokenizer, max_length, flag)
+    check_tokenizer(tokenizer, max_length, flag)
+    check_vocabulary(name, config, tokenizer, unused, pair)
+    return tokenizer
 
 
 def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) -> "PreTrainedModel":
@@ -77,15 +88,23 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
         settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
 
     Raises:
-        UserError: it cannot be loaded; or it is evaluated as it is, and would need new weights.
+        UserError: it cannot be loaded; its weights do not fit its config; or it is evaluated as it is, and would need
+            new weights.
     """
     import torch
+    from transformers import AutoConfig
 
-    asked, new = {"dtype": torch.float32, **settings}, []
+    may_differ = bool(settings.get("ignore_mismatched_sizes"))
+    asked, new = {"dtype": torch.float32, **settings, "ignore_mismatched_sizes": True}, []
 
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
+            padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
+            config = AutoConfig.from_pretrained(name, **padding)
+            check_ids(name, config, config)
             model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
+            check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
+        check_sizes(name, model, found["mismatched_keys"], may_differ)
         new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
         return model
 

@@ -316,10 +316,14 @@ def _predict(task: str, model: str, inputs: Iterator[Any], batch: int) -> Iterat
     import torch
     import transformers
 
+    from app.tasks.vocabulary import check_vocabulary
+
     device = 0 if torch.cuda.is_available() else -1
     transformers.utils.logging.disable_progress_bar()
     pipeline: Any = transformers.pipeline  # whose types know each task's name alone
     run = pipeline(task, model, device=device)
+    if run.tokenizer is not None:
+        check_vocabulary(model, run.model.config, run.tokenizer)
     # All classes: pipelines of texts understand None, those of images (5.23) a number.
     more = {"truncation": True, "top_k": None} if task.startswith("text") else {"top_k": run.model.config.num_labels}
     kind = run.model.config.problem_type

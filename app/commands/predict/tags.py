@@ -62,6 +62,7 @@ class Tagger:
         from app.data.text.tokenizer import check_tokenizer
         from app.data.text.tokens import PadCollate
         from app.tasks.pretrained import load_model, loading, longest_input
+        from app.tasks.vocabulary import check_vocabulary
 
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = load_model(AutoModelForTokenClassification, name).eval().to(self.device)
@@ -72,6 +73,7 @@ class Tagger:
         said = min(self.tokenizer.model_max_length, longest_input(self.model.config) or self.tokenizer.model_max_length)
         self.longest = said if said < 10**6 else LONGEST
         check_tokenizer(self.tokenizer, self.longest)
+        check_vocabulary(name, self.model.config, self.tokenizer)
         self._collate = PadCollate.of(self.tokenizer)
         self.tags = [name for _, name in sorted(self.model.config.id2label.items())]
 

@@ -22,12 +22,14 @@ def texts(model: str, inputs: Iterator[dict[str, str]], data: dict[str, Any], ba
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     from app.tasks.pretrained import loading
+    from app.tasks.vocabulary import check_vocabulary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with loading(model, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(model)
     with loading(model, "weights"):
         network = AutoModelForSeq2SeqLM.from_pretrained(model).to(device).eval()
+    check_vocabulary(model, network.config, tokenizer, unused=("mask_token",))
     while some := [f"{data.get('prefix', '')}{each['text']}" for each in itertools.islice(inputs, batch)]:
         read = tokenizer(some, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False)
         ids = network.generate(**read.to(device))
