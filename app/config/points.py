@@ -48,7 +48,7 @@ def read(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) != 1 or _POINT.fullmatch(words[0]):
         return words
     try:
-        lines = Path(words[0]).read_text(encoding="utf-8").splitlines()
+        lines = Path(words[0]).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise UserError(

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import difflib
 import gzip
+import io
 import logging
 import lzma
 import tarfile
@@ -11,8 +12,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
+from app.data.cache import cannot_write
 from app.errors import UserError
 
 DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
@@ -20,12 +22,30 @@ DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.Bad
 
 Libraries with further errors of their own name them to `reading`.
 """
+HEAD = 1024
+"""Bytes that show whether a file is text in UTF-8."""
 
 
 def open_text(file: str | Path, newline: str | None = None) -> TextIO:
     """Open a text file of data, also one that gzip compressed: UTF-8, and no byte order mark becomes part of a word."""
-    opened = gzip.open if str(file).lower().endswith(".gz") else open
-    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
+    stream = cast(io.BufferedReader, (gzip.open if str(file).lower().endswith(".gz") else open)(file, "rb"))
+    try:
+        _refuse_other_encodings(stream.peek(HEAD)[:HEAD])
+    except BaseException:
+        stream.close()
+        raise
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
+
+
+def _refuse_other_encodings(head: bytes) -> None:
+    """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in head:
+        written = "utf16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-16le"
+        raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {_converted_from(written)}")
+
+
+def _converted_from(encoding: str) -> str:
+    return f"it must be UTF-8: convert it, for example with iconv -f {encoding} -t utf8"
 
 
 def read_text(flag: str, file: str | Path) -> str:
@@ -36,6 +56,38 @@ def read_text(flag: str, file: str | Path) -> str:
     """
     with reading(flag, file), open_text(file) as stream:
         return stream.read()
+
+
+def read_whole(file: str | Path) -> str:
+    """Return the whole of a text file that no flag names by itself, such as one of a folder's.
+
+    Raises:
+        ValueError: it cannot be read; the message has its name, and why. See `explained`.
+    """
+    with naming(file), open_text(file) as stream:
+        return stream.read()
+
+
+def read_lines(file: str | Path) -> list[str]:
+    """Return the lines of a text file without their ends, as `read_whole`."""
+    return read_whole(file).split("\n")
+
+
+@contextlib.contextmanager
+def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
+    """Turn whatever a file's reader raises because of the file into a ValueError with the file's name.
+
+    This is for readers that do not know the flag; whoever knows it calls them inside of `explained`.
+
+    Args:
+        more: further types of errors, a library's own.
+    """
+    damage: tuple[type[BaseException], ...] = (*DAMAGE, *more)
+    try:
+        yield
+    except damage as error:
+        reason = _reason_of(error)
+        raise ValueError(reason if str(file) in reason else f"{file}: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -72,13 +124,18 @@ def near(path: str, only_close: bool = False) -> str:
 
 def unreadable(flag: str, path: str, error: BaseException, advice: str = "") -> UserError:
     """Return the UserError for data that their reader refuses, with the reader's reason."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"{flag} {path}: cannot be read: {_reason_of(error)}{advice and f'; {advice}'}")
+
+
+def _reason_of(error: BaseException) -> str:
+    """Say in one line why a file cannot be read."""
     if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
-        reason = error.strerror
+        return error.strerror
+    reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, UnicodeDecodeError):
         written = "utf16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
-        reason += f"; it must be UTF-8: convert it, for example with iconv -f {written} -t utf8"
-    return UserError(f"{flag} {path}: cannot be read: {reason}{advice and f'; {advice}'}")
+        reason += f"; {_converted_from(written)}"
+    return reason
 
 
 @contextlib.contextmanager
@@ -93,7 +150,7 @@ def explained(flag: str, path: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if (told := _explanation(error, flag, path)) is None:
+        if cannot_write(error) or (told := _explanation(error, flag, path)) is None:
             raise
         raise told from error
     finally:
@@ -102,8 +159,12 @@ def explained(flag: str, path: str) -> Iterator[None]:
 
 def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
     import datasets
+    import pyarrow
     from huggingface_hub.errors import HfHubHTTPError
 
+    if isinstance(error, datasets.exceptions.DatasetGenerationError):
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return error if isinstance(error, UserError) else unreadable(flag, path, error)
     not_here = f"{flag} {path}: not a file or folder here{near(path, only_close=True)}"
     line = " ".join(str(error).split())
     if _unreachable(error):
@@ -116,8 +177,6 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         return UserError(f"{not_here}; {line}")
     if isinstance(error, UnicodeDecodeError):
         return unreadable(flag, path, error)
-    if isinstance(error, datasets.exceptions.DatasetGenerationError):
-        return unreadable(flag, path, error.__cause__ or error)
     if "corresponds to no data" in line:
         return UserError(f"{flag} {path} is empty: it has no rows")
     if "same data file format for all splits" in line:
@@ -125,9 +184,11 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
             f"{flag} {path}: its files have several formats: name those to read, for example {flag} "
             f"{path}/train.tsv --data.eval-path {path}/dev.tsv"
         )
-    if isinstance(error, ValueError | FileNotFoundError):
+    if isinstance(error, ValueError | FileNotFoundError) and not isinstance(error, pyarrow.ArrowException):
         fix = "; choose one with --data.name" if "config" in line.lower() else ""
         return UserError(f"{flag} {path}: {line}{fix}")
+    if isinstance(error, (*DAMAGE, pyarrow.ArrowException)):
+        return unreadable(flag, path, error)
     return None
 
 

@@ -190,11 +190,11 @@ def read_yaml(flag: str, path: str, advice: str = "") -> Any:
         UserError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror}{advice}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path} is not YAML: {error}") from None
+        raise UserError(f"{flag} {path} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _flags(fields: dict) -> list[str]:

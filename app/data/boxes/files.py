@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
-from app.data.reading import explained
+from app.data.reading import explained, naming, read_whole
 from app.data.tables import splits
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -110,7 +110,5 @@ def load_json(file: Path) -> Any:
     Raises:
         ValueError: it is none; the message names it.
     """
-    try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON file: {error}") from None
+    with naming(file):
+        return json.loads(read_whole(file))

@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from app.data.boxes.files import IMAGES, Part, Row, split_of
+from app.data.reading import naming, read_lines
 
 ANNOTATIONS = ("Annotations", "annotations", "xml", "labels", "")
 FOLDERS = ("JPEGImages", "images", "Images", "")
@@ -41,12 +42,10 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
     folder, root = Path(source), Path(more[0])
     files = sorted(folder.glob("*.xml"))
     if len(more) > 1:
-        files = [folder / f"{line.split()[0]}.xml" for line in Path(more[1]).read_text().split("\n") if line.strip()]
+        files = [folder / f"{line.split()[0]}.xml" for line in read_lines(more[1]) if line.strip()]
     for file in files:
-        try:
+        with naming(file, ElementTree.ParseError, LookupError):  # the latter for an encoding that is unknown
             top = ElementTree.parse(file).getroot()
-        except (ElementTree.ParseError, OSError) as error:
-            raise ValueError(f"{file} is no xml file: {error}") from None
         boxes, classes, places = [], [], []
         for number, thing in enumerate(top.iter("object"), 1):
             place = f"object {number}"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from app.data.boxes.files import Part, Row, images_in, split_of
-from app.data.reading import near
+from app.data.reading import naming, near, read_lines, read_whole
 
 LISTS = ("classes.txt", "obj.names", "labels/classes.txt")
 
@@ -42,7 +42,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
     for image in _images_of(Path(source)):
         labels = _labels_file(image)
         boxes, classes, places = [], [], []
-        lines = labels.read_text(encoding="utf-8").split("\n") if labels.is_file() else []
+        lines = read_lines(labels) if labels.is_file() else []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -65,8 +65,7 @@ def _images_of(place: Path) -> list[Path]:
     """List the images of a folder, or those that a txt file names."""
     if place.is_dir():
         return images_in(place)
-    lines = place.read_text(encoding="utf-8").split("\n")
-    return [Path(os.path.normpath(place.parent / line.strip())) for line in lines if line.strip()]
+    return [Path(os.path.normpath(place.parent / line.strip())) for line in read_lines(place) if line.strip()]
 
 
 def _box_of(fields: list[str], place: str, names: tuple[str, ...]) -> tuple[int, list[float]]:
@@ -89,10 +88,8 @@ def _box_of(fields: list[str], place: str, names: tuple[str, ...]) -> tuple[int,
 
 
 def _of_yaml(file: Path) -> dict[str, Part]:
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no YAML file: {' '.join(str(error).split())}") from None
+    with naming(file, yaml.YAMLError):
+        found = yaml.safe_load(read_whole(file))
     if not isinstance(found, dict) or "train" not in found:
         raise ValueError(f"{file} names no folder of images to train on: add train: images/train, and names: [...]")
     root, names = Path(os.path.expanduser(str(found.get("path") or ""))), _names(found.get("names"), file)
@@ -132,7 +129,7 @@ def _listed(folder: Path) -> tuple[str, ...]:
     file = next((folder / name for name in LISTS if (folder / name).is_file()), None)
     if file is None:
         return ()
-    return tuple(line.strip() for line in file.read_text(encoding="utf-8").split("\n") if line.strip())
+    return tuple(line.strip() for line in read_lines(file) if line.strip())
 
 
 def _part(place: Path, names: tuple[str, ...]) -> Part:

@@ -11,7 +11,7 @@ from app.data.cache import cache_of, made_once, remember, using_cache
 from app.data.graphs import store
 from app.data.graphs.splits import of_arrays, of_column
 from app.data.graphs.store import ARRAYS, UNKNOWN, Graph
-from app.data.reading import near
+from app.data.reading import near, read_text
 from app.data.tables.columns import counted
 from app.errors import UserError
 
@@ -72,7 +72,7 @@ def _folder(flag: str, folder: Path) -> Graph:
         raise UserError(f"{flag} {folder}: there is no {missing[0]}.npy; a graph has {', '.join(ARRAYS)} there")
     arrays: dict[str, Any] = {name: _mapped(flag, folder / f"{name}.npy") for name in ARRAYS}
     file = folder / "classes.txt"
-    names = [line for line in file.read_text(encoding="utf-8").splitlines() if line] if file.is_file() else []
+    names = [line for line in read_text(flag, file).split("\n") if line] if file.is_file() else []
     graph = Graph(**arrays, names=names)
     files = {name: str(folder / f"{name}.npy") for name in ARRAYS}
 
