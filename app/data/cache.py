@@ -136,7 +136,9 @@ def cannot_write(error: BaseException | None) -> OSError | None:
             # Files of data, too, may be denied: only the name tells the two apart. It is the cache's, or, where a folder
             # that would hold the cache cannot be made, that folder's.
             file = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
-            if error.errno in FULL or (file and (f"{file}/".startswith(f"{cache}/") or f"{cache}/".startswith(f"{file}/"))):
+            if error.errno in FULL or (
+                file and (f"{file}/".startswith(f"{cache}/") or f"{cache}/".startswith(f"{file}/"))
+            ):
                 return error
         error = error.__cause__ or error.__context__
     return None
