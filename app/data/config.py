@@ -88,10 +88,11 @@ class TagData(Classes, EvalSets, TableData):
     """Column of the tokens."""
     tags: str = "tags"
     """Column of the tags: strings or integers, one for each token."""
-    scheme: Literal["auto", "iob2", "bioes", "plain"] = "auto"
-    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. bioes: E-name ends it too, and S-name is
-    one of a single token. plain: each token has a tag of its own, as parts of speech. auto: iob2 or bioes if all tags
-    look like it."""
+    scheme: Literal["auto", "iob2", "iob1", "bioes", "plain"] = "auto"
+    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. iob1: I-name begins it too, and B-name
+    only one right after another of that name, as in the first CoNLL files; becomes iob2. bioes: E-name ends it too, and
+    S-name is one of a single token. plain: each token has a tag of its own, as parts of speech. auto: bioes, iob2 or
+    iob1 if all tags are."""
     max_length: int = 256
     """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
     pad_to_multiple_of: int = 1

@@ -50,6 +50,8 @@ def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
 def _hint(table: "Dataset", name: str, flag: str) -> str:
     """Say what may be wrong if a table lacks a column: its name, or how the table was read."""
     (first, *others) = table.column_names
+    if flag == "tags" and table.column_names == ["tokens", *PLACE]:
+        return " (the file has one column: write a token and its tag in each line, with a space between)"
     if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
         return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
     lower = {column.lower(): column for column in table.column_names}
