@@ -1,6 +1,5 @@
 """CoNLL files: every scheme with every header, comment, separator and line end is read, or the odd line is named."""
 
-
 import pytest
 
 from app.commands.predict.command import _open

@@ -9,7 +9,8 @@ class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
     # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL;
-    # boxes: the data are images with boxes; parallel: files of one name and of other extensions are columns of lines.
+    # images: the data are images with classes; boxes: with boxes; parallel: files of one name and of other extensions
+    # are columns of lines.
     txt = "file"
     # Only where there are scores, there is a flag for further sets.
     eval_sets = tuple[str, ...]()
@@ -213,6 +214,8 @@ class ImageData(TableData):
 @dataclass
 class ClassData(Classes, EvalSets, ImageData):
     """Images and their classes."""
+
+    txt = "images"
 
     label: str = "label"
     """Column of the class: integers or strings."""

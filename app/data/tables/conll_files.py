@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from app.data.cache import remember
 from app.data.reading import open_text
 from app.data.tables.columns import PLACE
 from app.data.tables.files import extension, reader_of
@@ -74,7 +75,8 @@ def sentences_of(files: Sequence[str], columns: Sequence[str], flag: str, folder
     """
     import datasets
 
-    names = _names(files[0], columns, flag)
+    kept = folder / f"columns-{key_of(VERSION, files[0], *columns)}.json"
+    names = remember(kept, lambda: list(_names(files[0], columns, flag)))
     kinds = {name: datasets.List(datasets.Value("string")) for name in names}
     if not set(names) & set(PLACE):
         kinds |= dict(zip(PLACE, (datasets.Value("string"), datasets.List(datasets.Value("int32"))), strict=True))

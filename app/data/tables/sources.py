@@ -16,6 +16,7 @@ import numpy as np
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
+from app.data.images.class_folders import image_tables
 from app.data.reading import near
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
@@ -82,6 +83,8 @@ class Source:
     """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
     is_running_text: bool
     """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
+    note: str = ""
+    """What the user should know of how it was read."""
 
     def rows(self, split: str, flag: str) -> list[Rows]:
         """Return the rows that a split stands for; `flag` names it in errors."""
@@ -126,6 +129,7 @@ def load_tables(
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
             trained = source.rows(config.split, "--data.split")
             tables = _first_tables(config, source, trained, needed, seed, columns)
+            tables.note = "; ".join(filter(None, (source.note, tables.note)))
         for name, other in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, "--data.eval-sets", *other, columns, source, trained)
         return tables
@@ -175,10 +179,11 @@ def _other_set(
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
-    other, note = open_source(flag, [path], configuration, names, config.txt), ""
+    other = open_source(flag, [path], configuration, names, config.txt)
+    note = other.note
     if not split:
-        own, note = own_eval_splits(other.tables, [], columns)
-        split = own or "train"
+        own, chosen = own_eval_splits(other.tables, [], columns)
+        split, note = own or "train", "; ".join(filter(None, (note, chosen)))
     other.rows(split, "--data.eval-split")  # for its error
     if source is not None:
         _refuse_trained(config, source, list(trained), other, split, flag, path)
@@ -217,8 +222,9 @@ def open_source(
         flag: the one that gives the paths, for errors.
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
-        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; boxes: the
-            data are images with boxes; parallel: files of other extensions are columns of lines.
+        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; images:
+            the data are images with classes; boxes: images with boxes; parallel: files of other extensions are columns
+            of lines.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
@@ -226,6 +232,9 @@ def open_source(
         raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
     if txt == "boxes" and (tables := box_tables(flag, paths)):
         return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
+    plain = txt in ("file", "images") and not name and not columns
+    if plain and (found := image_tables(flag, path, strict=txt == "images")):
+        return Source(flag, path, found.tables, [f"{os.path.realpath(path)} "], is_running_text=False, note=found.note)
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
