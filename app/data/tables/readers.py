@@ -12,7 +12,7 @@ from app.data.reading import explained
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
-from app.data.tables.json_files import as_records, first_keys
+from app.data.tables.json_files import read_json
 from app.data.tables.text_files import table_of
 from app.sampling.hashing import key_of
 
@@ -44,8 +44,8 @@ def read_files(
             tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
         return with_numbers(_in_order(tables, files))
     if reader == "json":
-        files = {split: [as_records(file, folder, f"{flag} {path}") for file in files[split]] for split in files}
-    for group in _alike(files, {split: _columns_of(reader, names[0]) for split, names in files.items()}):
+        return read_json(flag, path, files, folder)
+    for group in _alike(files, {split: _columns_of(names[0]) for split, names in files.items()}):
         tables |= read(flag, path, partial(file_builder, group, folder), folder)
     return _in_order(tables, files)
 
@@ -106,16 +106,14 @@ def _alike(files: Files, shapes: Mapping[str, object]) -> list[Files]:
 def _shapes(reader: str, files: Files) -> dict[str, object]:
     """Return what must be equal for splits of parquet files, or of images in folders, to be read together."""
     if reader == "parquet":
-        return {split: _columns_of(reader, names[0]) for split, names in files.items()}
+        return {split: _columns_of(names[0]) for split, names in files.items()}
     if reader == "imagefolder" and not any(os.path.basename(f) in METADATA for names in files.values() for f in names):
         return {split: frozenset(file.count("/") for file in names) for split, names in files.items()}
     return dict.fromkeys(files)
 
 
-def _columns_of(reader: str, file: str) -> frozenset[str]:
-    """Return the columns of a json or parquet file; none if its reader will say what is wrong with it."""
-    if reader == "json":
-        return frozenset(first_keys(file))
+def _columns_of(file: str) -> frozenset[str]:
+    """Return the columns of a parquet file; none if its reader will say what is wrong with it."""
     import pyarrow
     from pyarrow import parquet
 
