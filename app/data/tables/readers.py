@@ -13,6 +13,7 @@ from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
 from app.data.tables.json_files import read_json
+from app.data.tables.parquet_files import read_parquet
 from app.data.tables.text_files import table_of
 from app.sampling.hashing import key_of
 
@@ -45,9 +46,7 @@ def read_files(
         return with_numbers(_in_order(tables, files))
     if reader == "json":
         return read_json(flag, path, files, folder)
-    for group in _alike(files, {split: _columns_of(names[0]) for split, names in files.items()}):
-        tables |= read(flag, path, partial(file_builder, group, folder), folder)
-    return _in_order(tables, files)
+    return read_parquet(flag, path, files, folder)
 
 
 def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
@@ -59,7 +58,7 @@ def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
-    if builder.name in ("csv", "json", "text") and all(extension(file) in READERS for file in every):
+    if builder.name in ("csv", "json", "text", "parquet") and all(extension(file) in READERS for file in every):
         if builder.name == "csv":
             check_one_format(every, f"{flag} {path}")
         return read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
@@ -104,23 +103,10 @@ def _alike(files: Files, shapes: Mapping[str, object]) -> list[Files]:
 
 
 def _shapes(reader: str, files: Files) -> dict[str, object]:
-    """Return what must be equal for splits of parquet files, or of images in folders, to be read together."""
-    if reader == "parquet":
-        return {split: _columns_of(names[0]) for split, names in files.items()}
+    """Return what must be equal for splits of images in folders to be read together."""
     if reader == "imagefolder" and not any(os.path.basename(f) in METADATA for names in files.values() for f in names):
         return {split: frozenset(file.count("/") for file in names) for split, names in files.items()}
     return dict.fromkeys(files)
-
-
-def _columns_of(file: str) -> frozenset[str]:
-    """Return the columns of a parquet file; none if its reader will say what is wrong with it."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        return frozenset(parquet.read_schema(file).names)
-    except (OSError, pyarrow.ArrowException):
-        return frozenset()
 
 
 def _part_of(builder: "DatasetBuilder", files: Files, folder: Path) -> "DatasetBuilder":
