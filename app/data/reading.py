@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import gzip
 import io
+import json
 import logging
 import lzma
 import tarfile
@@ -12,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from app.data.cache import cannot_write
 from app.errors import UserError
@@ -24,6 +25,19 @@ Libraries with further errors of their own name them to `reading`.
 """
 HEAD = 1024
 """Bytes that show whether a file is text in UTF-8."""
+
+
+class UnreadableError(ValueError):
+    """A file cannot be read, in the words of those who do not know the flag that gave it; see `explained`."""
+
+    def __init__(self, file: str, reason: str):
+        """Name the file, and say why."""
+        super().__init__(f"{file}: cannot be read: {reason}")
+        self.file, self.reason = file, reason
+
+    def told(self, flag: str, path: str) -> UserError:
+        """Return the error for the user, who has given the file, or the folder or list that it is in."""
+        return UserError(f"{flag} {self}" if self.file == path else f"{flag} {path}: {self}")
 
 
 def open_text(file: str | Path, newline: str | None = None) -> TextIO:
@@ -58,11 +72,17 @@ def read_text(flag: str, file: str | Path) -> str:
         return stream.read()
 
 
+def read_json(flag: str, file: str | Path) -> Any:
+    """Return what a json file holds; raises as `read_text`."""
+    with reading(flag, file, RecursionError):
+        return json.loads(read_text(flag, file))
+
+
 def read_whole(file: str | Path) -> str:
     """Return the whole of a text file that no flag names by itself, such as one of a folder's.
 
     Raises:
-        ValueError: it cannot be read; the message has its name, and why. See `explained`.
+        UnreadableError: it cannot be read.
     """
     with naming(file), open_text(file) as stream:
         return stream.read()
@@ -75,7 +95,7 @@ def read_lines(file: str | Path) -> list[str]:
 
 @contextlib.contextmanager
 def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
-    """Turn whatever a file's reader raises because of the file into a ValueError with the file's name.
+    """Turn whatever a file's reader raises because of the file into an UnreadableError.
 
     This is for readers that do not know the flag; whoever knows it calls them inside of `explained`.
 
@@ -85,9 +105,10 @@ def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
     damage: tuple[type[BaseException], ...] = (*DAMAGE, *more)
     try:
         yield
+    except UnreadableError:
+        raise
     except damage as error:
-        reason = _reason_of(error)
-        raise ValueError(reason if str(file) in reason else f"{file}: {reason}") from error
+        raise UnreadableError(str(file), _reason_of(error)) from error
 
 
 @contextlib.contextmanager
@@ -164,7 +185,12 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
 
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return error if isinstance(error, UserError) else unreadable(flag, path, error)
+        if not isinstance(error, UserError | UnreadableError):
+            return unreadable(flag, path, error)
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, UnreadableError):
+        return error.told(flag, path)
     not_here = f"{flag} {path}: not a file or folder here{near(path, only_close=True)}"
     line = " ".join(str(error).split())
     if _unreachable(error):

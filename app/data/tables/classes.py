@@ -73,7 +73,6 @@ def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
 
 def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
     """Return the position of each item among the classes, as int64."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     items, kinds = column.items, (classes.type, column.items.type)

@@ -74,7 +74,7 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
     # Integers count as texts, because a csv file does not say which of the two it means.
     if not (is_text(kind) or types.is_integer(kind)):
         raise UserError(
-            f"--data.{flag} {name} of {name_of(table)} holds {held(table, name)}, which is no text; "
+            f"--data.{flag} {name} of {held(table, name)}, which is no text; "
             f"its columns are {', '.join(table.column_names)}"
         )
     if table.data.column(name).null_count:  # in the whole table, of which this may be a selection
@@ -87,10 +87,10 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
 
 
 def held(table: "Dataset", name: str) -> str:
-    """Say what a column holds: its type, or, where rows hold several, the first two rows that differ."""
+    """Name a table, and say what a column holds: its type, or, of several types, the first two rows that differ."""
     kind = table.data.schema.field(name).type
     if not is_mixed(kind) and not (is_list(kind) and is_mixed(kind.value_type)):
-        return str(kind)
+        return f"{name_of(table)} holds {kind}"
     first: tuple[int, type] | None = None
     for row, value in enumerate(table.select_columns([name])[name]):
         if value is None:
@@ -99,8 +99,8 @@ def held(table: "Dataset", name: str) -> str:
             first = row, type(value)
         elif type(value) is not first[1]:
             told = [f"{_WORDS.get(each, each.__name__)} in row {at}" for at, each in (first, (row, type(value)))]
-            return f"{' and '.join(told)} (counted from 0), so write all of them in one way"
-    return "objects that are not alike"
+            return f"{name_of(table)} holds {' and '.join(told)} (counted from 0), and needs one type for all"
+    return f"{name_of(table)} holds lists or objects that are not alike"
 
 
 _WORDS = {
@@ -174,8 +174,7 @@ class LabelColumn:
     def numbers(self) -> np.ndarray:
         """Return the items as float32."""
         if not is_number(self.items.type):
-            what = held(self.table, self.name)
-            raise UserError(f"{self.flag} of {name_of(self.table)} holds {what}, which is not a number")
+            raise UserError(f"{self.flag} of {held(self.table, self.name)}, which is not a number")
         return np.asarray(self.items).astype(np.float32)
 
     def _refuse_missing(self) -> None:

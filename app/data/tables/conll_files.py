@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.data.reading import open_text
+from app.data.reading import naming, open_text
 from app.data.tables.columns import PLACE
 from app.data.tables.files import extension, reader_of
 from app.data.tables.splits import SPLITS, split_of
@@ -86,7 +86,7 @@ def sentence_rows(files: Sequence[str], names: Sequence[str]) -> Iterator[dict[s
 def _lines(file: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of each line, from 1, and its fields; none for an empty line, and one such line at the end."""
     is_conllu, number = extension(file) == ".conllu", 0
-    with open_text(file) as stream:
+    with naming(file), open_text(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.rstrip("\r\n")
             fields = line.split("\t") if "\t" in line else line.split()

@@ -247,7 +247,7 @@ def _of_list(found: list) -> Iterator[Record]:
         if isinstance(item, str):
             item = {"text": item}
         if not isinstance(item, dict):
-            raise ValueError(f"{place} is {_shown(item)}: give a record, such as {{\"text\": ..., \"label\": ...}}")
+            raise ValueError(f'{place} is {_shown(item)}: give a record, such as {{"text": ..., "label": ...}}')
         yield place, item
 
 
@@ -260,9 +260,7 @@ def _of_lines(lines: Iterable[str]) -> Iterator[Record]:
         except ValueError as error:
             raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
         if not isinstance(record, dict):
-            raise ValueError(
-                f"line {number} is {_shown(record)}: give a record, such as {{\"text\": ..., \"label\": ...}}"
-            )
+            raise ValueError(f'line {number} is {_shown(record)}: give a record, such as {{"text": ..., "label": ...}}')
         yield f"line {number}", record
 
 

@@ -15,7 +15,6 @@ from app.data.tables.columns import (
     is_list,
     is_number,
     is_text,
-    name_of,
     row_name,
 )
 from app.errors import UserError
@@ -175,7 +174,7 @@ def problem_of(tables: "Sequence[Dataset]", columns: Sequence[str], wanted: str)
         possible = (REGRESSION, SINGLE) if amounts else (SINGLE, REGRESSION)
     else:
         raise UserError(
-            f"--data.label {columns[0]} of {name_of(train)} holds {held(train, columns[0])}: labels are integers, strings, floats or "
+            f"--data.label {columns[0]} of {held(train, columns[0])}: labels are integers, strings, floats or "
             f"lists of them; its columns are {', '.join(train.column_names)}"
         )
     if wanted == "auto":

@@ -47,8 +47,8 @@ def _features_of(flag: str, path: str, names: Iterable[str]) -> "Features":
             first, before = found.setdefault(name, (file, feature))
             if (common := _together(before, feature)) is None:
                 raise UserError(
-                    f"{flag} {path}: the column {name} holds {_said(before)} in {first} and {_said(feature)} in {file}: "
-                    "give it one type in all files"
+                    f"{flag} {path}: the column {name} holds {_said(before)} in {first} and {_said(feature)} in "
+                    f"{file}: give it one type in all files"
                 )
             found[name] = (file if common is feature and before != feature else first, common)
     return datasets.Features({name: feature for name, (_, feature) in found.items()})

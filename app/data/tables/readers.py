@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from app.data.cache import cache_of
 from app.data.reading import explained
 from app.data.tables.conll_files import sentences_of
-from app.data.tables.csv_files import csv_groups, with_numbers
+from app.data.tables.csv_files import csv_groups, damaged, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
 from app.data.tables.json_files import read_json
 from app.data.tables.parquet_files import read_parquet
 from app.data.tables.text_files import table_of
+from app.errors import UserError
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,13 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_files(
-    flag: str, path: str, files: Files, folder: Path, columns: Sequence[str], txt: str
+    flag: str,
+    path: str,
+    files: Files,
+    folder: Path,
+    columns: Sequence[str],
+    txt: str,
+    words: Sequence[str] = (),
 ) -> "dict[str, Dataset]":
     """Read files of one format, those of each split; `folder` is their cache."""
     every = [file for names in files.values() for file in names]
@@ -42,14 +49,17 @@ def read_files(
         return {split: table for split, table in tables.items() if len(table)}
     if reader == "csv":
         for group, options in csv_groups(files, columns, folder, flag):
-            tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
-        return with_numbers(_in_order(tables, files))
+            try:
+                tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
+            except UserError as error:
+                raise damaged(flag, [file for names in group.values() for file in names], options) or error from None
+        return with_numbers(_in_order(tables, files), words)
     if reader == "json":
         return read_json(flag, path, files, folder)
     return read_parquet(flag, path, files, folder)
 
 
-def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
+def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] = ()) -> "dict[str, Dataset]":
     """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
     folder = cache_of([path])
     with explained(flag, path):
@@ -61,7 +71,7 @@ def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset
     if builder.name in ("csv", "json", "text", "parquet") and all(extension(file) in READERS for file in every):
         if builder.name == "csv":
             check_one_format(every, f"{flag} {path}")
-        return read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
+        return read_files(flag, path, files, folder, (), txt, words)  # so that a file reads the same as by itself
     groups = _alike(files, _shapes(builder.name, files))
     if len(groups) == 1:
         return read(flag, path, lambda: builder, folder)
