@@ -223,6 +223,8 @@ def _reason(name: str, part: str, error: Exception) -> str:
             f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "
             f"without a network, download it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
         )
+    if told := _damaged_json(folder):
+        return f"{told}: copy or download it again"
     if (folder / ADAPTERS).is_file() and not _has(folder, "configuration"):
         base = read_json("--model", folder / ADAPTERS).get("base_model_name_or_path")
         return (
@@ -236,6 +238,16 @@ def _reason(name: str, part: str, error: Exception) -> str:
                 "was trained from, or write it there with save_pretrained"
             )
     return f"{reason} Give a folder whose files save_pretrained wrote, tokenizer or image processor included"
+
+
+def _damaged_json(folder: Path) -> str:
+    """Name the first json file of a folder that cannot be read, and say why; nothing if all can be."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            read_json("", file)
+        except UserError as error:
+            return str(error).strip()
+    return ""
 
 
 def _has(folder: Path, part: str) -> bool:

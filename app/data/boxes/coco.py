@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.data.boxes.files import Part, Row, load_json, split_of
+from app.data.reading import naming
 
 KEYS = ("images", "annotations", "categories")
 ROBOFLOW = "_annotations.coco.json"
@@ -73,7 +74,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
 
 def _is_coco(file: Path) -> bool:
     """Tell whether a file is COCO's; two of its three lists are enough to say which one is missing."""
-    with file.open("rb") as stream:
+    with naming(file), file.open("rb") as stream:
         begins = stream.read(1)
     found = load_json(file) if begins in (b"{", b"\xef") else None
     missing = [key for key in KEYS if not (isinstance(found, dict) and isinstance(found.get(key), list))]

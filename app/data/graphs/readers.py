@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,9 @@ def _mapped(flag: str, file: Path) -> np.ndarray:
 
 def _npz(flag: str, file: str, undirected: bool) -> Graph:
     """Read an npz file: `edges` [2, edges] and sparse features, as Planetoid's, or CSR with adj_ and attr_."""
+    with reading(flag, file, *ARCHIVE), zipfile.ZipFile(file) as archive:
+        if (bad := archive.testzip()) is not None:  # numpy does not look at the sums of parts
+            raise ValueError(f"its part {bad} is damaged")
     with reading(flag, file, *ARCHIVE), np.load(file) as arrays:
         found = {name: arrays[name] for name in arrays.files}
 

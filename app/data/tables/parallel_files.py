@@ -114,7 +114,7 @@ def read(
 
     Returns:
         The tables, and why some of them cannot be used: files of one name have different numbers of lines. These have
-        the rows of the shortest file.
+        no rows.
 
     Raises:
         UserError: a file cannot be read, or those of another name have other extensions.
@@ -141,6 +141,10 @@ def read(
             faults[split] = UserError(
                 f"{flag} {path}: {told} lines, but their lines belong together, the first to the first and so on"
             )
+            tables[split] = datasets.Dataset.from_dict({column: [] for column in columns})
+            continue
+        if not any(lines[file] for group in each for file in group.values()):
+            continue
         with explained(flag, path):
             tables[split] = datasets.Dataset.from_generator(
                 line_rows,
@@ -149,7 +153,7 @@ def read(
                 gen_kwargs={"groups": tuple(each)},
                 fingerprint=key_of(KIND, VERSION, folder.name, *(file for group in each for file in group.values())),
             )
-    return {split: table for split, table in tables.items() if len(table) or split in faults}, faults
+    return tables, faults
 
 
 def _count_lines(flag: str, files: Sequence[str], folder: Path) -> dict[str, int]:
@@ -174,11 +178,11 @@ def _opened(file: str) -> TextIO:
 
 
 def line_rows(groups: Sequence[Together]) -> Iterator[dict[str, str]]:
-    """Yield the lines of files that belong together, without what ends them, as far as the shortest goes."""
+    """Yield the lines of files that belong together, without what ends them."""
     for group in groups:
         with ExitStack() as opened:
             streams = [opened.enter_context(_opened(file)) for file in group.values()]
-            for lines in zip(*streams, strict=False):
+            for lines in zip(*streams, strict=True):
                 yield {column: line.rstrip("\r\n") for column, line in zip(group, lines, strict=True)}
 
 

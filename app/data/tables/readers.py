@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
-from app.data.reading import explained
+from app.data.reading import explained, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
@@ -68,6 +68,8 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
+    if builder.name == "arrow":
+        _check_arrow(flag, every)
     if builder.name in ("csv", "json", "text", "parquet") and all(extension(file) in READERS for file in every):
         if builder.name == "csv":
             check_one_format(every, f"{flag} {path}")
@@ -79,6 +81,21 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     for group in groups:
         tables |= read(flag, path, partial(_part_of, builder, group, folder), folder)
     return _in_order(tables, files)
+
+
+def _check_arrow(flag: str, files: Sequence[str]) -> None:
+    """Refuse the first file of `save_to_disk` that is damaged, which datasets would not name."""
+    import pyarrow as pa
+
+    for file in files:
+        with reading(flag, file, pa.ArrowException), pa.memory_map(file) as mapped:
+            try:
+                batches = iter(pa.ipc.open_stream(mapped))
+            except pa.ArrowInvalid:
+                opened = pa.ipc.open_file(mapped)
+                batches = map(opened.get_batch, range(opened.num_record_batches))
+            for _ in batches:
+                pass
 
 
 def builder_of(path: str, name: str, folder: Path | None = None) -> "DatasetBuilder":
