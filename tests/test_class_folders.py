@@ -50,6 +50,10 @@ def below(folder, files=PAIR):
     return [f"{folder}/{file}" for file in files]
 
 
+LEFT_BY_SYSTEMS = (
+    *(".DS_Store", "cat/Thumbs.db", "__MACOSX/cat/._1.png", ".ipynb_checkpoints/1.png", "dog/.hidden.png"),
+    *("cat/.ipynb_checkpoints/1-checkpoint.png", "desktop.ini", "dog/._1.png", "@eaDir/cat/1.png", "README.md"),
+)
 LAYOUTS = {
     "plain": (PAIR, truth("train", "")),
     "train and val": ([*below("train"), *below("val")], truth("train", "train/") | truth("validation", "val/")),
@@ -87,8 +91,7 @@ LAYOUTS = {
         {("train", f"{name}/1.png"): name for name in ("train station", "test tube", "dev board")},
     ),
     "what systems leave": (
-        [*PAIR, ".DS_Store", "cat/Thumbs.db", "__MACOSX/cat/._1.png", ".ipynb_checkpoints/1.png", "dog/.hidden.png"]
-        + ["cat/.ipynb_checkpoints/1-checkpoint.png", "desktop.ini", "dog/._1.png", "@eaDir/cat/1.png", "README.md"],
+        (*PAIR, *LEFT_BY_SYSTEMS),
         truth("train", ""),
     ),
     "no classes in test": (
@@ -161,7 +164,7 @@ def test_splits_have_the_classes_of_training(tmp_path):
         f"val/{names[1]}/1.png",
         "val/bar/1.png",
     )
-    tables, labels = load_labelled(ClassData(path=(str(tmp_path),)))
+    _, labels = load_labelled(ClassData(path=(str(tmp_path),)))
     assert labels.names == ["bar", names[0], "inn"] and labels.eval_values.tolist() == [0, 1]
     lay(tmp_path, "val/Bar/1.png")
     with pytest.raises(UserError, match=r"val/Bar and val/bar have one name|val/bar and val/Bar have one name"):

@@ -133,12 +133,11 @@ def cannot_write(error: BaseException | None) -> OSError | None:
     cache = os.path.abspath(datasets.config.HF_DATASETS_CACHE)
     while error is not None:
         if isinstance(error, OSError):
-            # Files of data, too, may be denied: only the name tells the two apart. It is the cache's, or, where a folder
-            # that would hold the cache cannot be made, that folder's.
-            file = os.path.abspath(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
-            if error.errno in FULL or (
-                file and (f"{file}/".startswith(f"{cache}/") or f"{cache}/".startswith(f"{file}/"))
-            ):
+            # Files of data, too, may be denied: only the name tells the two apart. It is one in the cache, or that of a
+            # folder that would hold the cache and cannot be made.
+            name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+            file = name and os.path.abspath(name)
+            if error.errno in FULL or (file and os.path.commonpath([file, cache]) in (file, cache)):
                 return error
         error = error.__cause__ or error.__context__
     return None

@@ -1,10 +1,8 @@
 """Files of data: how texts are opened, and what is wrong with a file that cannot be read, in words for the user."""
 
-import codecs
 import contextlib
 import difflib
-import gzip
-import io
+import json
 import logging
 import lzma
 import tarfile
@@ -12,8 +10,10 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any
 
+from app.config.text_files import open_text as open_text  # for the readers of data
+from app.config.text_files import why
 from app.data.cache import cannot_write
 from app.errors import UserError
 
@@ -22,30 +22,19 @@ DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.Bad
 
 Libraries with further errors of their own name them to `reading`.
 """
-HEAD = 1024
-"""Bytes that show whether a file is text in UTF-8."""
 
 
-def open_text(file: str | Path, newline: str | None = None) -> TextIO:
-    """Open a text file of data, also one that gzip compressed: UTF-8, and no byte order mark becomes part of a word."""
-    stream = cast(io.BufferedReader, (gzip.open if str(file).lower().endswith(".gz") else open)(file, "rb"))
-    try:
-        _refuse_other_encodings(stream.peek(HEAD)[:HEAD])
-    except BaseException:
-        stream.close()
-        raise
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
+class UnreadableError(ValueError):
+    """A file cannot be read, in the words of those who do not know the flag that gave it; see `explained`."""
 
+    def __init__(self, file: str, reason: str):
+        """Name the file, and say why."""
+        super().__init__(f"{file}: cannot be read: {reason}")
+        self.file, self.reason = file, reason
 
-def _refuse_other_encodings(head: bytes) -> None:
-    """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in head:
-        written = "utf16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-16le"
-        raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {_converted_from(written)}")
-
-
-def _converted_from(encoding: str) -> str:
-    return f"it must be UTF-8: convert it, for example with iconv -f {encoding} -t utf8"
+    def told(self, flag: str, path: str) -> UserError:
+        """Return the error for the user, who has given the file, or the folder or list that it is in."""
+        return UserError(f"{flag} {self}" if self.file == path else f"{flag} {path}: {self}")
 
 
 def read_text(flag: str, file: str | Path) -> str:
@@ -58,11 +47,17 @@ def read_text(flag: str, file: str | Path) -> str:
         return stream.read()
 
 
+def read_json(flag: str, file: str | Path) -> Any:
+    """Return what a json file holds; raises as `read_text`."""
+    with reading(flag, file, RecursionError):
+        return json.loads(read_text(flag, file))
+
+
 def read_whole(file: str | Path) -> str:
     """Return the whole of a text file that no flag names by itself, such as one of a folder's.
 
     Raises:
-        ValueError: it cannot be read; the message has its name, and why. See `explained`.
+        UnreadableError: it cannot be read.
     """
     with naming(file), open_text(file) as stream:
         return stream.read()
@@ -75,7 +70,7 @@ def read_lines(file: str | Path) -> list[str]:
 
 @contextlib.contextmanager
 def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
-    """Turn whatever a file's reader raises because of the file into a ValueError with the file's name.
+    """Turn whatever a file's reader raises because of the file into an UnreadableError.
 
     This is for readers that do not know the flag; whoever knows it calls them inside of `explained`.
 
@@ -85,9 +80,10 @@ def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
     damage: tuple[type[BaseException], ...] = (*DAMAGE, *more)
     try:
         yield
+    except UnreadableError:
+        raise
     except damage as error:
-        reason = _reason_of(error)
-        raise ValueError(reason if str(file) in reason else f"{file}: {reason}") from error
+        raise UnreadableError(str(file), why(error)) from error
 
 
 @contextlib.contextmanager
@@ -124,18 +120,7 @@ def near(path: str, only_close: bool = False) -> str:
 
 def unreadable(flag: str, path: str, error: BaseException, advice: str = "") -> UserError:
     """Return the UserError for data that their reader refuses, with the reader's reason."""
-    return UserError(f"{flag} {path}: cannot be read: {_reason_of(error)}{advice and f'; {advice}'}")
-
-
-def _reason_of(error: BaseException) -> str:
-    """Say in one line why a file cannot be read."""
-    if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
-        return error.strerror
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, UnicodeDecodeError):
-        written = "utf16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
-        reason += f"; {_converted_from(written)}"
-    return reason
+    return UserError(f"{flag} {path}: cannot be read: {why(error)}{advice and f'; {advice}'}")
 
 
 @contextlib.contextmanager
@@ -164,7 +149,12 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
 
     if isinstance(error, datasets.exceptions.DatasetGenerationError):
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return error if isinstance(error, UserError) else unreadable(flag, path, error)
+        if not isinstance(error, UserError | UnreadableError):
+            return unreadable(flag, path, error)
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, UnreadableError):
+        return error.told(flag, path)
     not_here = f"{flag} {path}: not a file or folder here{near(path, only_close=True)}"
     line = " ".join(str(error).split())
     if _unreachable(error):

@@ -11,7 +11,7 @@ import numpy as np
 from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import BoxData
 from app.data.images.image_column import PATHS_AT_ONCE, ImageColumn
-from app.data.tables.columns import LabelColumn, check_columns, is_list, is_number, name_of, row_name
+from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_number, row_name
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -100,9 +100,7 @@ def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
     lists = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     kind = lists.type
     if not (is_list(kind) and is_list(kind.value_type) and is_number(kind.value_type.value_type)):
-        raise UserError(
-            f"--data.boxes {name} of {name_of(table)} holds {kind}: give lists of boxes, each of four numbers"
-        )
+        raise UserError(f"--data.boxes {name} of {held(table, name)}: give lists of boxes, each of four numbers")
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
     boxes = lists.flatten()
     lengths = np.asarray(pc.fill_null(pc.list_value_length(boxes), 0), np.int64)

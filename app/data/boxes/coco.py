@@ -9,6 +9,7 @@ from typing import Any
 from app.data.boxes.files import Part, Row, load_json
 from app.data.boxes.image_files import ImageFiles
 from app.data.folders import is_hidden, split_in
+from app.data.reading import naming
 
 KEYS = ("images", "annotations", "categories")
 ROBOFLOW = "_annotations.coco.json"
@@ -118,7 +119,7 @@ def _size_of(image: dict[str, Any], place: str) -> list[float]:
 
 def _is_coco(file: Path) -> bool:
     """Tell whether a file is COCO's; two of its three lists are enough to say which one is missing."""
-    with file.open("rb") as stream:
+    with naming(file), file.open("rb") as stream:
         begins = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
     found = load_json(file) if begins.startswith(b"{") or not begins else None
     missing = [key for key in KEYS if not (isinstance(found, dict) and isinstance(found.get(key), list))]

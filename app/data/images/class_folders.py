@@ -4,6 +4,7 @@ datasets takes the last folder for the class, drops all classes where images lie
 the names of files. So only folders with a list of their images (metadata.csv) or a card are left to it.
 """
 
+import contextlib
 import os
 import re
 import unicodedata
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
 from app.data.folders import files_below, is_hidden
+from app.data.reading import read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -99,9 +101,9 @@ def _images_of(files: Sequence[Parts]) -> tuple[list[Parts], list[Parts]]:
 def _has_card(path: str) -> bool:
     """Tell whether a folder has a card that says how its files are read."""
     card = Path(path, "README.md")
-    if not card.is_file():
-        return False
-    head = re.match(r"---\s*\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    head = None
+    with contextlib.suppress(ValueError):  # what is no text is no card
+        head = re.match(r"---\s*\n(.*?)\n---", read_whole(card), re.DOTALL) if card.is_file() else None
     return bool(head and re.search(r"^(configs|dataset_info):", head[1], re.MULTILINE))
 
 

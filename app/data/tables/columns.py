@@ -76,7 +76,7 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
     # Integers count as texts, because a csv file does not say which of the two it means.
     if not (is_text(kind) or types.is_integer(kind)):
         raise UserError(
-            f"--data.{flag} {name} of {name_of(table)} holds {kind}, which is no text; "
+            f"--data.{flag} {name} of {held(table, name)}, which is no text; "
             f"its columns are {', '.join(table.column_names)}"
         )
     if table.data.column(name).null_count:  # in the whole table, of which this may be a selection
@@ -86,6 +86,40 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
             raise UserError(
                 f"--data.{flag} {name}: {row_name(table, row)} has no text; leave such rows out of the data"
             )
+
+
+def held(table: "Dataset", name: str) -> str:
+    """Name a table, and say what a column holds: its type, or, of several types, the first two rows that differ."""
+    kind = table.data.schema.field(name).type
+    if not is_mixed(kind) and not (is_list(kind) and is_mixed(kind.value_type)):
+        return f"{name_of(table)} holds {kind}"
+    first: tuple[int, type] | None = None
+    for row, value in enumerate(table.select_columns([name])[name]):
+        if value is None:
+            continue
+        if first is None:
+            first = row, type(value)
+        elif type(value) is not first[1]:
+            told = [f"{_WORDS.get(each, each.__name__)} in row {at}" for at, each in (first, (row, type(value)))]
+            return f"{name_of(table)} holds {' and '.join(told)} (counted from 0), and needs one type for all"
+    return f"{name_of(table)} holds lists or objects that are not alike"
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def is_mixed(kind: "pa.DataType") -> bool:
+    """Tell whether an Arrow type is the one of json, for values that have no common type."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.BaseExtensionType)
 
 
 def row_name(table: "Dataset", row: int) -> str:
@@ -111,6 +145,8 @@ class LabelColumn:
         self.table, self.name, self.flag = table, name, f"--data.{flag} {name}"
         values = table.select_columns([name]).with_format("arrow")[:].column(name)
         self.items = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        if pa.types.is_string_view(self.items.type):  # for which Arrow has few functions
+            self.items = self.items.cast(pa.string())
         self.counts = np.ones(len(table), np.int64)
         feature = table.features[name]
         if is_list(self.items.type):
@@ -140,7 +176,7 @@ class LabelColumn:
     def numbers(self) -> np.ndarray:
         """Return the items as float32."""
         if not is_number(self.items.type):
-            raise UserError(f"{self.flag} of {name_of(self.table)} holds {self.items.type}, which is not a number")
+            raise UserError(f"{self.flag} of {held(self.table, self.name)}, which is not a number")
         return np.asarray(self.items).astype(np.float32)
 
     def _refuse_missing(self) -> None:
@@ -163,7 +199,7 @@ def is_text(kind: "pa.DataType") -> bool:
     """Tell whether an Arrow type is one of strings."""
     import pyarrow.types as types
 
-    return types.is_string(kind) or types.is_large_string(kind)
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def is_list(kind: "pa.DataType") -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import remember
-from app.data.reading import open_text
+from app.data.reading import naming, open_text
 from app.data.tables.columns import PLACE
 from app.data.tables.files import extension, reader_of
 from app.data.tables.splits import SPLITS, split_of
@@ -176,7 +176,7 @@ def _check_fields(fields: list[str], line: str, expected: int, shape: Shape, pla
 def _lines(file: str) -> Iterator[tuple[int, str]]:
     """Yield the number of each line, from 1, and the line; nothing for an empty one, and one such line at the end."""
     number = 0
-    with open_text(file) as stream:
+    with naming(file), open_text(file) as stream:
         for number, line in enumerate(stream, 1):
             yield number, "" if line.startswith(DOCUMENT) or not line.strip() else line.rstrip("\r\n")
     yield number + 1, ""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.reading import open_text
+from app.data.reading import naming, open_text
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def piece_rows(files: Sequence[str], unit: str) -> Iterator[dict]:
 
 def _parts(file: str, unit: str) -> Iterator[tuple[str, bool]]:
     """Yield a file's content in parts of at most PIECE characters, each with whether a document ends there."""
-    with open_text(file) as stream:
+    with naming(file), open_text(file) as stream:
         while line := stream.readline(PIECE):
             if unit == "line":
                 yield line.rstrip("\n"), line.endswith("\n")

@@ -10,7 +10,7 @@ from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
 from app.data.rows import IGNORED
 from app.data.tables.classes import coded, some
-from app.data.tables.columns import LabelColumn, check_columns, is_list, is_text, name_of, row_name
+from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_text, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     ROWS_AT_ONCE,
@@ -91,7 +91,7 @@ def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
         kind = table.data.schema.field(name).type
         if not is_list(kind) or (flag == "tokens" and not is_text(kind.value_type)):
             raise UserError(
-                f"--data.{flag} {name} of {name_of(table)} holds {kind}: give a column of lists, one {flag[:-1]} for "
+                f"--data.{flag} {name} of {held(table, name)}: give a column of lists, one {flag[:-1]} for "
                 "each word; .conll and .txt files of a word and a tag in each line are read as such"
             )
     tags = LabelColumn(table, config.tags, "tags")
