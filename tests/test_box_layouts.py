@@ -513,3 +513,26 @@ def test_several_data_sets_in_a_folder_are_named(tmp_path):
     voc(tmp_path / "VOC2012")
     with pytest.raises(UserError, match=r"VOC2007 and .*VOC2012 are data sets of their own: give one of them"):
         read(tmp_path)
+
+
+def test_numbers_of_another_meaning_are_not_to_be_mended(tmp_path):
+    """Where all boxes fit their images when read in another way, that is what the message advises."""
+    import datasets
+
+    boxes = [[[60.0, 10.0, 90.0, 40.0], [50.0, 5.0, 95.0, 30.0]]] * 4
+    photograph(tmp_path / "1.png")
+    for name, (given, other) in {"corners": ("size", "corners"), "size": ("corners", "size")}.items():
+        kept = boxes if name == "corners" else [[[x, y, u - x, v - y] for x, y, u, v in row] for row in boxes]
+        rows = {"image": [str(tmp_path / "1.png")] * 4, "boxes": kept, "classes": [["cat", "dog"]] * 4}
+        datasets.Dataset.from_dict(rows).to_parquet(tmp_path / f"{name}.parquet")
+        with pytest.raises(UserError, match=rf"All boxes fit .*: give --data.box-format {other}$"):
+            read(tmp_path / f"{name}.parquet", box_format=given)
+    every = {name: [f"0 {' '.join(str(n / s) for n, s in zip(boxes[0][0], SIDES, strict=True))}"] * 2 for name in TRUTH}
+    with pytest.raises(UserError, match=r"are wrong. All boxes fit if .* left, top, right, bottom: convert the file"):
+        read(labels(tmp_path / "yolo", **every))
+    folder = coco_at("labels.json", "images/{}.png")(tmp_path / "coco")
+    found = json.loads((folder / "labels.json").read_text())
+    found["annotations"] = [{**each, "bbox": boxes[0][0]} for each in found["annotations"]] * 2
+    write(folder / "labels.json", json.dumps(found))
+    with pytest.raises(UserError, match=r"All boxes fit if .* left, top, right, bottom: convert the file"):
+        read(folder)

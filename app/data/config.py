@@ -64,6 +64,9 @@ class TextData(Classes, EvalSets, TableData):
     class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
     """Kind of problem, by its name in transformers. auto: decided by the type of the labels."""
+    txt: Literal["file", "table"] = "file"
+    """How txt files are read. file: as plain text, which has no labels; table: as csv, or as tsv if tabs part the
+    values of the first line."""
     max_length: int = 128
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
     pad_to_multiple_of: int = 1
@@ -115,6 +118,9 @@ class PreferenceData(EvalSets, TableData):
     """Column of the preferred answer: a text, or a list of messages, which the tokenizer's chat template writes out."""
     rejected: str = "rejected"
     """Column of the other answer."""
+    txt: Literal["file", "table"] = "file"
+    """How txt files are read. file: as plain text, which has no answers; table: as csv, or as tsv if tabs part the
+    values of the first line."""
     max_length: int = 512
     """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
     fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
@@ -166,9 +172,9 @@ class CorpusData(EvalSets, TableData):
     messages: str = ""
     """Column of conversations: lists of messages with role and content, or from and value as in ShareGPT, which the
     tokenizer's chat template writes out. The model learns the assistant's messages."""
-    txt: Literal["file", "blank-lines", "line"] = "file"
+    txt: Literal["file", "blank-lines", "line", "table"] = "file"
     """What a document is in txt files. file: the whole file; blank-lines: the text between two blank lines; line: each
-    line."""
+    line; table: each row of a table, which is read as csv, or as tsv if tabs part the values of the first line."""
     packing: Literal["documents", "concat"] = "documents"
     """How documents share a block. documents: attention stays inside a document, and positions restart at each.
     concat: they form one stream, in which the end-of-text token ends each document."""

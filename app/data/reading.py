@@ -171,8 +171,8 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         return UserError(f"{flag} {path} is empty: it has no rows")
     if "same data file format for all splits" in line:
         return UserError(
-            f"{flag} {path}: its files have several formats: name those to read, for example {flag} "
-            f"{path}/train.tsv --data.eval-path {path}/dev.tsv"
+            f"{flag} {path}: its files have several formats: name those of one format instead of their folder"
+            f"{near(str(Path(path, '*')))}"
         )
     if isinstance(error, ValueError | FileNotFoundError) and not isinstance(error, pyarrow.ArrowException):
         fix = "; choose one with --data.name" if "config" in line.lower() else ""

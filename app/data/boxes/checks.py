@@ -168,12 +168,37 @@ def _check(
     kind = next(kind for kind, which in kinds.items() if which[box])
     inside = int(np.count_nonzero(image[:box] == row))
     corners = ", ".join(f"{value:g}" for value in flat[box])
-    fix = "Mend the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+    fix = _other_reading(table, config, flat, bounds) or (
+        "Mend the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+    )
     raise UserError(
         f"{_place(table, row, inside)} has a box {kind}: {corners} (left, top, right, bottom, in pixels), in an image "
         f"of {sizes[row][0]:g} x {sizes[row][1]:g}; {np.count_nonzero(told):,} of the {len(flat):,} boxes {use} are "
         f"wrong. {'Give their numbers, or leave them out of the file' if lost.any() else fix}"
     )
+
+
+def _other_reading(table: "Dataset", config: BoxData, flat: np.ndarray, bounds: np.ndarray) -> str:
+    """Say what to do if the numbers of all boxes fit their images when they are read in another way; else nothing.
+
+    Then none is to be mended: the boxes would stay where nothing is.
+    """
+    own = "places" in table.column_names  # read from a file of boxes and not from columns
+    first, second = flat[:, :2], flat[:, 2:]
+    if own and str(table[0]["file"]).endswith(".xml"):  # whose numbers have names
+        return ""
+    corners = config.box_format == "corners" and not own
+    if corners:
+        other, what = np.concatenate([first, first + second], axis=1), "left, top, width, height"
+    elif own and table[0]["relative"]:
+        other, what = np.concatenate([(first + second) / 2, second - first], axis=1), "left, top, right, bottom"
+    else:
+        other, what = np.concatenate([first, second - first], axis=1), "left, top, right, bottom"
+    fits = (other[:, 2:] > other[:, :2]).all() and (other >= -SLACK).all() and (other <= bounds + SLACK).all()
+    if not fits or len(flat) < 2:
+        return ""
+    fix = "convert the file" if own else f"give --data.box-format {'size' if corners else 'corners'}"
+    return f"All boxes fit if their numbers are {what}: {fix}"
 
 
 def _place(table: "Dataset", row: int, box: int) -> str:

@@ -41,7 +41,12 @@ def _of_training(train: LabelColumn) -> "pa.Array":
         uneven = np.asarray(train.items) % 1 != 0
         if uneven.any():
             row, value = train.first(uneven)
-            raise UserError(f"{train.flag}: {row} has {value}, which is no class; use --data.problem regression")
+            fix = (
+                "; use --data.problem regression"
+                if not train.in_lists and train.flag.startswith("--data.label")
+                else ""
+            )
+            raise UserError(f"{train.flag}: {row} has {value}, which is no class{fix}")
         train.items = train.items.cast(pa.int64())
     distinct = sorted(pc.unique(train.items).to_pylist())
     if not distinct:

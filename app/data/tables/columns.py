@@ -16,6 +16,10 @@ ANSWERS = ("chosen", "rejected")
 """Flags of the columns of two answers, of which one is preferred."""
 
 
+TEXT_PIECES = ["text", "begins", "ends"]
+"""Columns of txt files that are read as plain text."""
+OF_TEXTS = ("text", "label", "chosen", "rejected", "prompt", "completion", "messages")
+"""Flags of columns of those recipes that have --data.txt."""
 PLACE = ("file", "lines")
 """Columns that readers of sentences add for errors: the file of each one, and the lines of its tokens, from 1."""
 
@@ -50,6 +54,8 @@ def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
 def _hint(table: "Dataset", name: str, flag: str) -> str:
     """Say what may be wrong if a table lacks a column: its name, or how the table was read."""
     (first, *others) = table.column_names
+    if table.column_names == TEXT_PIECES:
+        return plain_text(flag in OF_TEXTS)
     if flag == "tags" and table.column_names == ["tokens", *PLACE]:
         return " (the file has one column: write a token and its tag in each line, with a space between)"
     if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
@@ -58,14 +64,23 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
     cutoff = 0.8 if flag in ANSWERS else 0.6  # `chosen` is like `lose`, which means the opposite
     if near := difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff):
         return f"; did you mean --data.{flag} {lower[near[0]]}?"
+    if flag == "boxes":
+        return (
+            " (boxes are read from COCO's json files, YOLO's data.yaml, and Pascal VOC's xml files; or from the column "
+            "of a table that --data.boxes names)"
+        )
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
         return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
     if table.info.builder_name in ("json", "parquet"):
         return ""
-    return (
-        f"; name the right one with --data.{flag} (if these are values, the file has no header line: name its columns "
-        "with --data.columns)"
-    )
+    nameless = " (if these are values, the file has no header line: name its columns with --data.columns)"
+    return f"; name the right one with --data.{flag}{nameless if table.info.builder_name == 'csv' else ''}"
+
+
+def plain_text(has_flag: bool) -> str:
+    """Say why a .txt file has not the columns of a table; `has_flag`: the recipe has --data.txt."""
+    flag = ", or give --data.txt table" if has_flag else ""
+    return f" (.txt files are read as plain text, without labels: if this is a table, name it .tsv{flag})"
 
 
 def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
@@ -149,7 +164,8 @@ class LabelColumn:
             self.items = self.items.cast(pa.string())
         self.counts = np.ones(len(table), np.int64)
         feature = table.features[name]
-        if is_list(self.items.type):
+        self.in_lists = is_list(self.items.type)
+        if self.in_lists:
             self._refuse_missing()
             self.counts = np.asarray(pc.list_value_length(self.items), np.int64)
             self.items, feature = self.items.flatten(), feature.feature

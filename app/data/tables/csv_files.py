@@ -47,7 +47,7 @@ def csv_groups(
     every = [file for names in files.values() for file in names]
     remember(folder / f"read-{key_of(*every)}.json", lambda: _read_through(flag, every))
     options = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False, "na_values": [""]}
-    if extension(every[0]) == ".tsv":
+    if has_tabs(flag, every[0]):
         kept = folder / f"quoted-{key_of(*every)}.json"
         quoted = remember(kept, lambda: all(map(quotes_balance, every)))
         options |= {"sep": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
@@ -97,6 +97,14 @@ def damaged(flag: str, files: Sequence[str], options: dict) -> UserError | None:
 def _for_pandas(options: dict) -> dict:
     """Return the options under the names that pandas itself gives them."""
     return {{"column_names": "names"}.get(name, name): value for name, value in options.items() if name != "features"}
+
+
+def has_tabs(flag: str, file: str) -> bool:
+    """Tell whether tabs part the values of a file: by its name, or of a .txt file by its first line."""
+    if extension(file) != ".txt":
+        return extension(file) == ".tsv"
+    with reading(flag, file), open_text(file) as stream:
+        return "\t" in next((line for line in stream if line.strip()), "")
 
 
 def quotes_balance(file: str) -> bool:

@@ -54,7 +54,7 @@ def find(paths: Sequence[str], flag: str) -> dict[str, list[Together]]:
     if [file for file in files if extension(file) == ".txt"]:
         raise UserError(
             f"{flag} {' '.join(paths)}: the extensions of parallel files name their columns: call them, for example, "
-            "train.de and train.en, and give --data.source de --data.target en"
+            "train.de and train.en, and give --data.source de --data.target en; if this is a table, name it .tsv"
         )
     if not files or not all(map(_is_column, map(Path, files))):
         return {}

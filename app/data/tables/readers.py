@@ -11,7 +11,7 @@ from app.data.cache import cache_of
 from app.data.reading import explained, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
-from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
+from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of, unknown_format
 from app.data.tables.json_files import read_json
 from app.data.tables.parquet_files import read_parquet
 from app.data.tables.text_files import table_of
@@ -50,7 +50,7 @@ def read_files(
     if reader == "csv":
         for group, options in csv_groups(files, columns, folder, flag):
             try:
-                tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
+                tables |= read(flag, path, partial(file_builder, group, folder, reader, **options), folder)
             except UserError as error:
                 raise damaged(flag, [file for names in group.values() for file in names], options) or error from None
         return with_numbers(_in_order(tables, files), words)
@@ -70,6 +70,8 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
         return read(flag, path, lambda: builder, folder)
     if builder.name == "arrow":
         _check_arrow(flag, every)
+    if builder.name == "text" and reader_of(every[0], txt) is None:
+        raise unknown_format(flag, every[0], txt)
     if builder.name in ("csv", "json", "text", "parquet") and all(extension(file) in READERS for file in every):
         if builder.name == "csv":
             check_one_format(every, f"{flag} {path}")

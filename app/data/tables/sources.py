@@ -8,7 +8,7 @@ the file and the fix.
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +20,9 @@ from app.data.images.class_folders import image_tables
 from app.data.reading import near
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
-from app.data.tables.columns import name_of, name_table
+from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
-from app.data.tables.files import find_files, is_file_name, reader_of
+from app.data.tables.files import check_holds_data, find_files, is_file_name, reader_of
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
@@ -150,6 +150,9 @@ def _first_tables(
 ) -> Tables:
     """Return the rows of a source that are trained on, and the main set to evaluate on."""
     train = source[config.split]
+    if source.is_running_text and (lacking := [name for name in columns if name not in train.column_names]):
+        hint = plain_text(has_flag="txt" in {each.name for each in fields(config)})
+        raise UserError(f"{name_of(train)} has no column {lacking[0]}{hint}")
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
         evaluation, note = _other_set(config, flag, config.eval_path, split, columns, source, trained)
@@ -242,7 +245,7 @@ def open_source(
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
-        raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
+        raise UserError(f"{flag} is empty: give builtin:NAME, a Hub data set id, a folder or files")
     if txt == "boxes" and (tables := box_tables(flag, paths)):
         return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
     plain = txt in ("file", "images") and not name and not columns
@@ -275,6 +278,7 @@ def open_source(
         every = [file for names in splits.values() for file in names]
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)
     elif os.path.isdir(path):
+        check_holds_data(flag, path, txt)
         tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))

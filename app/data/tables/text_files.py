@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.reading import naming, open_text
+from app.data.tables.columns import TEXT_PIECES
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-COLUMNS = ["text", "begins", "ends"]
+COLUMNS = TEXT_PIECES
 # Characters of a piece, which ends with a line where it can. Small compared to a file, large compared to a word.
 PIECE = 4096
 # Part of the cache's key: raise it when the rows change.

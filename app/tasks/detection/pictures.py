@@ -8,8 +8,9 @@ from torch import Tensor
 from app.tasks.segmentation.panels import colours
 
 GAP = 4  # pixels of white between the two
-LINE = 14  # height of a name
-# Images are magnified to about this side, and boxes drawn from this score on.
+LETTERS, LINE = 10, 12  # size of the letters of a name, and the height of its ground
+# Images of up to this side are magnified to about twice of it, larger ones to twice their own; so that thin lines and
+# small names hide little of them. Boxes are drawn from this score on.
 SIDE, SURE = 384, 0.3
 LIGHT = (0.3, 0.6, 0.1)  # what red, green and blue add to the brightness of a colour
 
@@ -38,15 +39,15 @@ def _drawn(image: Tensor, boxes: dict[str, Tensor], names: Sequence[str]) -> np.
     pixels = np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels[:3]
     low, high = pixels.min(), pixels.max()
     shown = ((pixels - low) / max(high - low, 1e-9) * 255).astype(np.uint8).transpose(1, 2, 0)
-    factor = max(1, SIDE // max(shown.shape[:2]))
+    factor = 2 * max(1, SIDE // max(shown.shape[:2]))
     picture = Image.fromarray(shown.repeat(factor, axis=0).repeat(factor, axis=1))
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(LETTERS)
     palette = colours(max(len(names) + 1, 3))[1:]  # of two, the second one would be white
     scores = boxes.get("scores")
     for index, (corners, label) in enumerate(zip(boxes["boxes"].tolist(), boxes["labels"].tolist(), strict=True)):
         left, top, right, bottom = (factor * value for value in corners)
         colour = tuple(palette[label].tolist())
-        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=2)
+        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=1)
         text = names[label] if scores is None else f"{names[label]} {scores[index]:.2f}"
         width = draw.textlength(text, font) + 4
         place = _place_of_name(left, top, bottom, width, *picture.size)
