@@ -1,6 +1,5 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app.data.images.processor import ImageProcessor
+from app.data.reading import read_json
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed import made_once
 from app.distributed.environment import is_main_process
@@ -242,8 +242,10 @@ def _reason(name: str, part: str, error: Exception) -> str:
             f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "
             f"without a network, download it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
         )
+    if told := _damaged_json(folder):
+        return f"{told}: copy or download it again"
     if (folder / ADAPTERS).is_file() and not _has(folder, "configuration"):
-        base = json.loads((folder / ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = read_json("--model", folder / ADAPTERS).get("base_model_name_or_path")
         return (
             f"this folder holds adapters alone ({ADAPTERS}), for the model {base}. Merge both into a whole model, as "
             f"docs/lm.md says under Adapters, and give that; or give --model {base}"
@@ -255,6 +257,16 @@ def _reason(name: str, part: str, error: Exception) -> str:
                 "was trained from, or write it there with save_pretrained"
             )
     return f"{reason} Give a folder whose files save_pretrained wrote, tokenizer or image processor included"
+
+
+def _damaged_json(folder: Path) -> str:
+    """Name the first json file of a folder that cannot be read, and say why; nothing if all can be."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            read_json("", file)
+        except UserError as error:
+            return str(error).strip()
+    return ""
 
 
 def _has(folder: Path, part: str) -> bool:
