@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app.checkpoints.export import use_of
 from app.checkpoints.retention import Retention
-from app.config import OptimConfig, RunConfig, check, chosen, points, to_dict
+from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.distributed import batch_norm, collectives, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -50,6 +51,7 @@ class Run:
             name: the folder under runs/ if --run.dir is not given; default: the name of the recipe's file.
         """
         full, choices = chosen(config)
+        self._given = config
         self.fields, self.config = to_dict(full), full.run
         self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
@@ -116,12 +118,23 @@ class Run:
         averaging = getattr(self._asked.config, "ema", None)
         self.services = Services(settings, averaging, self.folder, self.gradients)
         self.logger = self.services.logger
+        self._settle()
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
             for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
         self._opened = StepLoop(settings, self.services)
         seed_all(settings.seed)
+
+    def _settle(self) -> None:
+        """Fill in what is decided when a run begins, such as its date: alike on all ranks, and in the given config too.
+
+        A dry run on a run's folder is as that run.
+        """
+        store, asked = self.services.checkpoint_store, self._asked
+        values = collectives.from_main(lambda: when_begun(asked.config, store.settings()))
+        for config in (self._given, asked.config):
+            put(config, asked.fields, values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -318,12 +331,11 @@ class Run:
                 and another one, called `hard`, names such as eval-hard/accuracy.
         """
         sets = data if isinstance(data, dict) else {"": data}
-        sets = self._dry.chosen_sets(sets) if self._dry is not None else sets
         for kind, weights in self.services.averages.passes():
             with weights:
                 for index, (name, each) in enumerate(sets.items()):
                     rename = functools.partial(renamed, kind=kind, set_name=name if index else "")
-                    with self.logger.pictures_renamed(rename):
+                    with self.logger.pictures_renamed(rename), self.services.remarks.renamed(rename):
                         self.log(rename(function(self, model, each, *more)))
 
     def log_images(self, pictures: dict[str, Sequence[np.ndarray]]) -> None:
@@ -365,7 +377,7 @@ class Run:
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
-        return Scores(self.accelerator.device, *own, **metrics)
+        return Scores(self.accelerator.device, self.services.remarks, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
         """Write the finished model, and print a summary; if steps remain, do neither. Every rank must call it.
@@ -377,6 +389,7 @@ class Run:
         Returns:
             The last value of every score.
         """
+        use = use_of(model, use)
         if self._dry is not None:
             self._dry.at_finish(self, model, parts, use)
             return self.scores

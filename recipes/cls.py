@@ -16,8 +16,9 @@ from app.tasks.pretrained import head_of, load_model, load_tokenizer
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
-    """print(pipeline("text-classification", "{model}", truncation=True)("some text"))'"""
+    """print(pipeline("text-classification", "{model}", truncation=True)({text}))'"""
 )
+TEXT, PAIR = '"some text"', '{{"text": "one text", "text_pair": "the other"}}'
 
 
 @dataclass
@@ -48,7 +49,7 @@ def load_data(config: Config):
     tables, labels = labeled_text.load_labelled(config.data)
     columns, length = config.data.text, config.data.max_length
     if config.model:
-        tokenizer = load_tokenizer(config.model, length)
+        tokenizer = load_tokenizer(config.model, length, pair=len(columns) > 1)
     else:
         tokenizer = labeled_text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
     train_rows = labeled_text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
@@ -89,7 +90,14 @@ def measure_for(labels):
     if labels.problem == "regression":
         return Regression()
     kind = MultiLabel if labels.problem == "multi_label_classification" else Classification
-    return kind(len(labels.names))
+    return kind(labels.names)
+
+
+def best_by(labels, is_pair: bool) -> str:
+    """Name the score of the best checkpoint: how similar two texts are is scored by the correlation."""
+    if labels.problem != "regression":
+        return "eval/accuracy"
+    return "eval/pearson" if is_pair and len(labels.names) == 1 else "-eval/mse"
 
 
 def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
@@ -114,7 +122,8 @@ def main(config: Config) -> dict[str, float]:
         with run.main_process_first():
             train_rows, eval_sets, labels, tokenizer, about = load_data(config)
         run.say(about)
-        run.keep_best("-eval/mse" if labels.problem == "regression" else "eval/accuracy")
+        is_pair = len(config.data.text) > 1
+        run.keep_best(best_by(labels, is_pair))
         collate = PadCollate.of(tokenizer, config.data.pad_to_multiple_of)
         plain = build_model(config, labels, tokenizer)
         never_look(plain, run.accelerator)
@@ -129,7 +138,7 @@ def main(config: Config) -> dict[str, float]:
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, eval_sets, collate, labels)
-        return run.finish(model, tokenizer, use=USE_IT)
+        return run.finish(model, tokenizer, use=USE_IT.replace("{text}", PAIR if is_pair else TEXT))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def evaluate(run: Run, model, nodes, names, fanouts) -> dict[str, float]:
     from app.data.graphs.sampling import stages
     from app.training.metrics import Classification
 
-    scores = run.scores_of(Classification(len(names)))
+    scores = run.scores_of(Classification(names))
     for micro in run.evaluation(model, nodes, collate, fetch=stages(nodes.graph, fanouts)):
         logits, labels = model(**micro.inputs["graph"]), micro.inputs["labels"]
         scores.update(micro.weight, logits, labels, loss=cross_entropy(logits, labels))
@@ -107,7 +107,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, model, data.evaluation, data.names, eval_fanouts(config.data))
+                run.evaluate(evaluate, model, data.sets, data.names, eval_fanouts(config.data))
         return run.finish(model, shape, use=use_it(config.data))
 
 

@@ -108,7 +108,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     from app.training.metrics import Classification
 
     classes = len(labels.names)
-    counts = Classification(classes, top=5 if classes > 5 else 0)
+    counts = Classification(labels.names, top=5 if classes > 5 else 0)
     scores = run.scores_of(counts)
     for micro in run.evaluation(model, rows, collate):
         logits, truth = model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs["labels"]

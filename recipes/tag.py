@@ -69,7 +69,7 @@ def evaluate(run: Run, model, rows, collate, tags) -> dict[str, float]:
     """Score the model on every evaluation row, once each."""
     from app.training.entities import EntityScores, TokenScores
 
-    scores = run.scores_of(EntityScores(tags.names) if tags.spans else TokenScores(len(tags.names)))
+    scores = run.scores_of(EntityScores(tags.names) if tags.spans else TokenScores(tags.names))
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.token_weights):
         output = model(**micro.inputs)
         scores.update(micro.weight, output.logits, micro.inputs["labels"], loss=output.loss)

@@ -1,14 +1,14 @@
 """What is kept of data on disk: never older than the data, and not for ever."""
 
-import json
 import os
 from pathlib import Path
 
 import datasets
+import pyarrow
 import pytest
 
 from app.data.cache import remember, using_cache
-from app.data.tables.json_files import as_records
+from app.data.tables.arrow_files import written_once
 from tables import load, refused, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")
@@ -79,22 +79,17 @@ def test_another_run_writes_the_same_file_meanwhile(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
 
 
-def test_another_run_converts_the_same_table_meanwhile(tmp_path, monkeypatch):
-    file = tmp_path / "table.json"
-    file.write_text(json.dumps({"text": ["one", "two"], "label": [0, 1]}))
-    write, other = Path.write_text, []
+def test_processes_that_write_the_same_table_at_once_do_not_disturb_each_other(tmp_path):
+    features, part = datasets.Features({"text": datasets.Value("string")}), pyarrow.table({"text": ["one", "two"]})
+    place, other = tmp_path / "rows.arrow", []
 
-    def interrupted(place, text):
-        monkeypatch.setattr(Path, "write_text", write)
-        write(place, text)
-        other.append(as_records(str(file), tmp_path, "--data.path"))
+    def interrupted():
+        yield part
+        other.append(written_once(place, features, iter([part]), "json", "train"))
 
-    monkeypatch.setattr(Path, "write_text", interrupted)
-    place = as_records(str(file), tmp_path, "--data.path")
-    assert other == [place]
-    rows = [json.loads(line) for line in Path(place).read_text().splitlines()]
-    assert rows == [{"text": "one", "label": 0}, {"text": "two", "label": 1}]
-    assert len(list(tmp_path.glob("*jsonl*"))) == 1
+    table = written_once(place, features, interrupted(), "json", "train")
+    assert [each["text"][:] for each in (table, *other)] == [["one", "two"]] * 2
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.arrow"]
 
 
 def test_a_cache_that_cannot_be_written_says_so(monkeypatch, tmp_path):

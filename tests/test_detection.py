@@ -16,7 +16,7 @@ from app.errors import UserError
 from app.tasks.detection.dense import DenseDetectorConfig
 from app.tasks.detection.losses import SetLoss, dense_loss, generalised_iou
 from app.tasks.detection.networks import new_detector, too_many_boxes, with_loss
-from app.tasks.detection.pictures import panel
+from app.tasks.detection.pictures import LINE, panel
 from app.tasks.from_scratch import DetectorScratch
 from app.tasks.segmentation.panels import colours
 from app.training import average_precision
@@ -231,10 +231,23 @@ def test_names_of_boxes_are_drawn_inside_the_picture(box, names):
     image = torch.linspace(0, 1, 64).expand(3, 64, 64)
     truth = {"boxes": torch.tensor([box], dtype=torch.float32), "labels": labels}
     nothing = {"boxes": torch.zeros(0, 4), "labels": labels[:0], "scores": torch.zeros(0)}
-    drawn, plain = (panel(image, each, nothing, names)[:, :384].astype(int) for each in (truth, nothing))
+    drawn, plain = (panel(image, each, nothing, names)[:, :768].astype(int) for each in (truth, nothing))
     colour = colours(len(names) + 2)[1] if len(names) == 1 else colours(len(names) + 1)[-1]
-    own = np.lib.stride_tricks.sliding_window_view((drawn == colour).all(-1) & (drawn != plain).any(-1), (14, 20))
+    own = np.lib.stride_tricks.sliding_window_view((drawn == colour).all(-1) & (drawn != plain).any(-1), (LINE, 20))
     assert own.mean((2, 3)).max() > 0.5 and len(set(colour.tolist())) > 1
+
+
+@pytest.mark.parametrize("side", [64, 96, 320, 640])
+def test_boxes_are_drawn_thin_on_pictures_of_twice_the_size(side):
+    """Twice what fits into a column, and twice an image that is larger than that."""
+    labels = torch.tensor([0])
+    truth = {"boxes": torch.tensor([[side / 4, side / 4, side / 2, side / 2]]), "labels": labels}
+    nothing = {"boxes": torch.zeros(0, 4), "labels": labels[:0], "scores": torch.zeros(0)}
+    image = torch.linspace(0, 1, side).expand(3, side, side)
+    drawn, plain = (panel(image, each, nothing, NAMES).astype(int) for each in (truth, nothing))
+    assert drawn.shape[0] == 2 * max(384 // side, 1) * side >= 640
+    middle = (drawn != plain).any(-1)[drawn.shape[0] * 3 // 8]
+    assert middle.sum() == 2  # the left and the right line, of a pixel each
 
 
 def test_a_saved_detector_works_in_a_pipeline(tmp_path, monkeypatch):

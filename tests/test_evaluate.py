@@ -1,22 +1,28 @@
 """python -m app evaluate and predict: the scores of the run on any layout, on any data, and a table of predictions."""
 
+import contextlib
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from test_boxes import coco
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassCalibrationError
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, BertForSequenceClassification
 
 from app import UserError, parse
 from app.__main__ import main as app
 from app.commands.evaluate import command, models
 from app.commands.predict import command as predict
 from app.commands.predict import tables
+from app.data.corpus.documents import start_of
 from app.data.tables.splits import named_sets
 from app.launching.flags import parse_command
 from app.tasks.detection.networks import new_detector
@@ -111,6 +117,31 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
     assert run["scores"] == model["scores"] and run["scores"]["eval/samples"] == 30
     part = as_it_is(tmp_path / "run", tmp_path / "new.jsonl", "--split", "train[:7]")["scores"]
     assert part["eval/samples"] == 7 and part.keys() == run["scores"].keys()
+
+
+@pytest.mark.parametrize("name", ["cls", "graph"])
+def test_the_split_that_is_scored_is_the_only_one_named(tmp_path, capsys, name):
+    """Its scores have the plain names, and nothing is said of the split that the run was evaluated on."""
+    draw = np.random.default_rng(0)
+    recipe = load(ROOT / "recipes" / f"{name}.py")
+    if name == "cls":
+        for split, count in (("train", 40), ("valid", 8), ("test", 11)):
+            lines = [{"text": "".join(draw.choice(list("ab "), 20)), "label": i % 2} for i in range(count)]
+            (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        data = tmp_path
+        small = SMALL[name].flags(lambda count: tmp_path / "train.jsonl")
+    else:
+        small, data = SMALL[name].flags(lambda count: tmp_path / "texts.jsonl"), tmp_path / "graph.npz"
+        splits = {"train": np.arange(40), "valid": np.arange(40, 48), "test": np.arange(48, 59)}
+        edges, x = draw.integers(0, 60, (2, 200)), draw.random((60, 3))
+        np.savez(data, edges=edges, x=x, labels=np.arange(60) % 2, **splits)
+    words = [*small, "--data.path", data, "--data.eval-path=", *FLAGS[:4], "--run.steps", 1, "--run.trackers"]
+    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
+    assert "valid" in capsys.readouterr().out
+    found = as_it_is(tmp_path / "run", "--split", "test")["scores"]
+    said = "".join(capsys.readouterr())
+    assert found["eval/samples"] == 11 and not [score for score in found if not score.startswith("eval/")]
+    assert "test" in said and "valid" not in said and "given" not in said and "eval-split" not in said
 
 
 @pytest.mark.parametrize(
@@ -233,7 +264,7 @@ def test_calibration_is_torchmetrics():
     for part, a, b in zip(parts, logits.split(70), target.split(70), strict=True):
         part.update(a, b)
     whole.alone()
-    assert whole.report()["error"] == pytest.approx(expected, rel=1e-5)
+    assert whole.report()["calibration"]["error"] == pytest.approx(expected, rel=1e-5)
     parts[0].state = parts[2].state + parts[0].state + parts[1].state
     parts[0].alone()
     assert parts[0].report() == whole.report()
@@ -314,11 +345,97 @@ def test_what_cannot_be_predicted(run, rows, words, said, tmp_path, monkeypatch)
 def test_models_of_other_tasks(tmp_path):
     with pytest.raises(UserError, match="is no model that transformers can read"):
         predict._task(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"build it as its recipe does, then .*load_model\(network, "):
+        predict._task(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}')
     with pytest.raises(UserError, match="BertForMaskedLM: predict takes classifiers"):
         predict._task(str(tmp_path))
-    kind = {"model_type": "samestep-dense-detector", "architectures": ["DenseDetector"]}
-    code = {"auto_map": {"AutoConfig": "dense.DenseDetectorConfig"}}
-    (tmp_path / "config.json").write_text(json.dumps(kind | code))
-    with pytest.raises(UserError, match=r"DenseDetector: predict takes classifiers .* detectors"):
-        predict._task(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory, rows):
+    """Return the folder of a run of dpo, which trains a language model."""
+    folder = tmp_path_factory.mktemp("writer") / "dpo"
+    recipe = load(ROOT / "recipes" / "dpo.py")
+    words = [*SMALL["dpo"].flags(rows), *FLAGS[:4], "--run.steps", 1, "--run.trackers", "--run.dir", folder]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
+    return folder
+
+
+def test_a_language_model_goes_on_with_prompts(writer, tmp_path):
+    """As transformers' own generate does for each by itself; and after a conversation, by the chat template."""
+    prompts = ["def name(", "x", "a longer one, with more tokens"]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in prompts))
+    words = [str(tmp_path / "a.jsonl"), "--tokens", "5", "--to"]
+    assert app(["predict", str(writer), *words, str(tmp_path / "b.jsonl")]) == 0
+    model, tokenizer = (kind.from_pretrained(writer / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    start = torch.tensor([[start_of(tokenizer)]])
+    for text, line in zip(prompts, (tmp_path / "b.jsonl").read_text().splitlines(), strict=True):
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        found = model.generate(torch.cat([start, ids], 1), max_new_tokens=5)[0, ids.shape[1] + 1 :]
+        assert json.loads(line)["prediction"] == tokenizer.decode(found, skip_special_tokens=True)
+    chats = {"messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "a.jsonl").write_text(2 * f"{json.dumps(chats)}\n")
+    with pytest.raises(UserError, match="no chat template"):
+        app(["predict", str(writer), *words, str(tmp_path / "c.jsonl")])
+    copy = shutil.copytree(writer / "model", tmp_path / "chats")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}:{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
+    tokenizer.save_pretrained(copy)
+    assert app(["predict", str(copy), *words, str(tmp_path / "c.jsonl")]) == 0
+    ids = tokenizer(f"x:{tokenizer.eos_token}", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    found = tokenizer.decode(model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :], skip_special_tokens=True)
+    lines = [json.loads(line)["prediction"] for line in (tmp_path / "c.jsonl").read_text().splitlines()]
+    assert lines == [found, found]
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory, rows):
+    """Return the folder of a run of det, on files of COCO."""
+    folder = tmp_path_factory.mktemp("detector")
+    recipe, path = load(ROOT / "recipes" / "det.py"), coco(folder / "data")
+    words = [*SMALL["det"].flags(rows)[:4], "--data.path", path, "--data.eval-path=", "--data.holdout", 0.5]
+    words += [*FLAGS[:4], "--run.steps", 1, "--run.trackers", "--run.dir", folder / "run"]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
+    return folder
+
+
+def test_boxes_are_those_that_a_run_is_scored_by(detector, tmp_path):
+    """By pycocotools, from COCO's results format with the numbers of an annotation file."""
+    path = detector / "data" / "boxes.json"
+    words = ["predict", str(detector / "run"), str(path), "--threshold", "0", "--to"]
+    assert app([*words, str(tmp_path / "a.json"), "--annotations", str(path), "--overlay"]) == 0
+    found = as_it_is(detector / "run" / "model", path)["scores"]
+    whole = json.loads(path.read_text())
+    for number, box in enumerate(whole["annotations"], 1):
+        box |= {"id": number, "area": box["bbox"][2] * box["bbox"][3]}
+    (tmp_path / "truth.json").write_text(json.dumps(whole))
+    with contextlib.redirect_stdout(None):
+        truth = COCO(str(tmp_path / "truth.json"))
+        judge = COCOeval(truth, truth.loadRes(str(tmp_path / "a.json")), "bbox")
+        for step in (judge.evaluate, judge.accumulate, judge.summarize):
+            step()
+    assert (judge.stats[0], judge.stats[1]) == pytest.approx((found["eval/map"], found["eval/map50"]), abs=1e-6)
+    assert len(list((tmp_path / "overlays").glob("*.png"))) == 6
+    assert app([*words, str(tmp_path / "a.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    results = json.loads((tmp_path / "a.json").read_text())
+    assert [line["probability"] for line in lines] == [result["score"] for result in results]
+    assert [[line["left"], line["top"]] for line in lines] == [result["bbox"][:2] for result in results]
+    assert {Path(line["file"]).name for line in lines} <= {f"{index}.png" for index in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--annotations", "x.json"], "is for COCO's results: give --to NAME.json"),
+        (["--to", "b.json", "--annotations", "none.json"], "--annotations none.json: cannot be read"),
+        (["--threshold", "2"], "--threshold 2: must be from 0 to 1"),
+        (["--keep", "left"], "--keep left: the data have no such column"),
+        (["--probabilities"], "--probabilities is for segmentation"),
+    ],
+)
+def test_what_a_detector_does_not_take(detector, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        app(["predict", str(detector / "run"), str(detector / "data" / "boxes.json"), *words])

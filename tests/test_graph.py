@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import parse
-from app.commands.predict import command as predict
+from app.__main__ import main as app
 from app.data.graphs import calls, nodes, readers
 from app.data.graphs.config import GraphData
 from app.data.graphs.sampling import ALL, Gather, draw, sample, stages
@@ -242,6 +242,27 @@ def test_nodes_to_evaluate_on_are_never_trained_on(tmp_path, split):
         nodes.load(GraphData(**flags, eval_split="train"))
 
 
+def test_further_sets_are_of_the_graph_or_of_others(tmp_path):
+    """None of their nodes is trained on."""
+    flags = write(tmp_path, "npz", val=[12], test=[20, 21])
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other", "folder", test=[3])["path"]
+    sets = (f"test={flags['path']}::test", f"far={other}", f"named={other}::test")
+    loaded = nodes.load(GraphData(**flags, eval_sets=sets))
+    found = {name: held.nodes.tolist() for name, held in loaded.sets.items()}
+    assert found == {"": [12], "test": [20, 21], "far": [3], "named": [3]}
+    assert "evaluated too, as eval-test: 2 nodes" in loaded.about
+    (tmp_path / "plain").mkdir()
+    whole = write(tmp_path / "plain", "npz")
+    for wrong, said in (
+        (f"a={flags['path']}::train", "no such split; there are val, test"),
+        (f"a={other}::val", "no such split; there are test"),
+        (f"a={whole['path']}", "is trained on, and so are 32 of its nodes"),
+    ):
+        with pytest.raises(UserError, match=said):
+            nodes.load(GraphData(**(whole if "plain" in wrong else flags), eval_sets=(wrong,)))
+
+
 def test_a_graph_to_evaluate_on_has_splits_of_its_own(tmp_path):
     flags = write(tmp_path, "npz")
     for own, expected in (
@@ -462,8 +483,14 @@ def test_a_finished_model_classifies(tmp_path):
     path = write(tmp_path, "npz")["path"]
     assert classify(str(tmp_path), path, rows) == [["a", "b", "c"][i] for i in expected]
     assert len(classify(str(tmp_path), path)) == SIZE
-    with pytest.raises(UserError, match=r"nodes of graphs, .*import classify; print\(classify\("):
-        predict._task(str(tmp_path))
+    assert app(["predict", str(tmp_path), path, "--to", str(tmp_path / "found.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [line["node"] for line in lines] == list(range(SIZE))
+    assert [line["prediction"] for line in lines] == classify(str(tmp_path), path)
+    assert sum(lines[3][f"p/{name}"] for name in "abc") == pytest.approx(1)
+    assert max("abc", key=lambda name: lines[3][f"p/{name}"]) == lines[3]["prediction"]
+    with pytest.raises(UserError, match=r"--split test: .* has no such split; there are none"):
+        app(["predict", str(tmp_path), path, "--split", "test"])
     with pytest.raises(UserError, match="40 is not there"):
         classify(str(tmp_path), path, [40])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))

@@ -121,7 +121,7 @@ def test_several_label_columns():
         (["a", "b"], ["a", "b", "d", "e"], "auto", ["row 2", "'d'", "no training row"]),
         ([1, 2], [1, 2, 0], "auto", ["row 2", "label 0", "no training row"]),
         ([["a"], ["b"]], [["a"], [], ["a", "x"]], "auto", ["row 2", "'x'"]),
-        ([1, 2], ["a", "b"], "auto", ["int64 in the training data", "string in the evaluation"]),
+        ([1, 2], ["a", "b"], "auto", ["row 0", "'a', as a string where the training data have int64", "1, 2"]),
         (["a", None, "b"], None, "auto", ["row 1", "no label"]),
         ([0.5, float("nan")], None, "auto", ["row 1", "no label"]),
         ([0.5, float("inf")], None, "auto", ["row 1", "inf"]),
@@ -166,3 +166,28 @@ def test_rows_are_named_as_the_whole_table_counts_them():
     train, evaluation = (table(label=values).select(rows) for rows in (range(40), [3, 40]))
     with refused("row 40", "'rare'"):
         labels_of(train, evaluation)
+
+
+@pytest.mark.parametrize(
+    ("values", "other", "expected"),
+    [
+        ([1, 2, 12], ["2", "12", "1"], [1, 2, 0]),
+        (["1", "2"], [2, 1], [1, 0]),
+        (["1", "2"], [2.0, 1.0], [1, 0]),
+        ([1, 2], [2.0, 1.0], [1, 0]),
+        ([1.0, 2.0], ["2", "1"], [1, 0]),
+        ([True, False], ["false", "true"], [0, 1]),
+        ([7, 8], ["007", "8"], "'007'"),
+        (["007", "8"], [7, 8], "7"),
+        ([True, False], [5, 0], "5"),
+        ([1, 2], [1.5, 2.0], "1.5"),
+    ],
+)
+def test_labels_of_two_tables_are_compared_as_they_are_written(values, other, expected):
+    """Not by what one type makes of the other: 007 would become 7, and 5 true."""
+    train, evaluation = table(label=values), table(label=other)
+    if isinstance(expected, list):
+        assert labels_of(train, evaluation, problem=SINGLE).eval_values.tolist() == expected
+    else:
+        with refused("row 0", f"label {expected}", "no training row"):
+            labels_of(train, evaluation, problem=SINGLE)

@@ -330,8 +330,8 @@ def test_conversations_of_sharegpt_are_those_of_chat_templates(data_cache, write
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ([{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}], "message 1 of ROW is from 'robot'"),
-        ([{"role": "Assistent", "content": "a"}], "message 0 of ROW has the role 'Assistent': write assistant"),
+        ([{"from": "human", "value": "a"}, {"from": "robot", "value": "b"}], "message 1 of ROW has the role 'robot'"),
+        ([{"role": "Assistent", "content": "a"}], "message 0 of ROW has the role 'Assistent'"),
         ([{"from": "human", "value": "a"}, {"from": "gpt", "value": None}], "message 1 of ROW has from: each row"),
         ([{"from": "human", "value": "a"}, {"value": "b"}], "message 1 of ROW has value: each row"),
         ([], "ROW holds an empty list"),
@@ -359,7 +359,9 @@ def test_a_row_that_is_no_conversation_is_named(data_cache, write, row, says):
 
 def test_a_tool_call_needs_no_content(data_cache, write):
     tokenizer = byte_tokenizer(8)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = TEMPLATE.replace(
+        "{{ eos", "{% for c in m.tool_calls or [] %}[{{ c.name }}]{% endfor %}{{ eos"
+    )
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]}
     rows = [{"c": [{"role": "user", "content": "a"}, call, {"role": "assistant", "content": "b"}]}] * 2
     assert documents_of(write(rows), tokenizer, messages="c").count == 2

@@ -1,9 +1,12 @@
 """app.training.metrics: torchmetrics' values, and the same bits however the samples are spread."""
 
+import importlib
+
 import pytest
 import torch
 from torchmetrics import MeanSquaredError, PearsonCorrCoef
 from torchmetrics.classification import (
+    BinaryF1Score,
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
     MulticlassF1Score,
@@ -11,8 +14,13 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
-from app.training.metrics import Classification, MultiLabel, Regression
-from app.training.scores import Scores
+from app.tasks.segmentation.overlap import Overlap
+from app.training.average_precision import AveragePrecision
+from app.training.entities import EntityScores, TokenScores
+from app.training.metrics import Classification, Metric, MultiLabel, Regression
+from app.training.remarks import Remarks
+from app.training.scores import Scores, renamed
+from launching import ROOT
 
 ROWS = 203
 
@@ -55,6 +63,105 @@ MEASURES = {
     "amount": (Regression, {"mse": MeanSquaredError(), "pearson": PearsonCorrCoef()}),
     "amounts": (Regression, {"mse": MeanSquaredError()}),
 }
+
+
+def update(metric, predicted, target):
+    metric.update(predicted, target)
+    return metric
+
+
+def boxes(count: int, label: int = 0) -> dict[str, torch.Tensor]:
+    corners = torch.tensor([[0.0, 0.0, 9.0, 9.0]]).repeat(count, 1)
+    return {"boxes": corners, "scores": torch.full((count,), 0.9), "labels": torch.full((count,), label)}
+
+
+ONE, OTHER = torch.tensor([[2.0, -1.0]]), torch.tensor([[-1.0, 2.0]])
+# Of each metric: an evaluation that is worth little, and what is said of it; and one that is not.
+DEGENERATE = {
+    "Classification": (
+        lambda: update(Classification(["no", "yes"]), torch.cat([ONE, ONE]), torch.tensor([0, 1])),
+        "every prediction is no, one of 2 classes",
+        lambda: update(Classification(["no", "yes"]), torch.cat([ONE, OTHER]), torch.tensor([1, 0])),
+    ),
+    "TokenScores": (
+        lambda: update(TokenScores(["no", "yes"]), torch.cat([ONE, ONE])[None], torch.tensor([[0, 1]])),
+        "every prediction is no",
+        lambda: update(TokenScores(["no", "yes"]), torch.cat([ONE, OTHER])[None], torch.tensor([[1, 0]])),
+    ),
+    "MultiLabel": (
+        lambda: update(MultiLabel(2), torch.tensor([[-1.0, -2.0]]), torch.tensor([[1.0, 0.0]])),
+        "no label is predicted",
+        lambda: update(MultiLabel(2), torch.tensor([[1.0, -2.0]]), torch.tensor([[0.0, 1.0]])),
+    ),
+    "Regression": (
+        lambda: update(Regression(), torch.tensor([3.0, 3.001, 3.0]), torch.tensor([1.0, 3.0, 5.0])),
+        "predictions are nearly constant",
+        lambda: update(Regression(), torch.tensor([3.0, 3.5, 3.0]), torch.tensor([1.0, 3.0, 5.0])),
+    ),
+    "EntityScores": (
+        lambda: update(EntityScores(["O", "B-a"]), torch.cat([ONE, ONE])[None], torch.tensor([[0, 1]])),
+        "no entity is found, and there are 1",
+        lambda: update(EntityScores(["O", "B-a"]), torch.cat([ONE, OTHER])[None], torch.tensor([[1, 0]])),
+    ),
+    "AveragePrecision": (
+        lambda: update(AveragePrecision(["a"]), [boxes(0)], [boxes(2)]),
+        "no box is found, and there are 2",
+        lambda: update(AveragePrecision(["a"]), [boxes(1)], [boxes(2)]),
+    ),
+    "Overlap": (
+        lambda: update(Overlap(["back", "cell"]), torch.zeros(1, 4), torch.tensor([[0, 0, 1, 1]])),
+        "no pixel is right of cell",
+        lambda: update(Overlap(["back", "cell"]), torch.tensor([[0, 1, 1, 0]]), torch.tensor([[0, 0, 1, 1]])),
+    ),
+}
+# A reward, a distance, a share of tokens or a probability is a result like any other.
+NEVER = {"Calibration", "TokenAccuracy", "PreferenceScores", "PixelFrechet", "Summed", "Repeated"}
+
+
+def kinds_of(base: type) -> set[type]:
+    return {kind for each in base.__subclasses__() for kind in (each, *kinds_of(each))}
+
+
+def test_each_metric_knows_what_is_worth_little():
+    """A metric of the app without a line above is found here."""
+    for module in sorted((ROOT / "app").rglob("*.py")):
+        if "(Metric)" in (text := module.read_text()) or "(Classification)" in text:
+            importlib.import_module(".".join(module.relative_to(ROOT).with_suffix("").parts))
+    own = {kind.__name__ for kind in kinds_of(Metric) if kind.__module__.startswith("app.")}
+    assert own == set(DEGENERATE) | NEVER
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_what_is_worth_little_is_said(name):
+    make, said, sound = DEGENERATE[name]
+    metric, other = make(), sound()
+    assert type(metric).__name__ == name
+    metric.alone(), other.alone()
+    assert metric.fault().startswith(said) and "--optim.lr" in metric.fault()
+    assert other.fault() == ""
+
+
+def test_remarks_have_the_names_that_the_scores_get():
+    """Of each set, and what was said of an earlier evaluation is gone."""
+    remarks = Remarks()
+    make, said, sound = DEGENERATE["Classification"]
+    for metric in (make(), sound()):
+        names = list(metric.alone())
+        remarks.add(metric, names, "eval/")
+        with remarks.renamed(lambda names: renamed(names, "eval", "hard")):
+            remarks.add(metric, names, "eval/")
+        told = [f"{name}: {said}" for name in ("eval", "eval-hard")] if said else []
+        assert [line.startswith(start) for line, start in zip(remarks.lines(), told, strict=True)] == [True] * len(told)
+        said = ""
+    assert remarks.meanings["eval-hard/f1"] == remarks.meanings["eval/f1"] == "mean over the classes"
+    assert remarks.meanings["eval/f1_positive"] == "of the class yes"
+
+
+def test_two_classes_have_the_f1_of_the_second():
+    logits, target = torch.cat([ONE, OTHER, OTHER, ONE]), torch.tensor([0, 1, 0, 1])
+    found = update(Classification(2), logits, target).alone()
+    assert found["f1_positive"] == BinaryF1Score()(logits.argmax(1), target).item()
+    assert "f1_positive" not in update(Classification(3), torch.eye(3), torch.arange(3)).alone()
 
 
 def scores_of(make, state):
@@ -127,7 +234,7 @@ class Counted:
 
 def test_any_object_that_updates_computes_and_moves_is_a_metric():
     """It need not be one of torchmetrics, and not know what those keep."""
-    scores = Scores(torch.device("cpu"), rows=Counted())
+    scores = Scores(torch.device("cpu"), Remarks(), rows=Counted())
     for size in (3, 2):
         scores.update(float(size), torch.zeros(size), torch.zeros(size))
     assert scores.compute() == {"eval/rows": 5, "eval/samples": 5}

@@ -113,7 +113,7 @@ def test_texts_are_cut_into_words_and_signs(model, tmp_path):
         (["--keep", "tokens"], "--keep tokens: the table has a column of its own"),
         (["--text", "tokens", "id"], "a tagger takes one column"),
         (["--text", "none"], "--text none: the data have no such column"),
-        (["--overlay"], "--overlay is for masks"),
+        (["--overlay"], "--overlay is for segmentation and object-detection"),
     ],
 )
 def test_what_a_tagger_does_not_take(model, tmp_path, words, said):

@@ -445,6 +445,19 @@ def test_what_is_no_picture_is_refused(tmp_path, pictures, words):
         run.log_images({"x": pictures})
 
 
+@pytest.mark.parametrize(("losses", "falls"), [((2.0, 1.5, 1.9), True), ((2.0, 2.5, 1.9999), False), ((2.0,), True)])
+def test_a_loss_that_does_not_fall_is_said(tmp_path, capsys, losses, falls):
+    """In a run that was stopped and resumed too, whose first evaluation was before the stop."""
+
+    def scores(step):
+        return {"eval/loss": losses[step // 2 - 1]} if step // 2 <= len(losses) else {}
+
+    train(tmp_path / "run", scores=scores, eval_every=2, stop_at=3)
+    train(tmp_path / "run", scores=scores, eval_every=2)
+    told = f"warning: eval/loss did not fall: 2.0000 in the first evaluation, {losses[-1]:.4f} now"
+    assert (told in capsys.readouterr().err) is not falls
+
+
 def test_a_quiet_run_prints_warnings_alone(tmp_path, capsys):
     train(tmp_path / "loud")
     assert "finished: 8 steps" in capsys.readouterr().out

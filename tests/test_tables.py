@@ -236,7 +236,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch, inside):
 def test_offline_a_hub_set_comes_from_the_cache_or_is_refused(tmp_path, own_data_cache):
     """A warm cache is what an earlier download leaves: here a folder's, under the name of a Hub set."""
     path, _ = write(tmp_path, "hub")
-    load(shutil.move(path, tmp_path / "spam"))
+    datasets.load_dataset(str(shutil.move(path, tmp_path / "spam")))
     (prepared,) = (file.parent for file in own_data_cache.glob("**/spam/default/0.0.0/*/dataset_info.json"))
     shutil.copytree(prepared, tmp_path / "warm" / "someone___spam" / "default" / "0.0.0" / prepared.name)
     code = """

@@ -250,7 +250,21 @@ def test_entities_are_scored_as_by_seqeval(names, seed):
             "f1": seqeval.f1_score(truths, guesses),
             "accuracy": seqeval.accuracy_score(truths, guesses),
         }
+        reported = seqeval.classification_report(truths, guesses, output_dict=True)
     assert scores.alone() == pytest.approx(expected)
+    assert_reported(scores.report()["entities"], reported)
+
+
+def assert_reported(ours: dict, theirs: dict) -> None:
+    """Compare by type, and the means; seqeval names those types alone that occur, and has 0 where we have nothing."""
+    occur = {name: row for name, row in ours.items() if row["support"] or row["precision"] is not None}
+    means = {name for name in ours if name.endswith(" avg")}
+    assert set(theirs) <= set(ours) and set(occur) - means <= set(theirs)
+    for name, row in theirs.items():
+        theirs_named = {"f1" if key == "f1-score" else key: value for key, value in row.items()}
+        if name == "macro avg" and len(occur) - len(means & set(occur)) < len(ours) - len(means):
+            continue  # seqeval takes the mean over the types that occur
+        assert {key: value or 0 for key, value in ours[name].items()} == pytest.approx(theirs_named), name
 
 
 def test_tokens_without_a_tag_are_not_scored():

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 
 CARD = "network.json"
+WEIGHTS = "model.safetensors"
+LOADS = (
+    f'from safetensors.torch import load_model; load_model(network, "{{model}}/{WEIGHTS}")  # network: as in the recipe'
+)
+"""How a module of the user's own gets the weights of a model's folder, in Python."""
 
 
 class Card:
@@ -35,6 +40,12 @@ class Card:
     def save_pretrained(self, folder: Path) -> None:
         """Write network.json into a folder."""
         (folder / CARD).write_text(json.dumps(self.fields, indent=2) + "\n")
+
+
+def use_of(model: nn.Module, given: str) -> str:
+    """Return how a finished model is used: as the recipe says, or how a module that is no library's is loaded."""
+    (plain,) = naming.plain([model])
+    return given or ("" if hasattr(plain, "save_pretrained") else f"{LOADS}  # network: as the recipe builds it")
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
@@ -76,7 +87,7 @@ def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path,
         if tensors.keys() < weights.keys():
             rest = ", ".join(sorted(weights.keys() - tensors.keys()))
             print(f"warning: model.safetensors holds tensors alone, so {rest} is left out", file=sys.stderr)
-        save_file(clean_state_dict_for_safetensors(tensors), draft / "model.safetensors")
+        save_file(clean_state_dict_for_safetensors(tensors), draft / WEIGHTS)
     for part in parts:
         _forget_last_call(part)
         part.save_pretrained(draft)

@@ -1,5 +1,6 @@
 """The commit protocol: a checkpoint folder that is present is whole, and the last good one is never given up first."""
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable
@@ -83,6 +84,13 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, whether it is there or not."""
         return self.folder / f"step-{step:08d}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the newest checkpoint whose record can be read; empty if there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(OSError, ValueError):
+                return dict(record.read(self.path(step)).get("config", {}))
+        return {}
 
     def improves(self, step: int, metrics: dict[str, float], saving: dict[str, float]) -> bool:
         """Tell whether a step's metrics are better than those of every checkpoint before it.

@@ -10,7 +10,9 @@ from app.config.fields import (
     finite,
     flatten,
     on_resume,
+    put,
     to_dict,
+    when_begun,
 )
 from app.config.settings import BestMetric, EMAConfig, OnResume, OptimConfig, RunConfig, setting
 
@@ -29,6 +31,8 @@ __all__ = [
     "finite",
     "flatten",
     "on_resume",
+    "put",
     "setting",
     "to_dict",
+    "when_begun",
 ]

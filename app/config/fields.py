@@ -78,6 +78,27 @@ def chosen(config: Any) -> tuple[Any, list[str]]:
     return config, notes
 
 
+def when_begun(config: Any, before: dict) -> dict[str, Any]:
+    """Return the values that empty fields get when a run begins, by dotted name.
+
+    Args:
+        before: the config of the run that is resumed, as plain values, whose values are kept; empty for a new run.
+    """
+    had = flatten(before)
+    makers = {name: field.metadata.get("when_begun") for name, field, value in each_field(config) if not value}
+    return {name: had.get(name) or make() for name, make in makers.items() if make}
+
+
+def put(config: Any, fields: dict, values: dict[str, Any]) -> None:
+    """Set fields of a config by their dotted names, in it and in its plain values."""
+    for name, value in values.items():
+        (*parts, last), owner, plain = name.split("."), config, fields
+        for part in parts:
+            owner, plain = getattr(owner, part), plain[part]
+        setattr(owner, last, value)
+        plain[last] = value
+
+
 def as_flag(name: str) -> str:
     """Write a field's dotted name as the flag that sets it."""
     return "--" + name.replace("_", "-")

@@ -1,9 +1,10 @@
 """Points of a schedule: places in a run, each with a factor of the peak learning rate."""
 
 import re
-from pathlib import Path
+import zlib
 from typing import NamedTuple
 
+from app.config.text_files import open_text, why
 from app.errors import UserError
 
 _POINT = re.compile(r"\s*([\d.]+)(%?)\s*[:,\s]\s*([\d.]+(?:[eE][-+]?\d+)?)\s*")
@@ -48,11 +49,12 @@ def read(words: tuple[str, ...]) -> tuple[str, ...]:
     if len(words) != 1 or _POINT.fullmatch(words[0]):
         return words
     try:
-        lines = Path(words[0]).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        with open_text(words[0]) as stream:
+            lines = stream.read().split("\n")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise UserError(
-            f"--optim.points {words[0]}: {why}: give points, such as 0:0 10%:1 100%:0, or a file with one in each line"
+            f"--optim.points {words[0]}: {why(error)}: give points, such as 0:0 10%:1 100%:0, or a file with one in "
+            "each line"
         ) from None
     points = [text for line in lines if (text := line.partition("#")[0].strip())]
     if points and not re.search(r"\d", points[0]):

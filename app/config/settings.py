@@ -1,6 +1,7 @@
 """The settings that every recipe has: dataclasses with defaults, whose docstrings are the help of their flags."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,12 @@ class OnResume(Enum):
 
 
 def setting(
-    default: Any, *, at_least: float | None = None, on_resume: OnResume = OnResume.REFUSE, help: str = ""
+    default: Any,
+    *,
+    at_least: float | None = None,
+    on_resume: OnResume = OnResume.REFUSE,
+    help: str = "",
+    when_begun: Callable[[], Any] | None = None,
 ) -> Any:
     """Declare a field of a config, here or in a recipe; the docstring below the field is the help of its flag.
 
@@ -28,8 +34,10 @@ def setting(
         on_resume: whether a run that is resumed may have another value. Fields that are declared without `setting`
             may not.
         help: in place of the docstring, of a field that several configs have.
+        when_begun: gives its value where it is empty when a run begins. A run that is resumed keeps what it had.
     """
     known = {"at_least": at_least, "on_resume": on_resume, **({"help": help} if help else {})}
+    known |= {"when_begun": when_begun} if when_begun else {}
     return dataclasses.field(default=default, metadata=known)
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 SECONDS_KEPT = 24 * 3600
-CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Numbers of errors that only writing can have."""
 
 
 def cache_folder() -> Path:
@@ -116,7 +117,7 @@ def using_cache() -> Iterator[None]:
     except UserError:  # of a file that cannot be read, for example, for want of a permission too
         raise
     except Exception as error:
-        if cause := _cannot_write(error):
+        if not isinstance(error, UserError) and (cause := cannot_write(error)):
             raise UserError(
                 f"cannot write to the data cache {datasets.config.HF_DATASETS_CACHE} ({cause.strerror}): make room, or "
                 "set HF_DATASETS_CACHE to a folder that can be written"
@@ -127,9 +128,18 @@ def using_cache() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _cannot_write(error: BaseException | None) -> OSError | None:
+def cannot_write(error: BaseException | None) -> OSError | None:
+    """Return the error that the cache cannot be written, if it is what led to another one."""
+    import datasets
+
+    cache = os.path.abspath(datasets.config.HF_DATASETS_CACHE)
     while error is not None:
-        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
-            return error
+        if isinstance(error, OSError):
+            # Files of data, too, may be denied: only the name tells the two apart. It is one in the cache, or that of a
+            # folder that would hold the cache and cannot be made.
+            name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+            file = name and os.path.abspath(name)
+            if error.errno in FULL or (file and os.path.commonpath([file, cache]) in (file, cache)):
+                return error
         error = error.__cause__ or error.__context__
     return None

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from app.config import OnResume, setting
+from app.data.date import today
+
 
 @dataclass
 class TableData:
     """A table: where it comes from, and which of its rows are for evaluation."""
 
     # What a document is in txt files; only data that are texts to model have a flag for it. conll: they are CoNLL;
-    # boxes: the data are images with boxes; parallel: files of one name and of other extensions are columns of lines.
+    # images: the data are images with classes; boxes: with boxes; parallel: files of one name and of other extensions
+    # are columns of lines.
     txt = "file"
     # Only where there are scores, there is a flag for further sets.
     eval_sets = tuple[str, ...]()
@@ -43,6 +47,15 @@ class EvalSets:
 
 
 @dataclass
+class RunDate:
+    """The date of a run."""
+
+    date: str = setting("", on_resume=OnResume.ACCEPT, when_begun=today)
+    """Date that a chat template writes where it asks for today's, as 2026-11-25. Default: the day on which the run
+    begins, also when it is resumed or evaluated later."""
+
+
+@dataclass
 class Classes:
     """The classes of labels."""
 
@@ -63,6 +76,9 @@ class TextData(Classes, EvalSets, TableData):
     class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
     """Kind of problem, by its name in transformers. auto: decided by the type of the labels."""
+    txt: Literal["file", "table"] = "file"
+    """How txt files are read. file: as plain text, which has no labels; table: as csv, or as tsv if tabs part the
+    values of the first line."""
     max_length: int = 128
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
     pad_to_multiple_of: int = 1
@@ -88,10 +104,11 @@ class TagData(Classes, EvalSets, TableData):
     """Column of the tokens."""
     tags: str = "tags"
     """Column of the tags: strings or integers, one for each token."""
-    scheme: Literal["auto", "iob2", "bioes", "plain"] = "auto"
-    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. bioes: E-name ends it too, and S-name is
-    one of a single token. plain: each token has a tag of its own, as parts of speech. auto: iob2 or bioes if all tags
-    look like it."""
+    scheme: Literal["auto", "iob2", "iob1", "bioes", "plain"] = "auto"
+    """iob2: B-name begins an entity, I-name goes on with it, and O is outside. iob1: I-name begins it too, and B-name
+    only one right after another of that name, as in the first CoNLL files; becomes iob2. bioes: E-name ends it too, and
+    S-name is one of a single token. plain: each token has a tag of its own, as parts of speech. auto: bioes, iob2 or
+    iob1 if all tags are."""
     max_length: int = 256
     """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
     pad_to_multiple_of: int = 1
@@ -100,7 +117,7 @@ class TagData(Classes, EvalSets, TableData):
 
 
 @dataclass
-class PreferenceData(EvalSets, TableData):
+class PreferenceData(RunDate, EvalSets, TableData):
     """Prompts with two answers each, of which one is preferred."""
 
     path: tuple[str, ...] = ("builtin:slips",)
@@ -113,6 +130,9 @@ class PreferenceData(EvalSets, TableData):
     """Column of the preferred answer: a text, or a list of messages, which the tokenizer's chat template writes out."""
     rejected: str = "rejected"
     """Column of the other answer."""
+    txt: Literal["file", "table"] = "file"
+    """How txt files are read. file: as plain text, which has no answers; table: as csv, or as tsv if tabs part the
+    values of the first line."""
     max_length: int = 512
     """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
     fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
@@ -148,7 +168,7 @@ class PairData(EvalSets, TableData):
 
 
 @dataclass
-class CorpusData(EvalSets, TableData):
+class CorpusData(RunDate, EvalSets, TableData):
     """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)
@@ -164,9 +184,9 @@ class CorpusData(EvalSets, TableData):
     messages: str = ""
     """Column of conversations: lists of messages with role and content, or from and value as in ShareGPT, which the
     tokenizer's chat template writes out. The model learns the assistant's messages."""
-    txt: Literal["file", "blank-lines", "line"] = "file"
+    txt: Literal["file", "blank-lines", "line", "table"] = "file"
     """What a document is in txt files. file: the whole file; blank-lines: the text between two blank lines; line: each
-    line."""
+    line; table: each row of a table, which is read as csv, or as tsv if tabs part the values of the first line."""
     packing: Literal["documents", "concat"] = "documents"
     """How documents share a block. documents: attention stays inside a document, and positions restart at each.
     concat: they form one stream, in which the end-of-text token ends each document."""
@@ -212,6 +232,8 @@ class ImageData(TableData):
 @dataclass
 class ClassData(Classes, EvalSets, ImageData):
     """Images and their classes."""
+
+    txt = "images"
 
     label: str = "label"
     """Column of the class: integers or strings."""

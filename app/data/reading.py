@@ -1,9 +1,8 @@
 """Files of data: how texts are opened, and what is wrong with a file that cannot be read, in words for the user."""
 
-import codecs
 import contextlib
 import difflib
-import gzip
+import json
 import logging
 import lzma
 import tarfile
@@ -11,8 +10,11 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
+from app.config.text_files import open_text as open_text  # for the readers of data
+from app.config.text_files import why
+from app.data.cache import cannot_write
 from app.errors import UserError
 
 DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
@@ -22,10 +24,17 @@ Libraries with further errors of their own name them to `reading`.
 """
 
 
-def open_text(file: str | Path, newline: str | None = None) -> TextIO:
-    """Open a text file of data, also one that gzip compressed: UTF-8, and no byte order mark becomes part of a word."""
-    opened = gzip.open if str(file).lower().endswith(".gz") else open
-    return opened(file, "rt", encoding="utf-8-sig", newline=newline)
+class UnreadableError(ValueError):
+    """A file cannot be read, in the words of those who do not know the flag that gave it; see `explained`."""
+
+    def __init__(self, file: str, reason: str):
+        """Name the file, and say why."""
+        super().__init__(f"{file}: cannot be read: {reason}")
+        self.file, self.reason = file, reason
+
+    def told(self, flag: str, path: str) -> UserError:
+        """Return the error for the user, who has given the file, or the folder or list that it is in."""
+        return UserError(f"{flag} {self}" if self.file == path else f"{flag} {path}: {self}")
 
 
 def read_text(flag: str, file: str | Path) -> str:
@@ -36,6 +45,45 @@ def read_text(flag: str, file: str | Path) -> str:
     """
     with reading(flag, file), open_text(file) as stream:
         return stream.read()
+
+
+def read_json(flag: str, file: str | Path) -> Any:
+    """Return what a json file holds; raises as `read_text`."""
+    with reading(flag, file, RecursionError):
+        return json.loads(read_text(flag, file))
+
+
+def read_whole(file: str | Path) -> str:
+    """Return the whole of a text file that no flag names by itself, such as one of a folder's.
+
+    Raises:
+        UnreadableError: it cannot be read.
+    """
+    with naming(file), open_text(file) as stream:
+        return stream.read()
+
+
+def read_lines(file: str | Path) -> list[str]:
+    """Return the lines of a text file without their ends, as `read_whole`."""
+    return read_whole(file).split("\n")
+
+
+@contextlib.contextmanager
+def naming(file: str | Path, *more: type[BaseException]) -> Iterator[None]:
+    """Turn whatever a file's reader raises because of the file into an UnreadableError.
+
+    This is for readers that do not know the flag; whoever knows it calls them inside of `explained`.
+
+    Args:
+        more: further types of errors, a library's own.
+    """
+    damage: tuple[type[BaseException], ...] = (*DAMAGE, *more)
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except damage as error:
+        raise UnreadableError(str(file), why(error)) from error
 
 
 @contextlib.contextmanager
@@ -72,13 +120,7 @@ def near(path: str, only_close: bool = False) -> str:
 
 def unreadable(flag: str, path: str, error: BaseException, advice: str = "") -> UserError:
     """Return the UserError for data that their reader refuses, with the reader's reason."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
-        reason = error.strerror
-    if isinstance(error, UnicodeDecodeError):
-        written = "utf16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
-        reason += f"; it must be UTF-8: convert it, for example with iconv -f {written} -t utf8"
-    return UserError(f"{flag} {path}: cannot be read: {reason}{advice and f'; {advice}'}")
+    return UserError(f"{flag} {path}: cannot be read: {why(error)}{advice and f'; {advice}'}")
 
 
 @contextlib.contextmanager
@@ -93,7 +135,7 @@ def explained(flag: str, path: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if (told := _explanation(error, flag, path)) is None:
+        if cannot_write(error) or (told := _explanation(error, flag, path)) is None:
             raise
         raise told from error
     finally:
@@ -102,8 +144,17 @@ def explained(flag: str, path: str) -> Iterator[None]:
 
 def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
     import datasets
+    import pyarrow
     from huggingface_hub.errors import HfHubHTTPError
 
+    if isinstance(error, datasets.exceptions.DatasetGenerationError):
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if not isinstance(error, UserError | UnreadableError):
+            return unreadable(flag, path, error)
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, UnreadableError):
+        return error.told(flag, path)
     not_here = f"{flag} {path}: not a file or folder here{near(path, only_close=True)}"
     line = " ".join(str(error).split())
     if _unreachable(error):
@@ -116,18 +167,18 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         return UserError(f"{not_here}; {line}")
     if isinstance(error, UnicodeDecodeError):
         return unreadable(flag, path, error)
-    if isinstance(error, datasets.exceptions.DatasetGenerationError):
-        return unreadable(flag, path, error.__cause__ or error)
     if "corresponds to no data" in line:
         return UserError(f"{flag} {path} is empty: it has no rows")
     if "same data file format for all splits" in line:
         return UserError(
-            f"{flag} {path}: its files have several formats: name those to read, for example {flag} "
-            f"{path}/train.tsv --data.eval-path {path}/dev.tsv"
+            f"{flag} {path}: its files have several formats: name those of one format instead of their folder"
+            f"{near(str(Path(path, '*')))}"
         )
-    if isinstance(error, ValueError | FileNotFoundError):
+    if isinstance(error, ValueError | FileNotFoundError) and not isinstance(error, pyarrow.ArrowException):
         fix = "; choose one with --data.name" if "config" in line.lower() else ""
         return UserError(f"{flag} {path}: {line}{fix}")
+    if isinstance(error, (*DAMAGE, pyarrow.ArrowException)):
+        return unreadable(flag, path, error)
     return None
 
 

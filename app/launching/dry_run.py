@@ -63,7 +63,12 @@ class DryRun:
     """Take the place of training in a Run."""
 
     def __init__(
-        self, loop: Loop | None = None, to_end: bool = False, on_cpu: bool = True, evaluates_model: bool = False
+        self,
+        loop: Loop | None = None,
+        to_end: bool = False,
+        on_cpu: bool = True,
+        evaluates_model: bool = False,
+        scored_set: str = "",
     ):
         """Describe where the recipe is left.
 
@@ -73,8 +78,10 @@ class DryRun:
                 left at the loop.
             on_cpu: whether it runs as one process on the CPU; if not, on the device and processes that there are.
             evaluates_model: whether the model that --model names is evaluated as it is.
+            scored_set: the one of --data.eval-sets that takes the place of all sets to evaluate on; empty: none does.
         """
         self.loop, self.to_end, self.on_cpu, self.evaluates_model = loop, to_end, on_cpu, evaluates_model
+        self.scored_set = scored_set
 
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Take the place of run.batches."""
@@ -82,10 +89,6 @@ class DryRun:
             yield from self.loop.begin(run, plan, *data)
         if not self.to_end:
             raise Reached(run, plan)
-
-    def chosen_sets(self, sets: dict[str, Any]) -> dict[str, Any]:
-        """Return those of a recipe's evaluation sets that are scored."""
-        return sets
 
     def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
         """Take the place of run.finish."""
@@ -100,6 +103,11 @@ def current() -> DryRun | None:
 def evaluates_model() -> bool:
     """Tell whether the model that --model names is evaluated as it is, and so must lack no weights."""
     return _current is not None and _current.evaluates_model
+
+
+def scored_set() -> str:
+    """Return the one of --data.eval-sets that alone is scored; empty where all sets are."""
+    return _current.scored_set if _current is not None else ""
 
 
 def needs_shapes_alone() -> bool:

@@ -5,13 +5,14 @@ import functools
 import inspect
 import re
 import sys
-from pathlib import Path
+import zlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 
 from app.config import as_flag, flatten
+from app.config.text_files import open_text, why
 from app.errors import UserError
 from app.launching import other_names
 from app.launching.dropped_output import outlive_readers
@@ -190,11 +191,12 @@ def read_yaml(flag: str, path: str, advice: str = "") -> Any:
         UserError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with open_text(path) as stream:
+            return yaml.safe_load(stream.read())
     except OSError as error:
-        raise UserError(f"{flag} {path}: {error.strerror}{advice}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path} is not YAML: {error}") from None
+        raise UserError(f"{flag} {path}: {error.strerror or error}{advice}") from None
+    except (yaml.YAMLError, ValueError, EOFError, zlib.error, RecursionError) as error:
+        raise UserError(f"{flag} {path} is not YAML: {why(error)}") from None
 
 
 def _flags(fields: dict) -> list[str]:

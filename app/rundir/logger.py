@@ -1,14 +1,14 @@
 """What a run tells its user: lines on the terminal, run.json, metrics.jsonl, trackers and speeds."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from app.config import RunConfig
 from app.distributed.layout import in_short
-from app.rundir import images
+from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
@@ -167,8 +167,21 @@ class RunLogger:
         if self.speaks:
             self.trackers.log_model(model)
 
+    def column(self, name: str) -> list[float]:
+        """Return the numbers of this name that the run has written from its beginning on; none on other ranks."""
+        return metrics_file.column(self.file.path, name) if self.file is not None else []
+
     def summary(
-        self, done: int, scores: dict[str, Any], model: Path, weights: str, use: str, go_on: str, best: str = ""
+        self,
+        done: int,
+        scores: dict[str, Any],
+        model: Path,
+        weights: str,
+        use: str,
+        go_on: str,
+        best: str,
+        meanings: dict[str, str],
+        faults: Sequence[str],
     ) -> None:
         """Say how the run went, where the model is, how to use it, and how to go on.
 
@@ -176,11 +189,13 @@ class RunLogger:
             weights: which weights the model has; empty for those of the last step.
             go_on: how the same command goes on.
             best: which step was the best one, and how to get its model.
+            meanings: of scores, by their names, to stand next to them.
+            faults: what makes the scores worth little, a line each.
         """
         self.progress.close()
         taken = duration(time.perf_counter() - self.began)
         now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
-        lines = {name: _short(value) for name, value in scores.items()}
+        lines = {name: with_meaning(_short(value), meanings.get(name)) for name, value in scores.items()}
         lines |= {"model": f"{model}: {weights}" if weights else str(model)}
         lines |= {"use it": use.format(model=model)} if use else {}
         lines |= {"best": best} if best else {}
@@ -189,6 +204,8 @@ class RunLogger:
         width = max(map(len, lines))
         for name, value in lines.items():
             self.progress.say(f"  {name:<{width}}   {value}")
+        for fault in faults:
+            self.progress.warn(f"warning: {fault}")
 
     def stopped(self, done: int, saved: list[int], asked: bool, in_evaluation: bool = False) -> None:
         """Say how to go on with a run that is not finished.
@@ -209,6 +226,11 @@ class RunLogger:
         self.progress.close()
         if self.trackers is not None:
             self.trackers.finish()
+
+
+def with_meaning(number: str, meaning: str | None) -> str:
+    """Return a score in words, with what it is if its name does not say it."""
+    return f"{number} ({meaning})" if meaning else number
 
 
 def _short(value: Any) -> str:

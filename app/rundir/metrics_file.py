@@ -30,6 +30,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [line.fields for line in read_lines(path)[0]]
 
 
+def column(path: Path, name: str) -> list[float]:
+    """Read the numbers of one name, in order, without taking in the whole of a long file."""
+    mark = json.dumps(name).encode()
+    try:
+        with path.open("rb") as file:
+            parsed = [_parse(line.decode(errors="replace")) for line in file if mark in line]
+    except OSError:
+        return []
+    values = [fields.get(name) for fields in parsed if fields is not None]
+    return [float(value) for value in values if isinstance(value, int | float)]
+
+
 def read_lines(path: Path) -> tuple[list[Line], int]:
     """Read the whole lines of a file, and count the damaged ones.
 

@@ -12,7 +12,11 @@ from app.distributed import environment
 from app.rundir.cell import CellView
 
 # Speeds that are shown: the name and the format of each.
-_SPEEDS = {"samples_per_second": ("samples/s", ".0f"), "tokens_per_second": ("tokens/s", ",.0f"), "mfu": ("MFU", ".1%")}
+_SPEEDS = {
+    "samples_per_second": ("samples/s", lambda rate: f"{rate:.{0 if rate >= 10 else 1}f}"),
+    "tokens_per_second": ("tokens/s", "{:,.0f}".format),
+    "mfu": ("MFU", "{:.1%}".format),
+}
 
 
 class Progress:
@@ -65,7 +69,7 @@ class Progress:
             return
         parts = {name: f"{loss:.4g}" for name, loss in losses.items()}
         parts |= {"lr": f"{lr:.2e}"} if lr is not None else {}
-        parts |= {short: f"{speeds[name]:{form}}" for name, (short, form) in _SPEEDS.items() if name in speeds}
+        parts |= {short: form(speeds[name]) for name, (short, form) in _SPEEDS.items() if name in speeds}
         if self.bar is not None:
             self.bar.set_postfix(parts, refresh=False)
             return

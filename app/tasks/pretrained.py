@@ -1,6 +1,5 @@
 """Pretrained models: loading them, explaining why one cannot be loaded, and checks before training."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app.data.images.processor import ImageProcessor
+from app.data.reading import read_json
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed import made_once
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
 from app.launching import dry_run
 from app.tasks import hollow
+from app.tasks.vocabulary import check_ids, check_sizes, check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -42,16 +43,24 @@ ADAPTERS = "adapter_config.json"
 
 
 def load_tokenizer(
-    name: str, max_length: int, flag: str = "--data.max-length", in_words: bool = False
+    name: str,
+    max_length: int,
+    flag: str = "--data.max-length",
+    in_words: bool = False,
+    pair: bool = False,
+    unused: Sequence[str] = (),
 ) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of the model that --model names, for texts of max_length tokens.
 
     Args:
         flag: the flag that gives max_length, for errors.
         in_words: whether it gets texts as lists of words; RoBERTa's then needs to put a space before each.
+        pair: whether it gets texts in pairs.
+        unused: the names of special tokens that it is never asked for, such as `mask_token`.
 
     Raises:
-        UserError: it cannot be loaded, or model or tokenizer do not take texts of this length.
+        UserError: it cannot be loaded, model or tokenizer do not take texts of this length, or the model lacks
+            embeddings for its tokens.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -65,7 +74,9 @@ def load_tokenizer(
         raise UserError(
             f"{flag} {max_length} is more than the {longest} positions that --model {name} has: use a smaller one"
         )
-    return check_tokenizer(tokenizer, max_length, flag)
+    check_tokenizer(tokenizer, max_length, flag)
+    check_vocabulary(name, config, tokenizer, unused, pair)
+    return tokenizer
 
 
 def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) -> "PreTrainedModel":
@@ -77,15 +88,23 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
         settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
 
     Raises:
-        UserError: it cannot be loaded; or it is evaluated as it is, and would need new weights.
+        UserError: it cannot be loaded; its weights do not fit its config; or it is evaluated as it is, and would need
+            new weights.
     """
     import torch
+    from transformers import AutoConfig
 
-    asked, new = {"dtype": torch.float32, **settings}, []
+    may_differ = bool(settings.get("ignore_mismatched_sizes"))
+    asked, new = {"dtype": torch.float32, **settings, "ignore_mismatched_sizes": True}, []
 
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
+            padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
+            config = AutoConfig.from_pretrained(name, **padding)
+            check_ids(name, config, config)
             model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
+            check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
+        check_sizes(name, model, found["mismatched_keys"], may_differ)
         new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
         return model
 
@@ -223,8 +242,10 @@ def _reason(name: str, part: str, error: Exception) -> str:
             f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "
             f"without a network, download it elsewhere (`hf download {name} --local-dir FOLDER`) and give the folder"
         )
+    if told := _damaged_json(folder):
+        return f"{told}: copy or download it again"
     if (folder / ADAPTERS).is_file() and not _has(folder, "configuration"):
-        base = json.loads((folder / ADAPTERS).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = read_json("--model", folder / ADAPTERS).get("base_model_name_or_path")
         return (
             f"this folder holds adapters alone ({ADAPTERS}), for the model {base}. Merge both into a whole model, as "
             f"docs/lm.md says under Adapters, and give that; or give --model {base}"
@@ -236,6 +257,16 @@ def _reason(name: str, part: str, error: Exception) -> str:
                 "was trained from, or write it there with save_pretrained"
             )
     return f"{reason} Give a folder whose files save_pretrained wrote, tokenizer or image processor included"
+
+
+def _damaged_json(folder: Path) -> str:
+    """Name the first json file of a folder that cannot be read, and say why; nothing if all can be."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            read_json("", file)
+        except UserError as error:
+            return str(error).strip()
+    return ""
 
 
 def _has(folder: Path, part: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from app.distributed import collectives
-from app.training.metrics import Metric
+from app.training.metrics import TRY, Metric
 
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 # Precision is looked up at these recalls.
@@ -30,7 +30,7 @@ class AveragePrecision(Metric):
         Args:
             names: of the classes.
         """
-        super().__init__(2 + len(names))  # images, boxes, boxes by class
+        super().__init__(3 + len(names))  # images, detections, boxes, boxes by class
         self.names = list(names)
         # Of each detection: class, score, and for each threshold whether it is right, in the order of the images.
         self._classes: list[np.ndarray] = []
@@ -48,7 +48,9 @@ class AveragePrecision(Metric):
             boxes, scores, labels = (found[name].cpu().double().numpy() for name in ("boxes", "scores", "labels"))
             real, classes = (there[name].cpu().double().numpy() for name in ("boxes", "labels"))
             counts = np.bincount(classes.astype(int), minlength=len(self.names))
-            self.state += torch.tensor([1, len(real), *counts], dtype=torch.float64, device=self.state.device)
+            self.state += torch.tensor(
+                [1, len(boxes), len(real), *counts], dtype=torch.float64, device=self.state.device
+            )
             for label in np.unique(labels):
                 own = np.flatnonzero(labels == label)
                 own = own[np.argsort(-scores[own], kind="stable")][:MOST]
@@ -71,7 +73,7 @@ class AveragePrecision(Metric):
         gathered = collectives.gather(own)
         classes, values, packed = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         right = np.unpackbits(packed, axis=1, count=len(THRESHOLDS)).astype(bool)
-        images, boxes, *counts = (int(number) for number in self.total)
+        images, _, boxes, *counts = (int(number) for number in self.total)
         found = dict[str, np.ndarray]()
         for label, (name, count) in enumerate(zip(self.names, counts, strict=True)):
             if count:
@@ -82,6 +84,11 @@ class AveragePrecision(Metric):
         by_class = {f"map_{name}": row.mean() for name, row in zip(found, each, strict=True)}
         shares = {name: float(value) for name, value in {**means, **by_class}.items()}
         return {**shares, "images": images, "boxes": boxes}
+
+    def fault(self) -> str:
+        """Say that no box is found, where there are some."""
+        _, found, boxes, *_ = self.total
+        return f"no box is found, and there are {int(boxes):,}: {TRY}" if boxes and not found else ""
 
 
 def matched(found: np.ndarray, real: np.ndarray) -> np.ndarray:

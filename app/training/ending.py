@@ -10,7 +10,11 @@ from app.checkpoints import sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
 from app.errors import UserError, mendable
+from app.training.metrics import TRY
 from app.training.step_loop import StepLoop
+
+EVALUATED = "eval/loss"
+FALLS = 1e-3  # share of the first evaluation's loss by which a later one must be lower
 
 
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
@@ -50,7 +54,17 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
     weights += [f"after step {used}"] if used != loop.steps_done else []
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
     told = _best_in_words(loop, best, used)
-    services.logger.summary(loop.steps_done, loop.scores, services.model_folder, ", ".join(weights), use, go_on, told)
+    about = services.model_folder, ", ".join(weights), use, go_on, told
+    services.logger.summary(loop.steps_done, loop.scores, *about, services.remarks.meanings, _faults(loop))
+
+
+def _faults(loop: StepLoop) -> list[str]:
+    """Say what makes the result worth little: what the metrics saw, and a loss that no evaluation saw fall."""
+    found = loop.services.remarks.lines()
+    losses = loop.services.logger.column(EVALUATED)
+    if len(losses) > 1 and losses[0] - min(losses) < FALLS * abs(losses[0]):
+        found.append(f"{EVALUATED} did not fall: {losses[0]:.4f} in the first evaluation, {losses[-1]:.4f} now: {TRY}")
+    return found
 
 
 def _choose_weights(loop: StepLoop) -> int:

@@ -6,7 +6,7 @@ and plots.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,17 @@ from app.training import reproducible_sums
 
 BOUND, COUNT = 2.0**40, 2**32  # over all ranks; below these sizes of a sum and counts of its terms, bits are fixed
 
+CONSTANT = 0.01  # share of the true values' deviation below which predictions count as constant
+
+TRY = "train longer, or try another --optim.lr (a tenth, or ten times as much)"
+"""What to do about a model that has learnt nothing."""
+
 
 class Metric:
     """Base class: `state` (float64 [size]) adds up over micro-batches and ranks, and scores follow from its total."""
+
+    meanings: Mapping[str, str] = {}
+    """What a score is, by its name, where the name alone does not say it; shown next to the number."""
 
     def __init__(self, size: int):
         self.state = torch.zeros(size, dtype=torch.float64)
@@ -34,6 +42,18 @@ class Metric:
         """Compute scores from `total`; undefined ones are left out."""
         raise NotImplementedError
 
+    def fault(self) -> str:
+        """Say from `total` what makes these scores worth little, and what to try; empty if nothing does."""
+        return ""
+
+    def in_depth(self) -> "list[Metric]":
+        """Return further metrics, updated with the same values, that `python -m app evaluate` alone measures."""
+        return []
+
+    def report(self) -> dict[str, Any]:
+        """Return from `total` what `python -m app evaluate` shows besides the scores."""
+        return {}
+
     def alone(self) -> dict[str, float]:
         """Compute scores from this process's own samples; no collective."""
         self.total = self.state.tolist()
@@ -43,17 +63,21 @@ class Metric:
 class Classification(Metric):
     """Accuracy, and F1 as the mean over classes that occur; from logits [rows, classes] and classes [rows], int64.
 
-    For a class at each position, as in segmentation: [rows, classes, ...] and [rows, ...].
+    Of two classes, also the F1 of the second one, the positive class. For a class at each position, as in
+    segmentation: [rows, classes, ...] and [rows, ...].
     """
 
-    def __init__(self, classes: int, top: int = 0):
+    def __init__(self, classes: int | Sequence[str], top: int = 0):
         """Prepare to count.
 
         Args:
+            classes: their names, in the order of the logits, or their number.
             top: also score how often the right class is among the `top` largest logits; 0: do not.
         """
-        super().__init__(classes * classes + 2)
-        self.classes, self.top = classes, top
+        self.names = [str(i) for i in range(classes)] if isinstance(classes, int) else list(classes)
+        self.classes, self.top = len(self.names), top
+        super().__init__(self.classes**2 + 2)
+        self.meanings = {"f1": "mean over the classes", "f1_positive": f"of the class {self.names[-1]}"}
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
@@ -68,11 +92,33 @@ class Classification(Metric):
         return torch.tensor(self.total[:-2], dtype=torch.float64).view(self.classes, self.classes)
 
     def scores(self) -> dict[str, float]:
-        """Return accuracy and f1, and top-N accuracy if `top` is set."""
+        """Return accuracy and f1, f1_positive of two classes, and top-N accuracy if `top` is set."""
         matrix = self.matrix()
         right, there = matrix.diag(), matrix.sum(0) + matrix.sum(1)
         found = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
+        if self.classes == 2 and there[1]:
+            found["f1_positive"] = (2 * right[1] / there[1]).item()
         return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
+
+    def fault(self) -> str:
+        """Say that one class alone is predicted, where the data have several."""
+        matrix = self.matrix()
+        taken, there = matrix.sum(0).nonzero().flatten().tolist(), matrix.sum(1).nonzero().flatten().tolist()
+        if len(taken) != 1 or len(there) < 2:
+            return ""
+        return f"every prediction is {self.names[taken[0]]}, one of {len(there)} classes in the data: {TRY}"
+
+    def in_depth(self) -> "list[Metric]":
+        """Return the calibration of the probabilities."""
+        return [Calibration()]
+
+    def report(self) -> dict[str, Any]:
+        """Return `classes`, precision, recall, f1 and samples of each by name, and the `confusion` matrix."""
+        matrix = self.matrix()
+        classes = {}
+        for name, right, there, taken in zip(self.names, matrix.diag(), matrix.sum(1), matrix.sum(0), strict=True):
+            classes[name] = of_counts(float(right), float(taken), float(there), "samples")
+        return {"classes": classes, "confusion": matrix.tolist()}
 
 
 class TokenAccuracy(Metric):
@@ -116,12 +162,12 @@ class Calibration(Metric):
         self.state += torch.zeros_like(self.state).view(-1, self.bins).index_add_(1, place, terms).flatten()
 
     def report(self) -> dict[str, Any]:
-        """Return the error; and for each bin the samples, the share that is right, and the mean probability or None."""
+        """Return as `calibration` the error; and for each bin samples, share that is right, and mean probability."""
         count, right, *parts = torch.tensor(self.total, dtype=torch.float64).view(-1, self.bins)
         sure = reproducible_sums.total(torch.stack(parts))
         error = ((right - sure).abs().sum() / count.sum()).item()
         of_bins = {"samples": count.tolist(), "right": _means(right, count), "probability": _means(sure, count)}
-        return {"error": error, **of_bins}
+        return {"calibration": {"error": error, **of_bins}}
 
     def scores(self) -> dict[str, float]:
         """Return no score: what it says is in `report`."""
@@ -131,8 +177,15 @@ class Calibration(Metric):
 class MultiLabel(Metric):
     """Accuracy over all labels of all rows, and F1 as the mean over labels; from logits and 0 or 1, [rows, labels]."""
 
-    def __init__(self, labels: int):
-        super().__init__(4 * labels)
+    meanings = {"f1": "mean over the labels"}
+
+    def __init__(self, labels: int | Sequence[str]):
+        """Prepare to count.
+
+        Args:
+            labels: their names, in the order of the logits, or their number.
+        """
+        super().__init__(4 * (labels if isinstance(labels, int) else len(labels)))
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
@@ -145,6 +198,12 @@ class MultiLabel(Metric):
         hit, wrong, missed, rest = torch.tensor(self.total, dtype=torch.float64).view(4, -1)
         f1 = 2 * hit / (2 * hit + wrong + missed).clamp(min=1)
         return {"accuracy": _share((hit + rest).sum(), sum(self.total)), "f1": f1.mean().item()}
+
+    def fault(self) -> str:
+        """Say that no label is ever predicted, or each one always."""
+        hit, wrong, missed, rest = (part.sum() for part in torch.tensor(self.total, dtype=torch.float64).view(4, -1))
+        none, every = not hit + wrong and missed, not missed + rest and wrong
+        return f"{'no' if none else 'every'} label is predicted of any row: {TRY}" if none or every else ""
 
 
 class Regression(Metric):
@@ -163,13 +222,40 @@ class Regression(Metric):
 
     def scores(self) -> dict[str, float]:
         """Return mse, and pearson if it is defined."""
-        count, *rest = self.total
-        parts = [rest[i : i + reproducible_sums.PARTS] for i in range(0, len(rest), reproducible_sums.PARTS)]
-        error, x, y, xx, yy, xy = (reproducible_sums.total(part) / count for part in parts)
+        error, x, y, xx, yy, xy = self._means()
         spread = (xx - x * x) * (yy - y * y)
         # Below the threshold, the variance is rounding error: all values are equal, or there is only one.
         told = min(xx - x * x, yy - y * y) > 1e-12 * max(xx, yy, 1e-300)
         return {"mse": error, **({"pearson": (xy - x * y) / math.sqrt(spread)} if told else {})}
+
+    def fault(self) -> str:
+        """Say that predictions hardly differ where the true values do."""
+        _, x, y, xx, yy, _ = self._means()
+        predicted, true = (math.sqrt(max(square - mean * mean, 0)) for square, mean in ((xx, x), (yy, y)))
+        if true <= 1e-6 * math.sqrt(yy) or predicted >= CONSTANT * true:
+            return ""
+        return f"predictions are nearly constant: they deviate by {predicted:.2g}, the true values by {true:.2g}: {TRY}"
+
+    def _means(self) -> list[float]:
+        """Return the means of the squared error, of predictions, true values, the squares of both, and the products."""
+        count, *rest = self.total
+        parts = [rest[i : i + reproducible_sums.PARTS] for i in range(0, len(rest), reproducible_sums.PARTS)]
+        return [reproducible_sums.total(part) / count for part in parts]
+
+
+def of_counts(right: float, taken: float, there: float, samples: str) -> dict[str, float | int | None]:
+    """Return precision, recall and F1, None where there is nothing to divide, and how many there are.
+
+    Args:
+        taken: how many were predicted, of which `right` are right.
+        there: how many there are, as `samples` names them.
+    """
+    return {
+        "precision": right / taken if taken else None,
+        "recall": right / there if there else None,
+        "f1": 2 * right / (there + taken) if there + taken else None,
+        samples: int(there),
+    }
 
 
 def _means(sums: Tensor, counts: Tensor) -> list[float | None]:

@@ -12,6 +12,7 @@ from app.distributed.fsdp_calls import is_sharded
 from app.errors import UserError
 from app.training import reproducible_sums
 from app.training.metrics import BOUND, COUNT, Metric
+from app.training.remarks import Remarks
 from app.training.torchmetrics_adapter import adapted, is_torchmetric
 
 if TYPE_CHECKING:
@@ -62,15 +63,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Scores:
     """Own metrics and torchmetrics, updated with each sample once and combined over ranks by `compute`."""
 
-    def __init__(self, device: torch.device, *own: Metric, **metrics: Any):
+    def __init__(self, device: torch.device, remarks: Remarks, *own: Metric, **metrics: Any):
         """Collect what to score.
 
         Args:
+            remarks: where own metrics say what is to be said next to their scores.
             metrics: by name for the log: torchmetrics, or other objects with `update`, `compute` and `to`. Every rank
                 calls their `compute`, which must combine the ranks.
         """
         moved = {name: metric.to(device) or metric for name, metric in metrics.items()}
-        self.own, self.metrics = own, moved
+        self.own, self.metrics, self._remarks = own, moved, remarks
         self.adapted = {name: adapted(metric) for name, metric in moved.items() if is_torchmetric(metric)}
         self._summed = (*own, *self.adapted.values())
         for metric in self._summed:
@@ -104,7 +106,11 @@ class Scores:
         (samples, weight, *parts), *totals = (part.tolist() for part in self._split(combined))
         for metric, total in zip(self._summed, totals, strict=True):
             metric.total = total
-        results = {prefix + name: score for metric in self.own for name, score in metric.scores().items()}
+        results: dict[str, float] = {}
+        for metric in self.own:
+            own = metric.scores()
+            results |= {prefix + name: score for name, score in own.items()}
+            self._remarks.add(metric, list(own), prefix)
         for name, metric in self.metrics.items():
             ours = self.adapted.get(name)
             results[prefix + name] = ours.value() if ours else float(metric.compute())

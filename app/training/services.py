@@ -19,6 +19,7 @@ from app.training.averages import Averages
 from app.training.fetching import Fetch
 from app.training.gradients import Gradients
 from app.training.loader import Augment, load
+from app.training.remarks import Remarks
 
 
 class Services:
@@ -56,6 +57,7 @@ class Services:
         # On a CPU, loading processes would take the cores that train.
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
         self._fetching = WeakSet[Any]()
+        self.remarks = Remarks()
 
     def load(
         self,

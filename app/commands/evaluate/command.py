@@ -94,31 +94,46 @@ def _launch(profile: str, found: "Subject", job: Path, flags: list[str]) -> int:
 
 
 def _show(found: dict[str, Any], what: str) -> None:
-    """Print scores, and for classes a report of each, the commonest confusions, and how far probabilities are right."""
-    from app.commands.output import table
+    """Print scores, a report of each class or type of entity, and where there are classes, what is confused."""
+    from app.rundir.logger import with_meaning
 
     print(f"\n{what}:")
     for head in dict.fromkeys(name.partition("/")[0] for name in found["scores"]):  # a line for each set
         own = {name: value for name, value in found["scores"].items() if name.startswith(f"{head}/")}
-        print("  " + ", ".join(f"{name} {_short(value)}" for name, value in own.items()))
-    classes = found.get("classes")
-    if not classes:
-        return
-    rows = [
-        [name, *(_short(row[key]) for key in ("precision", "recall", "f1", "samples"))] for name, row in classes.items()
-    ]
-    print("\n" + table(("class", "precision", "recall", "f1", "samples"), rows, right=[1, 2, 3, 4]))
-    names, matrix = list(classes), found["confusion"]
-    pairs = [(matrix[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
-    wrong = sorted((pair for pair in pairs if pair[0]), key=lambda pair: -pair[0])
-    if wrong:
-        told = [[int(count), true, taken] for count, true, taken in wrong[:MOST]]
-        print("\n" + table(("samples", "of class", "taken for"), told, right=[0]))
+        means = found["meanings"]
+        print("  " + ", ".join(f"{name} {with_meaning(_short(value), means.get(name))}" for name, value in own.items()))
+    for fault in found["warnings"]:
+        print(f"  warning: {fault}")
+    if "entities" in found:
+        _show_each("entity", "support", found["entities"])
+    if "classes" in found:
+        _show_each("class", "samples", found["classes"])
+        _show_confusions(list(found["classes"]), found["confusion"])
     if "calibration" in found:
         error = found["calibration"]["error"]
         print(
             f"\nexpected calibration error {error:.4f}: probabilities differ from the share that is right by this much"
         )
+
+
+def _show_each(what: str, amount: str, found: dict[str, dict[str, Any]]) -> None:
+    """Print precision, recall and F1 by name."""
+    from app.commands.output import table
+
+    columns = ("precision", "recall", "f1", amount)
+    rows = [[name, *(_short(row[key]) for key in columns)] for name, row in found.items()]
+    print("\n" + table((what, *columns), rows, right=[1, 2, 3, 4]))
+
+
+def _show_confusions(names: list[str], matrix: list[list[float]]) -> None:
+    """Print the pairs of classes that are taken for each other most often."""
+    from app.commands.output import table
+
+    pairs = [(matrix[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
+    wrong = sorted((pair for pair in pairs if pair[0]), key=lambda pair: -pair[0])
+    if wrong:
+        told = [[int(count), true, taken] for count, true, taken in wrong[:MOST]]
+        print("\n" + table(("samples", "of class", "taken for"), told, right=[0]))
 
 
 def _short(value: Any) -> str:

@@ -61,7 +61,14 @@ def of_run(options: "Options", run: "History") -> Subject:
     else:
         flags += eval_flags(data.path, data.split or options.split, run.config)
     about, averaged = {"run": str(run.folder), "step": step}, weights.averaged(options, run.config)
-    return Subject(about, f"step {step} of {run.folder}", recipe, flags, imports, str(state), averaged, only)
+    name = f"step {step} of {run.folder}{_scored_on(data.path, data.split or options.split)}"
+    return Subject(about, name, recipe, flags, imports, str(state), averaged, only)
+
+
+def _scored_on(path: str, split: str) -> str:
+    """Say which data are scored, where the command names them."""
+    named = [*([f"split {split}"] if split else []), *([path] if path else [])]
+    return f", on {' of '.join(named)}" if named else ""
 
 
 def _words(value: Any) -> list[str]:

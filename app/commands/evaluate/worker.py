@@ -20,13 +20,13 @@ class Evaluation(DryRun):
             averaged: evaluate the average of the weights.
             only: the one of the recipe's sets to evaluate on; empty: all.
         """
-        super().__init__(to_end=True, on_cpu=False, evaluates_model=not state)
-        self.state, self.averaged, self.only = state, averaged, only
+        super().__init__(to_end=True, on_cpu=False, evaluates_model=not state, scored_set=only)
+        self.state, self.averaged = state, averaged
         self.metrics: list[Any] = []
-        """The recipe's own metrics of its main evaluation set."""
-        self.calibrations: list[Any] = []
+        """The metrics of the main evaluation set: the recipe's own, and what they add to look closer."""
         self.scores: dict[str, float] = {}
-        self.names: list[str] = []
+        self.meanings: dict[str, str] = {}
+        self.faults: list[str] = []
 
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
         """Take the place of run.batches."""
@@ -37,57 +37,32 @@ class Evaluation(DryRun):
         run.scores_of = self._watching(run.scores_of)
         yield from run.only_evaluation()
         self.scores = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
-
-    def chosen_sets(self, sets: dict[str, Any]) -> dict[str, Any]:
-        """Return those of a recipe's evaluation sets that are scored."""
-        return {"": sets[self.only]} if self.only else sets
+        self.meanings, self.faults = run.services.remarks.meanings, run.services.remarks.lines()
 
     def _watching(self, scores_of: Any) -> Any:
-        """Return a `scores_of` that remembers metrics, and measures calibration where there are classes."""
-        from app.training.metrics import Calibration, Classification
+        """Return a `scores_of` that remembers metrics, and adds those that look closer."""
 
         def watched(*own: Any, **metrics: Any) -> Any:
-            more = [Calibration() for metric in own if isinstance(metric, Classification)]
-            if not self.metrics:  # the first ones are of the main evaluation set
-                self.metrics, self.calibrations = list(own), more
-            return scores_of(*own, *more, **metrics)
+            every = [*own, *(more for metric in own for more in metric.in_depth())]
+            self.metrics = self.metrics or every  # the first ones are of the main evaluation set
+            return scores_of(*every, **metrics)
 
         return watched
 
     def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
-        """Take the place of run.finish."""
-        plain = run.accelerator.unwrap_model(model)
-        # A model without a config of transformers is saved with a part that says it.
-        known = (getattr(part, "id2label", None) for part in (getattr(plain, "config", None), *parts))
-        names: dict[int, Any] = next(filter(None, known), {})
-        self.names = [str(name) for _, name in sorted(names.items())]
+        """Take the place of run.finish: nothing is written."""
 
     def result(self) -> dict[str, Any]:
-        """Return the scores, and what there is to say of classes."""
-        from app.training.metrics import Classification
-
-        found: dict[str, Any] = {"scores": self.scores}
-        counts = next((metric for metric in self.metrics if isinstance(metric, Classification)), None)
-        if counts is None or not counts.total:
-            return found
-        matrix = counts.matrix()
-        names = self.names if len(self.names) == len(matrix) else [str(i) for i in range(len(matrix))]
-        found["classes"] = {name: by_class(matrix, index) for index, name in enumerate(names)}
-        found["confusion"] = matrix.tolist()
-        if self.calibrations:
-            found["calibration"] = self.calibrations[0].report()
+        """Return the scores with what is to be said of them, and what the metrics report besides."""
+        found: dict[str, Any] = {
+            "scores": self.scores,
+            "meanings": self.meanings,
+            "warnings": self.faults,
+        }
+        for metric in self.metrics:
+            if metric.total:  # it was computed
+                found |= metric.report()
         return found
-
-
-def by_class(matrix: Any, index: int) -> dict[str, float | int | None]:
-    """Return one class's scores from a confusion matrix [target, predicted]; None where there is nothing to divide."""
-    right, there, taken = (float(x) for x in (matrix[index, index], matrix[index].sum(), matrix[:, index].sum()))
-    return {
-        "precision": right / taken if taken else None,
-        "recall": right / there if there else None,
-        "f1": 2 * right / (there + taken) if there + taken else None,
-        "samples": int(there),
-    }
 
 
 def main() -> None:

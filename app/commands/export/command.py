@@ -23,8 +23,6 @@ from app.commands.output import size
 from app.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from app.checkpoints.store import CheckpointStore
     from app.rundir.history import History
 
@@ -143,6 +141,7 @@ def _write(
     from app.checkpoints.export import save_model
     from app.commands.export import model_card
     from app.launching import dry_run
+    from app.tasks.language.merging import Merged
 
     recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
     if not recipe.is_file():
@@ -160,23 +159,14 @@ def _write(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
     plain = accelerator.unwrap_model(ended.model)
-    if options.merge:
-        plain = _merged(plain)
+    merged = Merged(plain) if options.merge else None
+    plain = merged.model if merged else plain
     save_model(accelerator, plain, folder, *ended.parts, shard=options.shard)
+    if merged:
+        merged.check(folder)
     scores = weights.scores_of(found[-1][1], run.config, averaged) if len(found) == 1 else {}  # nobody measured a mean
     use = ended.use.format(model=".")
     model_card.write(run, folder, steps[-1], scores, type(plain).__name__, use, _about_weights(steps, averaged))
-
-
-def _merged(model: "nn.Module") -> "nn.Module":
-    """Return the model under adapters with what they add to its weights.
-
-    Raises:
-        UserError: there are no adapters.
-    """
-    if not hasattr(model, "merge_and_unload"):
-        raise UserError(f"--merge: {type(model).__name__} has no adapters: leave it out")
-    return model.merge_and_unload()  # type: ignore[operator]  # a PeftModel
 
 
 def _about_weights(steps: list[int], averaged: bool) -> str:

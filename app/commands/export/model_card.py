@@ -36,7 +36,7 @@ def write(
         f"---\n{_metadata(run, recipe, scores, kind).to_yaml()}\n---",
         f"# {run.name}",
         f"{kind}, trained by `{recipe}.py` with Samestep for {length}. {weights}".rstrip(),
-        f"## Use it\n\n```bash\n{use}\n```" if use else "",
+        f"## Use it\n\n```{'python' if use.startswith('from ') else 'bash'}\n{use}\n```" if use else "",
         _scores(scores),
         _curves(run, folder),
         _settings(run),

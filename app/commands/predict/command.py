@@ -1,15 +1,20 @@
-"""Predict with a finished model: a table with probabilities, or with texts that it writes; or masks of images.
+"""Predict with a finished model: a table with probabilities, boxes, or texts that it writes; or masks of images.
 
     python -m app predict runs/cls new.jsonl --to predictions.parquet
     python -m app predict runs/img photos/ --to predictions.jsonl
     python -m app predict runs/s2s new.jsonl --to written.jsonl
     python -m app predict models/sentiment reviews.csv --text title body
     python -m app predict runs/tag new.conll --each token --to tags.jsonl
+    python -m app predict runs/det photos/ --to boxes.parquet --overlay
+    python -m app predict runs/graph graph/ --split test
+    python -m app predict runs/dpo prompts.jsonl --tokens 100
     python -m app predict runs/seg micrographs/ --to masks/ --overlay
 
 Takes a run's finished model, or any folder or Hub id that transformers' pipelines read. The data need no labels. The
 table has a line for each row, in the order of the data, and is written while it grows, so it may be of any length. Of a
-tagger, rows are lists of tokens, or texts, which are cut into words and signs.
+tagger, rows are lists of tokens, or texts, which are cut into words and signs. Of a detector, the table has a line for
+each box, in pixels of the upright image; --to NAME.json writes the results format of COCO instead. A classifier of
+nodes takes a graph, as --data.path of its recipe. A language model goes on with each prompt, or answers a conversation.
 
 A model that recipes/seg.py has trained writes a mask for each image of a folder, one at a time: PNG, TIFF of several
 pages or NIfTI, as the image is, with the name of the image and the values, or colours, of the masks in training.
@@ -22,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from app.checkpoints.export import LOADS, WEIGHTS
 from app.commands.predict.accuracy import Right
 from app.errors import UserError
 from app.tasks.kinds import kind_of
@@ -29,10 +35,27 @@ from app.tasks.kinds import kind_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MASKS, TAGS, TEXTS = "segmentation", "token-classification", "text-to-text"
-TAKEN = ("cls", "img", "tag", "s2s")  # recipes whose models it takes, besides seg
+MASKS, TAGS, TEXTS, NODES = "segmentation", "token-classification", "text-to-text", "node-classification"
+BOXES, WRITES = "object-detection", "text-generation"
+TAKEN = ("cls", "img", "tag", "s2s", "det", "lm")  # recipes whose models it takes, besides seg and graph
+ONLY = {
+    "each": (TAGS,),
+    "probabilities": (MASKS,),
+    "overlay": (MASKS, BOXES),
+    "overwrite": (MASKS, BOXES),
+    "threshold": (BOXES,),
+    "annotations": (BOXES,),
+    "nodes": (NODES,),
+    "tokens": (WRITES,),
+    "image": ("image-classification", BOXES),
+    "text": ("text-classification", TAGS, TEXTS, WRITES),
+    "keep": ("text-classification", "image-classification", TAGS, TEXTS, WRITES, BOXES),
+}
+"""The tasks that an option is for; others are for all."""
 OWN = ("row", "prediction", "probability")
 OF_TAGS = {"row": ("tokens",), "token": ("place", "token")}  # further columns of a table of tags
+PROMPTS = ("prompt", "messages", "text")  # columns that a language model goes on with, the preferred one first
+CONFIG = "config.json"
 LIKELY = 0.5  # from this probability on, a label of several is predicted
 
 
@@ -45,12 +68,14 @@ class Options:
     data: Annotated[str, tyro.conf.Positional]
     """Data to predict: a file, a folder, or the id of a data set on the Hub, as --data.path of a recipe."""
     to: str = ""
-    """File to write, .parquet or .jsonl; default: predictions.parquet. Of masks, a folder; default: masks."""
-    split: str = "train"
-    """Split to predict, or a slice of one, of data that have several."""
+    """File to write, .parquet or .jsonl, or of boxes .json; default: predictions.parquet. Of masks, a folder; default:
+    masks."""
+    split: str = ""
+    """Split to predict, or a slice of one, of data that have several. Default: train, or of a graph, all nodes."""
     text: tuple[str, ...] = ()
     """Column of the text, or the two of a pair; for a tagger, of the tokens or of the text. Default: that of the run,
-    or else `text`; for a tagger `tokens`, if the data have it; for a model that writes texts, `source`."""
+    or else `text`; for a tagger `tokens`, if the data have it; for a model that writes texts, `source`; for a language
+    model the first of `prompt`, `messages` and `text` that the data have."""
     image: str = ""
     """Column of the image. Default: that of the run, or else `image`."""
     keep: tuple[str, ...] = ()
@@ -62,9 +87,18 @@ class Options:
     probabilities: bool = False
     """Masks: also write the probabilities of the classes, to probabilities/NAME.npy, float32 [classes, *sides]."""
     overlay: bool = False
-    """Masks: also draw each mask over its image, to overlays/NAME.png; of a volume, its middle slice."""
+    """Masks and boxes: also draw them over each image, to overlays/NAME.png; of a volume, its middle slice."""
     overwrite: bool = False
-    """Masks: write into a folder that is not empty, and replace files of the same names."""
+    """Masks and pictures: write into a folder that is not empty, and replace files of the same names."""
+    threshold: float = 0.3
+    """Boxes: the least score of those that are written; 0: all, as a mAP needs them."""
+    annotations: str = ""
+    """Boxes in the results format of COCO: the annotation file whose numbers of images (by their file names) and of
+    categories (by their names) they have. Default: images are counted from 0, classes from 1."""
+    nodes: str = ""
+    """Graphs: table of the nodes, where the data are a table of edges."""
+    tokens: int = 128
+    """Language models: the most tokens to write for a prompt."""
 
 
 def main(options: Options) -> int:
@@ -73,21 +107,23 @@ def main(options: Options) -> int:
     Raises:
         UserError: there is no such model or data, or the model is for another task.
     """
-    from app.commands.predict import masks, tables
+    from app.commands.predict import boxes, masks, nodes, tables
 
     model, data = _find(options.model)
     if options.batch < 1:
         raise UserError(f"--batch {options.batch}: must be 1 or more")
     task = _task(model)
+    _check_options(options, task)
     if task == MASKS:
         return masks.main(options, model)
-    if wrong := [name for name in ("probabilities", "overlay", "overwrite") if getattr(options, name)]:
-        raise UserError(f"--{wrong[0]} is for masks, and {options.model} is for {task}: leave it out")
-    file = options.to or "predictions.parquet"
-    tables.check(file)
-    if options.each != "row" and task != TAGS:
-        raise UserError(f"--each {options.each} is for tags, and {options.model} is for {task}: leave it out")
-    rows = _open(options.data, options.split, task == TAGS)
+    file = options.to or tables.FILE
+    tables.check(file, (".parquet", ".jsonl", *([".json"] if task == BOXES else [])))
+    if task == NODES:
+        return nodes.main(options, model)
+    rows = _open(options.data, options.split or "train", task)
+    if task == BOXES:
+        _check_kept(rows, options.keep, boxes.OWN)
+        return boxes.main(options, model, data, rows)
     own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ()))
     _check_kept(rows, options.keep, own)
     kept = _kept(rows, options.keep) if options.keep else None
@@ -104,6 +140,18 @@ def main(options: Options) -> int:
                 right.count(known, line)
     print(f"{file}: {count:,} rows{right}")
     return 0
+
+
+def _check_options(options: Options, task: str) -> None:
+    """Refuse options that say nothing to a model for this task."""
+    default = Options(options.model, options.data)
+    for name, tasks in ONLY.items():
+        if task not in tasks and getattr(options, name) != getattr(default, name):
+            raise UserError(f"--{name} is for {' and '.join(tasks)}, and {options.model} is for {task}: leave it out")
+    if options.tokens < 1:
+        raise UserError(f"--tokens {options.tokens}: must be 1 or more")
+    if not 0 <= options.threshold <= 1:
+        raise UserError(f"--threshold {options.threshold:g}: must be from 0 to 1")
 
 
 def _find(model: str) -> tuple[str, dict[str, Any]]:
@@ -136,9 +184,11 @@ def _task(model: str) -> str:
     if Path(model, "network.json").is_file():
         return MASKS
     if read_config(model) is not None:
+        return NODES
+    if Path(model, WEIGHTS).is_file() and not Path(model, CONFIG).is_file():
         raise UserError(
-            f"{model} classifies nodes of graphs, which predict does not read: python -c 'from app.tasks.graphs.use "
-            f"""import classify; print(classify("{model}", "GRAPH"))'"""
+            f"{model} has the weights of a module that is no library's, and predict does not know its rows: build it "
+            f"as its recipe does, then {LOADS.format(model=model)}"
         )
     make_known()  # else transformers asks whether to run the code next to a detector
     try:
@@ -146,12 +196,11 @@ def _task(model: str) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
     known = kind_of(kinds)
-    if known and known.recipe in TAKEN:
+    if known and known.recipe in TAKEN and known.task != "fill-mask":
         return TEXTS if known.recipe == "s2s" else known.task
     raise UserError(
-        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens or "
-        "images, models that write a text for a text, and what recipes/seg.py has trained; detectors and language "
-        "models work in transformers' pipelines"
+        f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens, "
+        "images or nodes, detectors, models that write texts, and what recipes/seg.py has trained"
     )
 
 
@@ -166,15 +215,19 @@ def _classes(
     """Yield the line of each row."""
     from app.commands.predict import written
 
-    writes = task == TEXTS
-    if task.startswith("text"):
-        own = "source" if writes else "text"
-        inputs = _texts(rows, _inputs(rows, options.text, "text", data, own))
+    if task == WRITES:
+        given = options.text or tuple(name for name in PROMPTS if name in rows.column_names)[:1] or PROMPTS[:1]
+        (column,) = _inputs(rows, given, "text", data, "")
+        found = written.continued(model, rows, column, options.batch, options.tokens)
+    elif task == TEXTS:
+        inputs = _texts(rows, _inputs(rows, options.text, "text", data, "source"))
+        found = written.texts(model, inputs, data, options.batch)
+    elif task.startswith("text"):
+        inputs = _texts(rows, _inputs(rows, options.text, "text", data, "text"))
+        found = _predict(task, model, inputs, options.batch)
     else:
         inputs = _images(rows, *_inputs(rows, (options.image,) if options.image else (), "image", data, "image"))
-    found = (
-        written.texts(model, inputs, data, options.batch) if writes else _predict(task, model, inputs, options.batch)
-    )
+        found = _predict(task, model, inputs, options.batch)
     for line in found:
         yield [line]
 
@@ -194,12 +247,12 @@ def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -
         yield tags.lines(tagger.tags, found, options.each)
 
 
-def _open(data: str, split: str, in_tokens: bool) -> "Dataset":
+def _open(data: str, split: str, task: str) -> "Dataset":
     from app.data.cache import using_cache
     from app.data.tables.sources import open_source
 
     with using_cache():
-        source = open_source("DATA", [data], txt="conll" if in_tokens else "file")
+        source = open_source("DATA", [data], txt={TAGS: "conll", BOXES: "boxes"}.get(task, "file"))
         only = next(iter(source.tables)) if len(source.tables) == 1 else split
         rows = source[only if split == "train" and split not in source.tables else split]
     if not len(rows):
@@ -274,10 +327,14 @@ def _predict(task: str, model: str, inputs: Iterator[Any], batch: int) -> Iterat
     import torch
     import transformers
 
+    from app.tasks.vocabulary import check_vocabulary
+
     device = 0 if torch.cuda.is_available() else -1
     transformers.utils.logging.disable_progress_bar()
     pipeline: Any = transformers.pipeline  # whose types know each task's name alone
     run = pipeline(task, model, device=device)
+    if run.tokenizer is not None:
+        check_vocabulary(model, run.model.config, run.tokenizer)
     # All classes: pipelines of texts understand None, those of images (5.23) a number.
     more = {"truncation": True, "top_k": None} if task.startswith("text") else {"top_k": run.model.config.num_labels}
     kind = run.model.config.problem_type

@@ -1,6 +1,7 @@
 """Tables that are written line by line: parquet or jsonl."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +10,18 @@ from app.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FILE = "predictions.parquet"  # to write, unless --to names another
 AT_ONCE = 1024  # lines of a parquet file that are written together
 
 
-def check(name: str) -> None:
+def check(name: str, endings: Sequence[str] = (".parquet", ".jsonl")) -> None:
     """Refuse a name whose ending is unknown, and a file that is there already.
 
     Raises:
         UserError: it is one of these.
     """
-    if Path(name).suffix not in (".parquet", ".jsonl"):
-        raise UserError(f"--to {name}: give a file that ends in .parquet or .jsonl")
+    if Path(name).suffix not in endings:
+        raise UserError(f"--to {name}: give a file that ends in {' or '.join(endings)}")
     if Path(name).exists():
         raise UserError(f"--to {name} exists already: give another file, or move it away")
 
@@ -38,7 +40,7 @@ class Writer:
         self._lines: list[dict[str, Any]] = []
         self._parquet: Any = None
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._text = self.draft.open("w", encoding="utf-8") if path.suffix == ".jsonl" else None
+        self._text = self.draft.open("w", encoding="utf-8") if path.suffix in (".jsonl", ".json") else None
 
     def __enter__(self) -> "Writer":
         return self
@@ -62,6 +64,11 @@ class Writer:
         self._lines.append(line)
         if len(self._lines) >= AT_ONCE:
             self._flush()
+
+    def whole(self, text: str) -> None:
+        """Write the whole content of a file that is no table."""
+        assert self._text is not None
+        self._text.write(text)
 
     def _flush(self) -> None:
         if not self._lines:

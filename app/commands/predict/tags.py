@@ -32,7 +32,7 @@ def sentences(rows: "Dataset", column: str) -> Iterator[list[str]]:
     Raises:
         UserError: the column holds something else, or a token is missing.
     """
-    from app.data.tables.columns import check_texts, is_list, is_text, row_name
+    from app.data.tables.columns import check_texts, held, is_list, is_text, row_name
 
     kind = rows.data.schema.field(column).type
     if not is_list(kind):
@@ -40,7 +40,7 @@ def sentences(rows: "Dataset", column: str) -> Iterator[list[str]]:
         yield from (WORDS.findall(str(row[column])) for row in rows.select_columns([column]))
         return
     if not is_text(kind.value_type):
-        raise UserError(f"--text {column} holds {kind}: give a column of lists of tokens, or of texts")
+        raise UserError(f"--text {column} of {held(rows, column)}: give a column of lists of tokens, or of texts")
     for number, row in enumerate(rows.select_columns([column])):
         if row[column] is None or None in row[column]:
             raise UserError(f"--text {column}: {row_name(rows, number)} lacks a token: fill it, or leave the row out")
@@ -62,6 +62,7 @@ class Tagger:
         from app.data.text.tokenizer import check_tokenizer
         from app.data.text.tokens import PadCollate
         from app.tasks.pretrained import load_model, loading, longest_input
+        from app.tasks.vocabulary import check_vocabulary
 
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = load_model(AutoModelForTokenClassification, name).eval().to(self.device)
@@ -72,6 +73,7 @@ class Tagger:
         said = min(self.tokenizer.model_max_length, longest_input(self.model.config) or self.tokenizer.model_max_length)
         self.longest = said if said < 10**6 else LONGEST
         check_tokenizer(self.tokenizer, self.longest)
+        check_vocabulary(name, self.model.config, self.tokenizer)
         self._collate = PadCollate.of(self.tokenizer)
         self.tags = [name for _, name in sorted(self.model.config.id2label.items())]
 

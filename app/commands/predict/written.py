@@ -1,8 +1,14 @@
-"""Texts that a model with encoder and decoder writes for texts."""
+"""Texts that models write: for texts, and as the continuation of prompts and conversations."""
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 
 def texts(model: str, inputs: Iterator[dict[str, str]], data: dict[str, Any], batch: int) -> Iterator[dict[str, str]]:
@@ -16,13 +22,59 @@ def texts(model: str, inputs: Iterator[dict[str, str]], data: dict[str, Any], ba
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     from app.tasks.pretrained import loading
+    from app.tasks.vocabulary import check_vocabulary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with loading(model, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(model)
     with loading(model, "weights"):
         network = AutoModelForSeq2SeqLM.from_pretrained(model).to(device).eval()
+    check_vocabulary(model, network.config, tokenizer, unused=("mask_token",))
     while some := [f"{data.get('prefix', '')}{each['text']}" for each in itertools.islice(inputs, batch)]:
         read = tokenizer(some, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False)
         ids = network.generate(**read.to(device))
         yield from ({"prediction": text.strip()} for text in tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+
+def continued(model: str, rows: "Dataset", column: str, batch: int, longest: int) -> Iterator[dict[str, str]]:
+    """Yield what a language model writes after each prompt, by the settings of its generation_config.json.
+
+    Args:
+        column: of prompts, texts or conversations: lists of messages, which its chat template writes out.
+        batch: prompts in one call.
+        longest: the most tokens to write for one.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from app.tasks.pretrained import load_model, loading
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with loading(model, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    network: Any = load_model(AutoModelForCausalLM, model).eval()
+    network.to(device)
+    for start in range(0, len(rows), batch):
+        ids = [_prompt(tokenizer, rows, column, row) for row in range(start, min(start + batch, len(rows)))]
+        read = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
+        found = network.generate(**read, max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id)
+        new = found[:, read["input_ids"].shape[1] :]
+        yield from ({"prediction": text} for text in tokenizer.batch_decode(new, skip_special_tokens=True))
+
+
+def _prompt(tokenizer: "PreTrainedTokenizerBase", rows: "Dataset", column: str, row: int) -> list[int]:
+    """Return a prompt as tokens, as training began its documents."""
+    from app.data.corpus.documents import start_of
+    from app.data.tables.columns import row_name
+
+    value = rows[row][column]
+    if isinstance(value, str):
+        return [start_of(tokenizer), *tokenizer(value, add_special_tokens=False)["input_ids"]]
+    if not isinstance(value, list) or not value:
+        raise UserError(f"--text {column}: {row_name(rows, row)} has no prompt: give a text or a list of messages")
+    if not tokenizer.chat_template:
+        raise UserError(f"--text {column} holds conversations, and the model's tokenizer has no chat template")
+    written = tokenizer.apply_chat_template(value, add_generation_prompt=True, tokenize=False)
+    return tokenizer(written, add_special_tokens=False)["input_ids"]  # the template has written the special ones

@@ -11,7 +11,7 @@ import numpy as np
 from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import BoxData
 from app.data.images.image_column import PATHS_AT_ONCE, ImageColumn
-from app.data.tables.columns import LabelColumn, check_columns, is_list, is_number, name_of, row_name
+from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_number, row_name
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -102,9 +102,7 @@ def _flat(table: "Dataset", name: str) -> tuple[np.ndarray, np.ndarray]:
     lists = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     kind = lists.type
     if not (is_list(kind) and is_list(kind.value_type) and is_number(kind.value_type.value_type)):
-        raise UserError(
-            f"--data.boxes {name} of {name_of(table)} holds {kind}: give lists of boxes, each of four numbers"
-        )
+        raise UserError(f"--data.boxes {name} of {held(table, name)}: give lists of boxes, each of four numbers")
     counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
     boxes = lists.flatten()
     lengths = np.asarray(pc.fill_null(pc.list_value_length(boxes), 0), np.int64)
@@ -174,12 +172,37 @@ def _check(
     kind = next(kind for kind, which in kinds.items() if which[box])
     inside = int(np.count_nonzero(image[:box] == row))
     corners = ", ".join(f"{value:g}" for value in flat[box])
-    fix = "Mend the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+    fix = _other_reading(table, config, flat, bounds) or (
+        "Mend the file, or give --data.bad-boxes mend to cut such boxes off, and to leave out those without an area"
+    )
     raise UserError(
         f"{_place(table, row, inside)} has a box {kind}: {corners} (left, top, right, bottom, in pixels), in an image "
         f"of {sizes[row][0]:g} x {sizes[row][1]:g}; {np.count_nonzero(told):,} of the {len(flat):,} boxes {use} are "
         f"wrong. {'Give their numbers, or leave them out of the file' if lost.any() else fix}"
     )
+
+
+def _other_reading(table: "Dataset", config: BoxData, flat: np.ndarray, bounds: np.ndarray) -> str:
+    """Say what to do if the numbers of all boxes fit their images when they are read in another way; else nothing.
+
+    Then none is to be mended: the boxes would stay where nothing is.
+    """
+    own = "places" in table.column_names  # read from a file of boxes and not from columns
+    first, second = flat[:, :2], flat[:, 2:]
+    if own and str(table[0]["file"]).endswith(".xml"):  # whose numbers have names
+        return ""
+    corners = config.box_format == "corners" and not own
+    if corners:
+        other, what = np.concatenate([first, first + second], axis=1), "left, top, width, height"
+    elif own and table[0]["relative"]:
+        other, what = np.concatenate([(first + second) / 2, second - first], axis=1), "left, top, right, bottom"
+    else:
+        other, what = np.concatenate([first, second - first], axis=1), "left, top, right, bottom"
+    fits = (other[:, 2:] > other[:, :2]).all() and (other >= -SLACK).all() and (other <= bounds + SLACK).all()
+    if not fits or len(flat) < 2:
+        return ""
+    fix = "convert the file" if own else f"give --data.box-format {'size' if corners else 'corners'}"
+    return f"All boxes fit if their numbers are {what}: {fix}"
 
 
 def _place(table: "Dataset", row: int, box: int) -> str:

@@ -1,34 +1,54 @@
 """COCO's json files: images, categories, and annotations with a box each (cocodataset.org)."""
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.data.boxes.files import Part, Row, load_json, split_of
+from app.data.boxes.files import Part, Row, load_json
+from app.data.boxes.image_files import ImageFiles
+from app.data.folders import is_hidden, split_in
+from app.data.reading import naming
 
 KEYS = ("images", "annotations", "categories")
 ROBOFLOW = "_annotations.coco.json"
 # A file of captions or key points lies next to that of the boxes.
 OTHERS = re.compile(r"captions|keypoints|panoptic|stuff|image_info")
+# Crowds are left out; exporters write the mark as a number or as a word.
+CROWD = {"1": True, "0": False, "true": True, "false": False, "none": False}
 
 
 def parts(path: Path) -> dict[str, Part]:
-    """Return the splits of a COCO file, or of a folder with such files; none if it is something else."""
+    """Return the splits of a COCO file, or of a folder with such files; none if it is something else.
+
+    Raises:
+        ValueError: several files are for one split, or do not say which split they are for.
+    """
     if path.is_file():
         return {"train": _part(path)} if path.suffix.lower() == ".json" and _is_coco(path) else {}
-    found: dict[str, Part] = {}
     files = sorted([*path.glob(f"*/{ROBOFLOW}"), *path.glob("annotations/*.json"), *path.glob("*.json")])
+    files = [file for file in files if not is_hidden(file.name)]
+    found: dict[str, Part] = {}
     for file in files:
-        split = split_of(file.parent.name if file.name == ROBOFLOW else file.stem)
-        if file.name == ROBOFLOW and file.parent == path:
-            split = "train"
+        split = _split_of(file, path)
         if not split or OTHERS.search(file.stem) or not _is_coco(file):
             continue
         if split in found:
             raise ValueError(f"{found[split].source} and {file} are both for {split}: name one of them instead")
         found[split] = _part(file)
-    return found
+    if found:
+        return found
+    others = [file for file in files if _is_coco(file)]  # as CVAT and Label Studio name them, or of key points alone
+    if len(others) > 1:
+        raise ValueError(f"{' and '.join(map(str, others))}: their names say no split: name one of them instead")
+    return {"train": _part(others[0])} if others else {}
+
+
+def _split_of(file: Path, folder: Path) -> str:
+    if file.name != ROBOFLOW:
+        return split_in(file.stem)
+    return "train" if file.parent == folder else split_in(file.parent.name)
 
 
 def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Iterator[Row]:
@@ -44,38 +64,64 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
     by_image: dict[Any, list[tuple[list[float], int, str]]] = {image["id"]: [] for image in found["images"]}
     for index, annotation in enumerate(found["annotations"]):
         place = f"annotations[{index}]"
-        if annotation.get("iscrowd"):
+        if _is_crowd(annotation.get("iscrowd"), f"{place} of {file}"):
             continue
         for key, known in (("image_id", by_image), ("category_id", number_of)):
             if not _is_id(value := annotation.get(key)) or value not in known:
+                same = next((own for own in known if str(own) == str(value)), None)
+                hint = f", but one has {same!r}: write both alike" if same is not None else ""
                 what = key.removesuffix("_id")
-                raise ValueError(f"{place} of {file} has the {key} {value!r:.60}, which no {what} has")
-        box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(isinstance(value, int | float) for value in box):
-            raise ValueError(f"{place} of {file} has the bbox {box}: give [left, top, width, height], in pixels")
-        left, top, width, height = map(float, box)
-        corners = [left, top, left + width, top + height]
+                raise ValueError(f"{place} of {file} has the {key} {value!r:.60}, which no {what} has{hint}")
+        corners = _corners(annotation.get("bbox"), f"{place} of {file}")
         by_image[annotation["image_id"]].append((corners, number_of[annotation["category_id"]], place))
-    folders = _folders_of(file)
+    files = ImageFiles(_folders_of(file))
     for index, image in enumerate(found["images"]):
-        own = by_image[image["id"]]
-        stated = [float(image["width"]), float(image["height"])] if image.get("width") and image.get("height") else []
+        own, place = by_image[image["id"]], f"images[{index}] of {file}"
         yield {
-            "image": str(_image_file(file, index, image["file_name"], folders)),
+            "image": str(files.once(files.find(str(image["file_name"]), place), place)),
             "boxes": [box for box, _, _ in own],
             "classes": [number for _, number, _ in own],
             "relative": False,
-            "size": stated,
+            "size": _size_of(image, place),
             "file": str(file),
             "places": [place for _, _, place in own],
         }
 
 
+def _is_crowd(mark: object, place: str) -> bool:
+    if (crowd := CROWD.get(str(mark).removesuffix(".0").lower())) is None:
+        raise ValueError(f"{place} has the iscrowd {mark!r:.60}: give 0 or 1")
+    return crowd
+
+
+def _corners(box: object, place: str) -> list[float]:
+    """Return left, top, right and bottom of a bbox."""
+    if not box:
+        raise ValueError(
+            f"{place} has no bbox: give [left, top, width, height], in pixels, of what its segmentation shows"
+        )
+    numbers = isinstance(box, list) and all(isinstance(value, int | float) for value in box)
+    if not isinstance(box, list) or not numbers or len(box) != 4:
+        raise ValueError(f"{place} has the bbox {box!r:.60}: give [left, top, width, height], in pixels")
+    left, top, width, height = map(float, box)
+    return [left, top, left + width, top + height]
+
+
+def _size_of(image: dict[str, Any], place: str) -> list[float]:
+    """Return width and height that a file says its image has; nothing if it does not, or if they are 0."""
+    sides = [image.get(side) or 0 for side in ("width", "height")]
+    try:
+        sides = [float(side) for side in sides]
+    except (TypeError, ValueError):
+        raise ValueError(f"{place} has the width and height {sides}: give numbers, or leave them out") from None
+    return sides if all(sides) else []
+
+
 def _is_coco(file: Path) -> bool:
     """Tell whether a file is COCO's; two of its three lists are enough to say which one is missing."""
-    with file.open("rb") as stream:
-        begins = stream.read(1)
-    found = load_json(file) if begins in (b"{", b"\xef") else None
+    with naming(file), file.open("rb") as stream:
+        begins = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+    found = load_json(file) if begins.startswith(b"{") or not begins else None
     missing = [key for key in KEYS if not (isinstance(found, dict) and isinstance(found.get(key), list))]
     if len(missing) == 1:
         raise ValueError(
@@ -98,8 +144,13 @@ def _load(file: Path) -> dict[str, Any]:
             if not isinstance(each, dict):
                 raise ValueError(f"{place} is {each!r:.60}: give an object with {' and '.join(needed) or 'a bbox'}")
             for name in needed:
-                if not _is_id(each.get(name)):
-                    raise ValueError(f"{place} has no {name}")
+                if not _is_id(value := each.get(name)):
+                    wrong = (
+                        f"the {name} {value!r:.60}: give a whole number or a text"
+                        if value is not None
+                        else f"no {name}"
+                    )
+                    raise ValueError(f"{place} has {wrong}")
             if needed and (first := places.setdefault(each["id"], index)) != index:
                 raise ValueError(
                     f"{place} has the id {each['id']}, which {key}[{first}] has too: give each one an id of its own"
@@ -108,7 +159,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str)
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def _categories(found: dict[str, Any], file: Path) -> list[dict[str, Any]]:
@@ -145,13 +196,3 @@ def _folders_of(file: Path) -> list[Path]:
     stem = re.sub(r"^(instances|annotations)_", "", file.stem)
     roots = [file.parent, file.parent.parent]
     return list(dict.fromkeys(root / inner for root in roots for inner in ("", "images", stem, f"images/{stem}")))
-
-
-def _image_file(file: Path, index: int, name: str, folders: list[Path]) -> Path:
-    """Find an image in folders, of which the one that has it is moved to the front, for the next one."""
-    for place, folder in enumerate(folders):
-        if (folder / name).is_file():
-            folders.insert(0, folders.pop(place))
-            return folder / name
-    looked = ", ".join(map(str, folders))
-    raise ValueError(f"images[{index}] of {file}, {name}, is in none of {looked}: put it into one of them")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
-from app.data.reading import explained
-from app.data.tables import splits
+from app.data.folders import is_hidden
+from app.data.reading import explained, naming, read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when the rows change.
-VERSION = 1
+VERSION = 2
 COLUMNS = ("image", "boxes", "classes", "relative", "size", "file", "places")
-IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
+IMAGES = {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
 
 Row = dict[str, Any]
 
@@ -38,7 +38,9 @@ class Part(NamedTuple):
     numbered: bool = False
     """Labels are numbers without names."""
     more: tuple[str, ...] = ()
-    """Further arguments of `read`. Those that are files or folders are watched, as the source is."""
+    """Further arguments of `read`."""
+    watched: tuple[str, ...] = ()
+    """Files and folders whose changes mean that it is read again. Default: the source."""
 
 
 def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":
@@ -58,6 +60,23 @@ def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":
 
 
 def _parts(path: Path) -> dict[str, Part]:
+    """Return the splits of a data set; also of the only one that the folders in a folder hold.
+
+    Raises:
+        ValueError: several of them are data sets.
+    """
+    if found := _parts_of(path):
+        return found
+    inner = {}
+    for folder in sorted(path.iterdir()) if path.is_dir() else ():
+        if folder.is_dir() and not is_hidden(folder.name) and (parts := _parts_of(folder)):
+            inner[folder] = parts
+    if len(inner) > 1:
+        raise ValueError(f"{' and '.join(map(str, inner))} are data sets of their own: give one of them")
+    return next(iter(inner.values()), {})
+
+
+def _parts_of(path: Path) -> dict[str, Part]:
     from app.data.boxes import coco, voc, yolo
 
     for layout in (coco.parts, yolo.parts, voc.parts):
@@ -82,8 +101,7 @@ def _table(part: Part) -> "Dataset":
         text,
         datasets.List(text),
     )
-    watched = [part.source, *(place for place in part.more if os.path.exists(place))]
-    folder = cache_of(watched)
+    folder = cache_of(part.watched or [part.source])
     return datasets.Dataset.from_generator(
         part.read,
         features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
@@ -93,15 +111,18 @@ def _table(part: Part) -> "Dataset":
     )
 
 
-def split_of(name: str) -> str:
-    """Return the split that a file or folder is for, by its name; nothing if the name does not say."""
-    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
-    return next((splits.split_of(split) for split in splits.SPLITS if split in words), "")
+def is_image(name: str) -> bool:
+    """Tell whether a file is an image, by its name; other systems leave ._name next to each."""
+    return Path(name).suffix.lower() in IMAGES and not name.startswith(".")
 
 
 def images_in(folder: Path) -> list[Path]:
-    """List the images in a folder and below it, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    """List the images in a folder and below it, sorted, but for those in hidden folders."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if is_image(path.name) and not any(is_hidden(part) for part in path.relative_to(folder).parts)
+    )
 
 
 def load_json(file: Path) -> Any:
@@ -110,7 +131,5 @@ def load_json(file: Path) -> Any:
     Raises:
         ValueError: it is none; the message names it.
     """
-    try:
-        return json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON file: {error}") from None
+    with naming(file):
+        return json.loads(read_whole(file))

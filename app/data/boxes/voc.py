@@ -4,29 +4,57 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from app.data.boxes.files import IMAGES, Part, Row, split_of
+from app.data.boxes.files import Part, Row
+from app.data.boxes.image_files import ImageFiles
+from app.data.folders import split_in
+from app.data.reading import naming, read_lines
 
 ANNOTATIONS = ("Annotations", "annotations", "xml", "labels", "")
 FOLDERS = ("JPEGImages", "images", "Images", "")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+OTHER_SHAPES = {
+    "robndbox": "a turned box, as roLabelImg writes: write the upright box around it as bndbox",
+    "polygon": "a polygon: write the box around it as bndbox",
+}
 
 
 def parts(path: Path) -> dict[str, Part]:
-    """Return the splits of a folder of xml files: by ImageSets/Main, by folders train and val, or one for all."""
+    """Return the splits of a folder of xml files: by ImageSets/Main, by folders train and val, or one for all.
+
+    Raises:
+        ValueError: lists say what to evaluate on, but not what to train on.
+    """
     if not path.is_dir():
         return {}
     if (folder := _xml_in(path)) is not None:
-        lists = sorted((path / "ImageSets" / "Main").glob("*.txt"))
-        # Other lists there are of one class: aeroplane_train.txt.
-        sets = {split: file for file in lists if (split := split_of(file.stem)) and "_" not in file.stem}
-        if "train" not in sets:
-            return {"train": Part(rows, str(folder), more=(str(path),))}
-        return {split: Part(rows, str(folder), more=(str(path), str(file))) for split, file in sets.items()}
+        sets = _lists_in(path / "ImageSets" / "Main")
+        if not sets:
+            return {"train": Part(rows, str(folder), more=(str(path),), watched=(str(path),))}
+        return {
+            split: Part(rows, str(folder), more=(str(path), str(file)), watched=(str(path),))
+            for split, file in sets.items()
+        }
     found = {}
     for inner in sorted(entry for entry in path.iterdir() if entry.is_dir()):
-        if (split := split_of(inner.name)) and (folder := _xml_in(inner)) is not None:
-            found[split] = Part(rows, str(folder), more=(str(inner),))
+        if (split := split_in(inner.name)) and (folder := _xml_in(inner)) is not None:
+            if split in found:
+                raise ValueError(f"{found[split].more[0]} and {inner} are both for {split}: join them, or rename one")
+            found[split] = Part(rows, str(folder), more=(str(inner),), watched=(str(inner),))
     return found
+
+
+def _lists_in(folder: Path) -> dict[str, Path]:
+    """Return the lists of the splits; what `trainval` lists is trained on if there is no list of what to train on."""
+    # Other lists there are of one class: aeroplane_train.txt.
+    lists = {file.stem.lower(): file for file in sorted(folder.glob("*.txt")) if "_" not in file.stem}
+    sets = {split: file for name, file in lists.items() if (split := split_in(name))}
+    if "train" not in sets and "trainval" in lists:
+        sets = {"train": lists["trainval"], **{split: file for split, file in sets.items() if split == "test"}}
+    if sets and "train" not in sets:
+        raise ValueError(
+            f"{folder} has {next(iter(sets.values())).name}, but no train.txt: list there what to train on"
+        )
+    return sets
 
 
 def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator[Row]:
@@ -36,17 +64,21 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
         more: the folder of the data set; and a txt file that lists the names to take, if not all.
 
     Raises:
-        ValueError: a file is none of this kind, or its image is missing.
+        ValueError: a file is none of this kind, its image is missing, or an object is of another shape.
     """
     folder, root = Path(source), Path(more[0])
-    files = sorted(folder.glob("*.xml"))
+    images = ImageFiles([*(root / inner for inner in FOLDERS), folder])
+    files = [file for file in sorted(folder.glob("*.xml")) if not file.name.startswith(".")]
     if len(more) > 1:
-        files = [folder / f"{line.split()[0]}.xml" for line in Path(more[1]).read_text().split("\n") if line.strip()]
+        lines = enumerate(read_lines(more[1]), 1)
+        files = [_listed(folder, line, f"line {number} of {more[1]}") for number, line in lines if line.strip()]
     for file in files:
-        try:
+        with naming(file, ElementTree.ParseError, LookupError):  # the latter for an encoding that is unknown
             top = ElementTree.parse(file).getroot()
-        except (ElementTree.ParseError, OSError) as error:
-            raise ValueError(f"{file} is no xml file: {error}") from None
+        if top.tag != "annotation":
+            raise ValueError(
+                f"{file} begins with <{top.tag}>, and Pascal VOC's files with <annotation>: export it as VOC"
+            )
         boxes, classes, places = [], [], []
         for number, thing in enumerate(top.iter("object"), 1):
             place = f"object {number}"
@@ -55,35 +87,67 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
                 raise ValueError(f"{place} of {file} has no name")
             classes.append(name)
             places.append(place)
-        size = [float(top.findtext(f"size/{side}") or 0) for side in ("width", "height")]
         yield {
-            "image": str(_image_of(file, top.findtext("filename") or "", root)),
+            "image": str(images.once(_image_of(file, (top.findtext("filename") or "").strip(), images), str(file))),
             "boxes": boxes,
             "classes": classes,
             "relative": False,
-            "size": size if all(size) else [],
+            "size": _size_of(top, file),
             "file": str(file),
             "places": places,
         }
 
 
 def _xml_in(path: Path) -> Path | None:
-    return next((path / name for name in ANNOTATIONS if any((path / name).glob("*.xml"))), None)
+    return next((path / name for name in ANNOTATIONS if any((path / name).glob("[!.]*.xml"))), None)
+
+
+def _listed(folder: Path, line: str, place: str) -> Path:
+    """Return the xml file that a line names: by its name, which may have blanks, or before a mark such as 1 or -1.
+
+    Raises:
+        ValueError: there is none.
+    """
+    name = line.strip()
+    for stem in (name, Path(name).stem, name.split()[0]):
+        if (file := folder / f"{stem}.xml").is_file():
+            return file
+    raise ValueError(
+        f"{place} is {name!r:.60}, and there is no {folder / name}.xml: put it there, or take the line out"
+    )
+
+
+def _size_of(top: ElementTree.Element, file: Path) -> list[float]:
+    """Return width and height that a file says its image has; nothing if it does not, or if they are 0."""
+    try:
+        size = [float(top.findtext(f"size/{side}") or 0) for side in ("width", "height")]
+    except ValueError as error:
+        raise ValueError(f"the size in {file} is no number: {error}") from None
+    return size if all(size) else []
 
 
 def _box_of(thing: ElementTree.Element, place: str) -> list[float]:
+    if thing.find("bndbox") is None and (
+        shape := next((kind for kind in OTHER_SHAPES if thing.find(kind) is not None), "")
+    ):
+        raise ValueError(f"{place} has no bndbox, but {OTHER_SHAPES[shape]}")
     try:
         return [float(thing.findtext(f"bndbox/{side}") or "") for side in SIDES]
     except ValueError:
         raise ValueError(f"{place} has no bndbox with the numbers {', '.join(SIDES)}") from None
 
 
-def _image_of(file: Path, name: str, root: Path) -> Path:
-    """Find an image by the name that its xml file says, or by the file's own."""
-    folders = [root / folder for folder in FOLDERS] + [file.parent]
-    stems = [Path(name).name] if name else []
-    for folder in folders:
-        for candidate in [*stems, *(file.stem + end for end in sorted(IMAGES))]:
-            if (folder / candidate).is_file():
-                return folder / candidate
-    raise ValueError(f"{file}: its image {name or file.stem} is in none of {', '.join(map(str, folders))}")
+def _image_of(file: Path, name: str, images: ImageFiles) -> Path:
+    """Find an image by the name that its xml file says, or by the file's own.
+
+    Raises:
+        ValueError: there is none, or there is one of each name.
+    """
+    said, own = images.named(name), images.of_stem(file.stem)
+    if said and own and said != own:
+        raise ValueError(f"{file} says that its image is {said}, and there is {own} too: correct its filename")
+    if found := said or own:
+        return found
+    raise ValueError(
+        f"{file}: its image {name or file.stem} is in none of {', '.join(map(str, images.folders))}: put it into one"
+    )

@@ -7,6 +7,8 @@ from app.data.corpus.blocks import Blocks, collate
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.shorter import block_sizes
+from app.data.date import check_date
+from app.data.tables.columns import name_of
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.lm_tokenizer import tokenizer_of
 from app.data.text.tokenizer import with_mask
@@ -29,6 +31,7 @@ def load(config: CorpusData) -> Tables:
     if config.block < 2:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
+    check_date(config.date)
     return load_tables(config, columns=columns)
 
 
@@ -63,7 +66,14 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
         )
     found = Blocks(tokenize(table, config, tokenizer), config.block, start_of(tokenizer), config.packing == "documents")
     if not len(found):
-        raise UserError("there is nothing to learn: every completion, or every message of the assistant, is empty")
+        raise UserError(
+            f"{name_of(table)} has nothing to learn: "
+            + (
+                f"no conversation in {config.messages} has a message of the assistant, and only these are learnt"
+                if config.messages
+                else "all of its texts are empty"
+            )
+        )
     return found
 
 
@@ -77,6 +87,11 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
     ]
     if not train.documents.all_supervised:
         parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
+    read = (train, *eval_sets.values()) if tables.has_training_rows else eval_sets.values()
+    if unlearnt := sum(blocks.documents.unlearnt for blocks in read):
+        parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant")
+    if train.documents.date:
+        parts.append(f"the chat template writes a date: {train.documents.date} (--data.date)")
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 

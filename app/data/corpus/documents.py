@@ -54,6 +54,16 @@ class Documents:
         """Count the documents."""
         return self.info["documents"]
 
+    @property
+    def unlearnt(self) -> int:
+        """Count the conversations of which nothing is learnt."""
+        return self.info["unlearnt"]
+
+    @property
+    def date(self) -> str:
+        """Return the date that the chat template has written; empty if it writes none."""
+        return self.info["date"]
+
     def tokens(self, low: int, high: int) -> np.ndarray:
         """Return the tokens with numbers from `low` to before `high`."""
         return self._gather(self._ids, low, high)

@@ -10,6 +10,7 @@ import numpy as np
 
 from app.data.cache import cache_folder, remember, using_cache
 from app.data.config import CorpusData
+from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.conversations import (
     Segments,
     check_conversations,
@@ -24,11 +25,12 @@ from app.errors import UserError
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 # Part of the cache's key: raise it when the stored columns change.
-FORMAT = 1
+FORMAT = 2
 # Bytes of text for each process that tokenizes: with less, the tokenizer's own threads are faster than processes.
 BYTES_PER_PROCESS = 64_000_000
 
@@ -75,7 +77,7 @@ def read_texts(table: "Dataset", config: CorpusData) -> Iterator[str]:
         for name in columns:
             for value in batch[name]:
                 if config.messages:
-                    yield from (message["content"] for message in messages_of(value, partial(name_of, table)))
+                    yield from (message["content"] or "" for message in messages_of(value, partial(name_of, table)))
                 else:
                     yield str(value)
 
@@ -89,30 +91,30 @@ def tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeniz
         UserError: a column is missing or has the wrong type, or the tokenizer lacks a chat template.
     """
     columns = columns_of(config)
-    template = getattr(tokenizer, "chat_template", None)
-    if config.messages and not template:
+    template = ChatTemplate(tokenizer, config.date)
+    if config.messages and not template.source:
         raise UserError(
             f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; use "
             "a --model whose tokenizer has one, or --data.prompt and --data.completion"
         )
-    kind = ("messages", template) if config.messages else ("prompt",) if config.prompt else ("text",)
+    kind = ("messages", *template.identity) if config.messages else ("prompt",) if config.prompt else ("text",)
     key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), end_of(tokenizer), *kind, *columns)
     file = cache_folder() / f"documents-{key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with using_cache():
         if file.exists() and not all((file.parent / name).exists() for name in remember(file, dict)["files"]):
             file.unlink(missing_ok=True)
-        info = remember(file, lambda: _tokenize(table, config, tokenizer, key))
+        info = remember(file, lambda: _tokenize(table, config, template, key))
     if not info["tokens"]:
         raise UserError(f"{name_of(table)} has no text to learn: all of it is empty")
     return Documents(info)
 
 
-def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase", key: str) -> dict:
+def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key: str) -> dict:
     import datasets
 
     check_table(table, config)
-    columns = columns_of(config)
+    columns, tokenizer = columns_of(config), template.tokenizer
     pieces = ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
     small = max(len(tokenizer), *tokenizer.all_special_ids, 0) < 2**16
     supervised = {"supervised": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
@@ -123,7 +125,7 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
     done = encoded_once(
         table,
         [*columns, *pieces],
-        partial(_encode, config=config, tokenizer=tokenizer, table=table),
+        partial(_encode, config=config, template=template, table=table),
         datasets.Features(features),
         cache_folder() / f"documents-{key}.arrow",
         key,
@@ -132,7 +134,10 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
     lists = done.data.column("input_ids").chunks
     starts = done.data.column("begins").to_numpy() if pieces else np.True_
     filled = np.concatenate([np.diff(chunk.offsets.to_numpy()) > 0 for chunk in lists])
+    learnt = done.data.column("supervised").chunks if config.messages else []
     return {
+        "unlearnt": sum(_count_unlearnt(chunk) for chunk in learnt),
+        "date": template.date if config.messages and template.asks_for_date else "",
         "files": [Path(part["filename"]).name for part in done.cache_files],
         "documents": int(np.count_nonzero(filled & starts)),
         "tokens": sum(len(chunk.values) for chunk in lists),
@@ -140,11 +145,16 @@ def _tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeni
     }
 
 
-def _encode(
-    rows: dict, indices: Sequence[int], config: CorpusData, tokenizer: "PreTrainedTokenizerBase", table: "Dataset"
-) -> dict:
+def _count_unlearnt(chunk: "pa.ListArray") -> int:
+    """Count the rows of which no token is supervised."""
+    ends = np.concatenate([[0], np.cumsum(chunk.values.to_numpy())])[chunk.offsets.to_numpy()]
+    return int(np.count_nonzero(np.diff(ends) == 0))
+
+
+def _encode(rows: dict, indices: Sequence[int], config: CorpusData, template: ChatTemplate, table: "Dataset") -> dict:
     """Return for a batch of rows their token ids, which of them are supervised, and the bytes of supervised text."""
-    segments = [_segments(rows, i, row, config, tokenizer, table) for i, row in enumerate(indices)]
+    tokenizer = template.tokenizer
+    segments = [_segments(rows, i, row, config, template, table) for i, row in enumerate(indices)]
     texts = [text for row in segments for text, _ in row]
     encoded = _ids(texts, tokenizer)
     begin, end = start_of(tokenizer), end_of(tokenizer)
@@ -183,11 +193,11 @@ def _ids(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[lis
 
 
 def _segments(
-    rows: dict, index: int, row: int, config: CorpusData, tokenizer: "PreTrainedTokenizerBase", table: "Dataset"
+    rows: dict, index: int, row: int, config: CorpusData, template: ChatTemplate, table: "Dataset"
 ) -> Segments:
     """Cut a row's text into segments that are supervised or not."""
     if config.messages:
-        return conversation(rows[config.messages][index], tokenizer, partial(row_name, table, row))
+        return conversation(rows[config.messages][index], template, partial(row_name, table, row))
     if config.prompt:
         return [(str(rows[config.prompt][index]), False), (str(rows[config.completion][index]), True)]
     return [(str(rows[config.text][index]), True)]

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from app.data.config import EvalSets
+
 
 @dataclass
-class GraphData:
+class GraphData(EvalSets):
     """A graph whose nodes are classified: where it is, and how many neighbours of a node are drawn."""
 
     path: str = "builtin:calls"

@@ -1,7 +1,8 @@
 """The nodes that a run trains and evaluates on: a graph, its splits, and rows for run.batches."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from app.data.graphs.sampling import ALL
 from app.data.graphs.splits import check_disjoint
 from app.data.graphs.store import UNKNOWN, Graph
 from app.data.tables.classes import some
-from app.data.tables.splits import EVAL_SPLITS, count_of, drawn
+from app.data.tables.splits import EVAL_SPLITS, count_of, drawn, named_sets
 from app.errors import UserError
 from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
@@ -62,6 +63,13 @@ class Loaded:
     """Of the classes."""
     about: str
     """Lines for the user."""
+    others: dict[str, Nodes] = field(default_factory=dict)
+    """Further sets to evaluate on, by name."""
+
+    @property
+    def sets(self) -> dict[str, Nodes]:
+        """Return all sets to evaluate on; the first one has no name."""
+        return {"": self.evaluation, **self.others}
 
     @property
     def width(self) -> int:
@@ -78,21 +86,55 @@ def load(config: GraphData, width: int = 0) -> Loaded:
     check_fanouts(config)
     graph, scored = _graphs(config)
     train, held, note = _split(graph, scored, config)
+    evaluation, others = Nodes(scored, held), _further_sets(graph, train, config)
+    if only := dry_run.scored_set():
+        evaluation, others, note = others[only], {}, f" ({config.eval_sets[0].partition('=')[2]})"
     names = graph.names or [str(place) for place in range(classes.count(graph))]
     if width and graph.features.shape[1] != width:
         raise UserError(f"the model takes {width} features, and nodes of --data.path have {graph.features.shape[1]}")
-    if not len(train) or not len(held):
+    if not len(train) or not len(evaluation):
         raise UserError(
-            f"{config.path or config.eval_path}: {len(train)} nodes to train on, {len(held)} to evaluate on"
+            f"{config.path or config.eval_path}: {len(train)} nodes to train on, {len(evaluation)} to evaluate on"
         )
     if not dry_run.needs_no_training_data(config):
         classes.check_several(graph, train, names, config.path)
     about = [
         f"{graph.nodes:,} nodes with {graph.features.shape[1]} features, {len(graph.indices):,} edges; "
-        f"{len(train):,} nodes to train on, {len(held):,} to evaluate on{note}",
+        f"{len(train):,} nodes to train on, {len(evaluation):,} to evaluate on{note}",
         f"{len(names)} classes: {some(names)}",
+        *(f"evaluated too, as eval-{name}: {len(nodes):,} nodes" for name, nodes in others.items()),
     ]
-    return Loaded(Nodes(graph, train), Nodes(scored, held), names, "\n".join(about))
+    return Loaded(Nodes(graph, train), evaluation, names, "\n".join(about), others)
+
+
+def _further_sets(graph: Graph, train: np.ndarray, config: GraphData) -> dict[str, Nodes]:
+    """Return the nodes of --data.eval-sets, of the graph that is trained on or of others, by the names of the sets."""
+    found = {}
+    for name, (path, split) in named_sets(config.eval_sets).items():
+        same = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(config.path))
+        other = graph if same else _as_trained("--data.eval-sets", path, graph, config)
+        nodes, _ = _chosen(other, split, "--data.eval-sets")
+        if same and (twice := np.intersect1d(nodes, train)).size:
+            raise UserError(
+                f"--data.eval-sets {name}={path}: node {twice[0]} is trained on, and so are {len(twice):,} of its "
+                f"nodes: name a split with {path}::SPLIT"
+            )
+        found[name] = Nodes(other, nodes)
+    return found
+
+
+def _chosen(graph: Graph, split: str, flag: str) -> tuple[np.ndarray, str]:
+    """Return the nodes of a graph's split, and its name; without one, of the first to evaluate on, else all labelled.
+
+    Args:
+        flag: the one that names the split, for errors.
+    """
+    own = _evaluated(graph)
+    if split and split not in own:
+        there = f"there are {', '.join(own)}" if own else "the graph has none"
+        raise UserError(f"{flag} {split}: no such split; {there}")
+    split = split or (own[0] if own else "")
+    return (graph.splits[split] if split else _labelled(graph)), split
 
 
 def _graphs(config: GraphData) -> tuple[Graph, Graph]:
@@ -105,14 +147,26 @@ def _graphs(config: GraphData) -> tuple[Graph, Graph]:
     if scored is not None and dry_run.needs_no_training_data(config):
         return scored, scored
     graph = read("--data.path", config.path, config.nodes)
-    if scored is None:
-        return graph, graph
+    return graph, graph if scored is None else _fitting(scored, "--data.eval-path", config.eval_path, graph)
+
+
+def _as_trained(flag: str, path: str, graph: Graph, config: GraphData) -> Graph:
+    """Read a graph to evaluate on, as the one that is trained on has its classes and features."""
+    return _fitting(classes.named(readers.read(flag, path, "", config.undirected), config.classes), flag, path, graph)
+
+
+def _fitting(scored: Graph, flag: str, path: str, graph: Graph) -> Graph:
+    """Return a graph to evaluate on with the classes of the one that is trained on.
+
+    Raises:
+        UserError: it has other features, or other classes.
+    """
     if scored.features.shape[1] != graph.features.shape[1]:
         raise UserError(
-            f"--data.eval-path {config.eval_path}: its nodes have {scored.features.shape[1]} features, and those of "
-            f"--data.path {graph.features.shape[1]}"
+            f"{flag} {path}: its nodes have {scored.features.shape[1]} features, and those of --data.path "
+            f"{graph.features.shape[1]}"
         )
-    return graph, classes.as_trained(scored, graph, config.eval_path)
+    return classes.as_trained(scored, graph, path)
 
 
 def check_fanouts(config: GraphData) -> None:
@@ -139,10 +193,8 @@ def _labelled(graph: Graph) -> np.ndarray:
 
 def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the nodes to train on, those to evaluate on, and what the user should know of the choice."""
-    own, name = _evaluated(scored), config.eval_split
-    if name and name not in own:
-        there = f"there are {', '.join(own)}" if own else "the graph has none"
-        raise UserError(f"--data.eval-split {name}: no such split; {there}")
+    own = _evaluated(scored)
+    held, name = _chosen(scored, config.eval_split, "--data.eval-split")
     if not own and not config.eval_path:
         nodes = _trained(graph)
         if len(nodes) < 2:
@@ -150,8 +202,6 @@ def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, 
         count_of(len(nodes), config.holdout)
         out = drawn(len(nodes), config.holdout)
         return nodes[~out], nodes[out], ""
-    name = name or (own[0] if own else "")
-    held = scored.splits[name] if name else _labelled(scored)
     others = [other for other in own if other != name]
     note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
     only_eval = dry_run.needs_no_training_data(config)

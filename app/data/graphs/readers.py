@@ -1,7 +1,9 @@
 """Graphs in the forms that people have them: a folder of arrays, an npz file, tables of edges and of nodes."""
 
 import os
+import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,8 @@ from app.data.cache import cache_of, made_once, remember, using_cache
 from app.data.graphs import store
 from app.data.graphs.splits import of_arrays, of_column
 from app.data.graphs.store import ARRAYS, UNKNOWN, Graph
-from app.data.reading import near
+from app.data.reading import near, read_text, reading
+from app.data.tables.classes import some
 from app.data.tables.columns import counted
 from app.errors import UserError
 
@@ -19,13 +22,21 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # Part of the cache's key: raise it when what is stored changes.
-FORMAT = 3
+FORMAT = 4
 # What other programs call the parts of an npz file.
 ALIASES = {
     "labels": ("labels", "y"),
     "edges": ("edges", "edge_index"),
     "features": ("features", "x"),
 }
+
+IDS = ("id", "source", "target")
+"""Columns of ids."""
+ARCHIVE = (RuntimeError, KeyError, TypeError, AttributeError)
+"""What numpy raises for archives that are damaged, locked, or no archives."""
+SHOWN = 3
+"""Ids in an error."""
+_WHOLE = re.compile(r"(0|-?[1-9]\d*)(\.0*)?")
 
 NODES = {"--data.path": "--data.nodes", "path": "table"}
 """What gives the table of the nodes with a table of edges, by what gives that one; --data.eval-path takes no tables."""
@@ -72,7 +83,7 @@ def _folder(flag: str, folder: Path) -> Graph:
         raise UserError(f"{flag} {folder}: there is no {missing[0]}.npy; a graph has {', '.join(ARRAYS)} there")
     arrays: dict[str, Any] = {name: _mapped(flag, folder / f"{name}.npy") for name in ARRAYS}
     file = folder / "classes.txt"
-    names = [line for line in file.read_text(encoding="utf-8").splitlines() if line] if file.is_file() else []
+    names = [line for line in read_text(flag, file).split("\n") if line] if file.is_file() else []
     graph = Graph(**arrays, names=names)
     files = {name: str(folder / f"{name}.npy") for name in ARRAYS}
 
@@ -91,19 +102,17 @@ def _folder(flag: str, folder: Path) -> Graph:
 
 
 def _mapped(flag: str, file: Path) -> np.ndarray:
-    try:
+    with reading(flag, file):
         return np.load(file, mmap_mode="r")
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{flag}: {file} is no array of numpy: {error}") from None
 
 
 def _npz(flag: str, file: str, undirected: bool) -> Graph:
     """Read an npz file: `edges` [2, edges] and sparse features, as Planetoid's, or CSR with adj_ and attr_."""
-    try:
-        with np.load(file) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{flag} {file}: cannot be read: {error}") from None
+    with reading(flag, file, *ARCHIVE), zipfile.ZipFile(file) as archive:
+        if (bad := archive.testzip()) is not None:  # numpy does not look at the sums of parts
+            raise ValueError(f"its part {bad} is damaged")
+    with reading(flag, file, *ARCHIVE), np.load(file) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
 
     def part(name: str) -> np.ndarray | None:
         return next((found[alias] for alias in ALIASES[name] if alias in found), None)
@@ -157,22 +166,25 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     """Read tables: of edges, with source and target; of nodes, with label, perhaps id and split, and features."""
     from app.data.tables.sources import open_source
 
-    rows = open_source("--data.nodes", (nodes,)).tables["train"].with_format("numpy")
-    ends = open_source(flag, (edges,)).tables["train"].with_format("numpy")
+    rows = open_source("--data.nodes", (nodes,), words=IDS).tables["train"].with_format("numpy")
+    ends = open_source(flag, (edges,), words=IDS).tables["train"]
     _columns(flag, edges, ends, ("source", "target"))
     _columns("--data.nodes", nodes, rows, ("label",))
-    ids = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
-    places: dict[Any, int] = {}
+    own = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
+    ids, *named = alike(own, *(_filled(flag, edges, ends, name) for name in ("source", "target")))
+    places: dict[str, int] = {}
     for row, each in enumerate(ids):
         if (first := places.setdefault(each, row)) != row:
             raise UserError(f"--data.nodes {nodes}: {counted(first, row)} both have the id {each}")
     pair = []
-    for name in ("source", "target"):
-        named = _filled(flag, edges, ends, name)
-        at = np.array([places.get(each, -1) for each in named], np.int64)
+    for name, column in zip(("source", "target"), named, strict=True):
+        at = np.array([places.get(each, -1) for each in column], np.int64)
         if (lost := np.flatnonzero(at < 0)).size:
             row = int(lost[0])
-            raise UserError(f"{flag} {edges}: {counted(row)} has the {name} {named[row]}, and {nodes} has no such node")
+            raise UserError(
+                f"{flag} {edges}: {counted(row)} has the {name} {column[row]}, and {nodes} has no such node; its ids "
+                f"are {some(ids[:SHOWN])} and so on"
+            )
         pair.append(at)
     widths = [name for name in rows.column_names if name not in ("id", "label", "split")]
     columns = [np.asarray(rows[name]) for name in widths]
@@ -196,6 +208,21 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
 def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) -> None:
     if missing := [name for name in needed if name not in table.column_names]:
         raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
+
+
+def alike(*columns: Iterable[Any]) -> list[list[str]]:
+    """Return the ids of several columns as texts that are equal where the ids are: 12, 12.0 and "12" are one id.
+
+    Where any of them is no plain whole number, such as 007 or x12, all count as they are written.
+    """
+    texts = [[_written(value) for value in column] for column in columns]
+    if all(_WHOLE.fullmatch(text) for column in texts for text in column):
+        return [[text.partition(".")[0] for text in column] for column in texts]
+    return texts
+
+
+def _written(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _filled(flag: str, path: str, table: "Dataset", name: str) -> list[Any]:

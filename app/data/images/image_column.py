@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.data.cache import using_cache
 from app.data.images import pictures
 from app.data.reading import reading
-from app.data.tables.columns import check_columns, is_text, name_of, row_name
+from app.data.tables.columns import check_columns, held, is_text, row_name
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -35,7 +35,7 @@ class ImageColumn:
         struct = types.is_struct(kind) and {field.name for field in kind} & {"bytes", "path"}
         if not (struct or is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind)):
             have = ", ".join(table.column_names)
-            raise UserError(f"--data.image {name} of {name_of(table)} holds {kind}, no images; its columns are {have}")
+            raise UserError(f"--data.image {name} of {held(table, name)}, no images; its columns are {have}")
         self.table, self.name, self.mode = table, name, mode
         with using_cache():
             self._files = table.select_columns([name]).cast_column(name, datasets.Image(decode=False))
@@ -74,6 +74,11 @@ class ImageColumn:
                 f"--data.image {self.name}: {name} has more than 8 bits a channel (mode {image.mode}): convert it to 8"
             )
         return image.convert(self.mode)
+
+    def path(self, row: int) -> str:
+        """Return the name of an image's file as the table has it; empty if it has none."""
+        found = self._files[row]
+        return str((found.get("file") or (found[self.name] or {}).get("path")) or "")
 
     def size(self, row: int) -> tuple[int, int]:
         """Return width and height of an image, turned as its camera says, from its header alone.

@@ -12,7 +12,7 @@ from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.images.image_column import ImageColumn
 from app.data.images.processor import ImageProcessor
-from app.data.tables.columns import check_columns, is_text, name_of
+from app.data.tables.columns import check_columns, held, is_text
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
 from app.distributed.environment import is_main_process
@@ -61,7 +61,7 @@ def _check_label(table: "Dataset", name: str) -> None:
     check_columns(table, [name], "label")
     kind = table.data.schema.field(name).type
     if not (is_text(kind) or types.is_integer(kind) or types.is_boolean(kind)):
-        raise UserError(f"--data.label {name} of {name_of(table)} holds {kind}: classes are integers or strings")
+        raise UserError(f"--data.label {name} of {held(table, name)}: classes are integers or strings")
 
 
 def describe(tables: Tables, labels: Labels, rows: "Images", eval_sets: "dict[str, Images]") -> str:

@@ -41,7 +41,12 @@ def _of_training(train: LabelColumn) -> "pa.Array":
         uneven = np.asarray(train.items) % 1 != 0
         if uneven.any():
             row, value = train.first(uneven)
-            raise UserError(f"{train.flag}: {row} has {value}, which is no class; use --data.problem regression")
+            fix = (
+                "; use --data.problem regression"
+                if not train.in_lists and train.flag.startswith("--data.label")
+                else ""
+            )
+            raise UserError(f"{train.flag}: {row} has {value}, which is no class{fix}")
         train.items = train.items.cast(pa.int64())
     distinct = sorted(pc.unique(train.items).to_pylist())
     if not distinct:
@@ -61,7 +66,7 @@ def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
     if is_text(kind):
         spelt = {name.casefold(): name for name in given}
         for column in columns if len(spelt) == len(given) else ():
-            texts = column.items.dictionary_encode()
+            texts = _as_written(column.items).dictionary_encode()
             names = [spelt.get(text.casefold(), text) for text in texts.dictionary.to_pylist()]
             column.items = pa.array(names, pa.string()).take(texts.indices)
         return pa.array(given, pa.string())
@@ -73,16 +78,11 @@ def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
 
 def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
     """Return the position of each item among the classes, as int64."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    try:
-        items = column.items.cast(classes.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise UserError(
-            f"{column.flag} is {classes.type} in the training data, {column.items.type} in the evaluation "
-            "data: give both the same labels"
-        ) from None
+    items, kinds = column.items, (classes.type, column.items.type)
+    if items.type != classes.type:
+        items, classes = _as_written(items), _as_written(classes)
     codes = pc.index_in(items, value_set=classes)
     if codes.null_count:
         row, value = column.first(np.asarray(codes.is_null()))
@@ -93,11 +93,26 @@ def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) 
                 f"{some(given)}. Such labels: {some([str(each) for each in strange])}. Leave these rows out, or name "
                 "the classes as the data do with --data.classes, in the order of the model's outputs"
             )
+        differ = f", as a {kinds[1]} where the training data have {kinds[0]}" if kinds[0] != kinds[1] else ""
         raise UserError(
-            f"{column.flag}: {row} has the label {value!r}, which no training row has; leave such "
-            "rows out, or add training rows with it"
+            f"{column.flag}: {row} has the label {value!r}{differ}, which no training row has (they have "
+            f"{some([str(each) for each in classes.to_pylist()])}); leave such rows out, or add training rows with it"
         )
     return np.asarray(codes).astype(np.int64)
+
+
+def _as_written(values: "pa.Array") -> "pa.Array":
+    """Return labels as the texts that a csv file would have for them, so that 1, 1.0 and "1" are one label.
+
+    The text "007" is another label than the number 7.
+    """
+    import pyarrow as pa
+
+    if is_float(values.type):
+        numbers = np.asarray(values)
+        if (numbers % 1 == 0).all() and (np.abs(numbers) < 2**53).all():
+            values = values.cast(pa.int64())
+    return values.cast(pa.string())
 
 
 def some(names: Sequence[str]) -> str:

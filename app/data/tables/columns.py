@@ -16,6 +16,10 @@ ANSWERS = ("chosen", "rejected")
 """Flags of the columns of two answers, of which one is preferred."""
 
 
+TEXT_PIECES = ["text", "begins", "ends"]
+"""Columns of txt files that are read as plain text."""
+OF_TEXTS = ("text", "label", "chosen", "rejected", "prompt", "completion", "messages")
+"""Flags of columns of those recipes that have --data.txt."""
 PLACE = ("file", "lines")
 """Columns that readers of sentences add for errors: the file of each one, and the lines of its tokens, from 1."""
 
@@ -50,20 +54,33 @@ def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
 def _hint(table: "Dataset", name: str, flag: str) -> str:
     """Say what may be wrong if a table lacks a column: its name, or how the table was read."""
     (first, *others) = table.column_names
+    if table.column_names == TEXT_PIECES:
+        return plain_text(flag in OF_TEXTS)
+    if flag == "tags" and table.column_names == ["tokens", *PLACE]:
+        return " (the file has one column: write a token and its tag in each line, with a space between)"
     if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
         return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
     lower = {column.lower(): column for column in table.column_names}
     cutoff = 0.8 if flag in ANSWERS else 0.6  # `chosen` is like `lose`, which means the opposite
     if near := difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff):
         return f"; did you mean --data.{flag} {lower[near[0]]}?"
+    if flag == "boxes":
+        return (
+            " (boxes are read from COCO's json files, YOLO's data.yaml, and Pascal VOC's xml files; or from the column "
+            "of a table that --data.boxes names)"
+        )
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
         return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
     if table.info.builder_name in ("json", "parquet"):
         return ""
-    return (
-        f"; name the right one with --data.{flag} (if these are values, the file has no header line: name its columns "
-        "with --data.columns)"
-    )
+    nameless = " (if these are values, the file has no header line: name its columns with --data.columns)"
+    return f"; name the right one with --data.{flag}{nameless if table.info.builder_name == 'csv' else ''}"
+
+
+def plain_text(has_flag: bool) -> str:
+    """Say why a .txt file has not the columns of a table; `has_flag`: the recipe has --data.txt."""
+    flag = ", or give --data.txt table" if has_flag else ""
+    return f" (.txt files are read as plain text, without labels: if this is a table, name it .tsv{flag})"
 
 
 def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
@@ -74,7 +91,7 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
     # Integers count as texts, because a csv file does not say which of the two it means.
     if not (is_text(kind) or types.is_integer(kind)):
         raise UserError(
-            f"--data.{flag} {name} of {name_of(table)} holds {kind}, which is no text; "
+            f"--data.{flag} {name} of {held(table, name)}, which is no text; "
             f"its columns are {', '.join(table.column_names)}"
         )
     if table.data.column(name).null_count:  # in the whole table, of which this may be a selection
@@ -84,6 +101,40 @@ def check_texts(table: "Dataset", name: str, flag: str = "text") -> None:
             raise UserError(
                 f"--data.{flag} {name}: {row_name(table, row)} has no text; leave such rows out of the data"
             )
+
+
+def held(table: "Dataset", name: str) -> str:
+    """Name a table, and say what a column holds: its type, or, of several types, the first two rows that differ."""
+    kind = table.data.schema.field(name).type
+    if not is_mixed(kind) and not (is_list(kind) and is_mixed(kind.value_type)):
+        return f"{name_of(table)} holds {kind}"
+    first: tuple[int, type] | None = None
+    for row, value in enumerate(table.select_columns([name])[name]):
+        if value is None:
+            continue
+        if first is None:
+            first = row, type(value)
+        elif type(value) is not first[1]:
+            told = [f"{_WORDS.get(each, each.__name__)} in row {at}" for at, each in (first, (row, type(value)))]
+            return f"{name_of(table)} holds {' and '.join(told)} (counted from 0), and needs one type for all"
+    return f"{name_of(table)} holds lists or objects that are not alike"
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def is_mixed(kind: "pa.DataType") -> bool:
+    """Tell whether an Arrow type is the one of json, for values that have no common type."""
+    import pyarrow as pa
+
+    return isinstance(kind, pa.BaseExtensionType)
 
 
 def row_name(table: "Dataset", row: int) -> str:
@@ -109,9 +160,12 @@ class LabelColumn:
         self.table, self.name, self.flag = table, name, f"--data.{flag} {name}"
         values = table.select_columns([name]).with_format("arrow")[:].column(name)
         self.items = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+        if pa.types.is_string_view(self.items.type):  # for which Arrow has few functions
+            self.items = self.items.cast(pa.string())
         self.counts = np.ones(len(table), np.int64)
         feature = table.features[name]
-        if is_list(self.items.type):
+        self.in_lists = is_list(self.items.type)
+        if self.in_lists:
             self._refuse_missing()
             self.counts = np.asarray(pc.list_value_length(self.items), np.int64)
             self.items, feature = self.items.flatten(), feature.feature
@@ -138,7 +192,7 @@ class LabelColumn:
     def numbers(self) -> np.ndarray:
         """Return the items as float32."""
         if not is_number(self.items.type):
-            raise UserError(f"{self.flag} of {name_of(self.table)} holds {self.items.type}, which is not a number")
+            raise UserError(f"{self.flag} of {held(self.table, self.name)}, which is not a number")
         return np.asarray(self.items).astype(np.float32)
 
     def _refuse_missing(self) -> None:
@@ -161,7 +215,7 @@ def is_text(kind: "pa.DataType") -> bool:
     """Tell whether an Arrow type is one of strings."""
     import pyarrow.types as types
 
-    return types.is_string(kind) or types.is_large_string(kind)
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def is_list(kind: "pa.DataType") -> bool:

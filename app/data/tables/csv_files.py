@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import remember
-from app.data.reading import open_text, unreadable
+from app.data.reading import DAMAGE, open_text, reading, unreadable
 from app.data.tables.files import extension
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LONGEST_QUOTED = 2**24
 """Characters of a quoted value; a longer one is what follows a quote that nothing closes."""
+AT_ONCE = 2**20
+"""Characters of a file that are looked at together, and rows."""
+ROWS_AT_ONCE = 10_000
 HEADER_ROWS = 1000
 """Rows that show whether the first line is a header."""
 
@@ -42,8 +45,9 @@ def csv_groups(
     import datasets
 
     every = [file for names in files.values() for file in names]
+    remember(folder / f"read-{key_of(*every)}.json", lambda: _read_through(flag, every))
     options = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False, "na_values": [""]}
-    if extension(every[0]) == ".tsv":
+    if has_tabs(flag, every[0]):
         kept = folder / f"quoted-{key_of(*every)}.json"
         quoted = remember(kept, lambda: all(map(quotes_balance, every)))
         options |= {"sep": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
@@ -66,6 +70,41 @@ def csv_groups(
         )
         for names, group in groups.items()
     ]
+
+
+def _read_through(flag: str, files: Sequence[str]) -> list[str]:
+    """Refuse the first file that is damaged or no text, which pandas would not name, and perhaps not see."""
+    for file in files:
+        with reading(flag, file), open_text(file) as stream:
+            while stream.read(AT_ONCE):
+                pass
+    return list(files)
+
+
+def damaged(flag: str, files: Sequence[str], options: dict) -> UserError | None:
+    """Return the error of the first file that pandas cannot read with options of `csv_groups`, by itself."""
+    import pandas
+
+    for file in files:
+        try:
+            for _ in pandas.read_csv(file, chunksize=ROWS_AT_ONCE, dtype=object, **_for_pandas(options)):
+                pass
+        except (*DAMAGE, pandas.errors.ParserError) as error:
+            return unreadable(flag, file, error)
+    return None
+
+
+def _for_pandas(options: dict) -> dict:
+    """Return the options under the names that pandas itself gives them."""
+    return {{"column_names": "names"}.get(name, name): value for name, value in options.items() if name != "features"}
+
+
+def has_tabs(flag: str, file: str) -> bool:
+    """Tell whether tabs part the values of a file: by its name, or of a .txt file by its first line."""
+    if extension(file) != ".txt":
+        return extension(file) == ".tsv"
+    with reading(flag, file), open_text(file) as stream:
+        return "\t" in next((line for line in stream if line.strip()), "")
 
 
 def quotes_balance(file: str) -> bool:
@@ -91,8 +130,6 @@ def quotes_balance(file: str) -> bool:
         return len(widths) < 2 and not (joined and tabs == {width - 1 for width in widths})
     except csv.Error:
         return False
-    except UnicodeDecodeError:  # reported where the file is read
-        return True
     finally:
         csv.field_size_limit(limit)
 
@@ -101,14 +138,13 @@ def _column_names(file: str, columns: Sequence[str], options: dict, flag: str) -
     """Return the names of a csv file's columns: the given ones, or else those in its header line."""
     import pandas
 
-    try:
-        # Two lines at least: pandas raises when the second is longer than the first.
-        count = HEADER_ROWS if columns else 2
-        rows = pandas.read_csv(file, header=None, nrows=count, dtype=object, **options)
-    except pandas.errors.EmptyDataError:
-        raise UserError(f"{flag} {file} is empty") from None
-    except (pandas.errors.ParserError, UnicodeDecodeError) as error:
-        raise unreadable(flag, file, error) from error
+    with reading(flag, file):
+        try:
+            # Two lines at least: pandas raises when the second is longer than the first.
+            count = HEADER_ROWS if columns else 2
+            rows = pandas.read_csv(file, header=None, nrows=count, dtype=object, **options)
+        except pandas.errors.EmptyDataError:
+            raise UserError(f"{flag} {file} is empty") from None
     first = [name.strip() for name in rows.iloc[0].fillna("")]
     if columns:
         _refuse_header(file, columns, first, rows.iloc[1:])
@@ -163,10 +199,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def with_numbers(tables: "dict[str, Dataset]") -> "dict[str, Dataset]":
+def with_numbers(tables: "dict[str, Dataset]", words: Sequence[str] = ()) -> "dict[str, Dataset]":
     """Turn the text columns in which every value of all splits is a number into integers or floats.
 
     A column with leading zeros, such as 007, stays text, and so do integers not written as Python writes them.
+
+    Args:
+        words: columns that stay text whatever they hold.
     """
     import datasets
     import pyarrow as pa
@@ -174,6 +213,8 @@ def with_numbers(tables: "dict[str, Dataset]") -> "dict[str, Dataset]":
 
     arrow = {split: table.data.table for split, table in tables.items()}
     for name in dict.fromkeys(name for part in arrow.values() for name in part.column_names):
+        if name in words:
+            continue
         have = [split for split, part in arrow.items() if name in part.column_names]
         whole = pa.chunked_array([chunk for split in have for chunk in arrow[split].column(name).chunks], pa.string())
         if (numbers := _numbers(whole)) is None:

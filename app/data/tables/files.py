@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.data.folders import files_below
 from app.data.reading import near
 from app.errors import UserError
 
@@ -13,8 +14,21 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder
 
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+TABLE = "table"
+"""What TableData.txt says if .txt files are tables."""
 READERS |= dict.fromkeys((".conll", ".conllu", ".iob", ".bio"), "conll")
 """From the extension of a file to the reader of datasets."""
+
+
+TAKEN = {
+    "boxes": "COCO's json file, YOLO's data.yaml or obj.data, a folder with one of these or with Pascal VOC's xml "
+    "files, and tables (json, jsonl and parquet)",
+    "images": "a folder with a subfolder of images for each class, and tables (parquet, json, jsonl, csv and tsv)",
+    "conll": "CoNLL files (conll, conllu, iob, bio, txt) and tables (json, jsonl and parquet), all but parquet also "
+    "compressed by gzip (.gz)",
+}
+"""What is read, by what TableData.txt says that data are."""
+TABLES = "csv, tsv, json, jsonl, txt and parquet files, all but parquet also compressed by gzip (.gz)"
 
 
 def extension(path: str) -> str:
@@ -23,8 +37,12 @@ def extension(path: str) -> str:
 
 
 def reader_of(file: str, txt: str = "") -> str | None:
-    """Return the reader for a file, or None; where `txt` is conll, .txt files and bare names are CoNLL."""
+    """Return the reader for a file, or None; `txt` says what .txt files are, and if it is conll, also bare names."""
     kind = extension(file)
+    if kind == ".txt" and txt in ("images", "boxes"):
+        return None
+    if kind == ".txt" and txt == TABLE:
+        return "csv"
     return "conll" if txt == "conll" and kind in ("", ".txt") else READERS.get(kind)
 
 
@@ -49,12 +67,28 @@ def find_files(paths: Sequence[str], flag: str, txt: str = "") -> list[str]:
         if not os.path.exists(file):
             raise UserError(f"{flag} {file}: no such file{near(file)}")
         if reader_of(file, txt) is None:
-            raise UserError(
-                f"{flag} {file}: unknown format {extension(file) or '(no extension)'}; csv, tsv, json, jsonl, txt, "
-                "conll and parquet files are read, all but parquet also compressed by gzip (.gz)"
-            )
+            raise unknown_format(flag, file, txt)
     check_one_format(files, flag)
     return files
+
+
+def unknown_format(flag: str, file: str, txt: str) -> UserError:
+    """Return the error for a file that is in none of the formats of a task; `txt` says of which one."""
+    kind = extension(file) or "(no extension)"
+    return UserError(f"{flag} {file}: unknown format {kind}; what is read: {TAKEN.get(txt, TABLES)}")
+
+
+def check_holds_data(flag: str, folder: str, txt: str) -> None:
+    """Refuse a folder without any file that could be a table, for a task of images; `txt` says of which one."""
+    files = [parts for parts in files_below(folder) if txt in TAKEN]
+    kinds = {extension(parts[-1]) for parts in files} - {".txt"}
+    images = {extension(parts[-1]) for parts in files} & {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+    if files and not kinds & {*READERS, ".arrow", ".zip", ".tar"} and not (images and txt == "images"):
+        tops = sorted({parts[0] + "/" * (len(parts) > 1) for parts in files})
+        raise UserError(
+            f"{flag} {folder} has {', '.join(tops[:6])}{' and more' * (len(tops) > 6)}, which is no layout that is "
+            f"known; what is read: {TAKEN[txt]}"
+        )
 
 
 def check_one_format(files: Sequence[str], named: str) -> None:
@@ -63,11 +97,11 @@ def check_one_format(files: Sequence[str], named: str) -> None:
         raise UserError(f"{named} names files of several formats ({', '.join(kinds)}): give files of one format")
 
 
-def file_builder(files: dict[str, list[str]], folder: Path, **options: object) -> "DatasetBuilder":
+def file_builder(files: dict[str, list[str]], folder: Path, reader: str = "", **options: object) -> "DatasetBuilder":
     """Return the builder of datasets that reads files of one format, those of each split, into a cache folder."""
     import datasets
 
-    reader = READERS[extension(next(iter(files.values()))[0])]
+    reader = reader or READERS[extension(next(iter(files.values()))[0])]
     # Names of files may look like patterns.
     names = {split: [glob.escape(os.path.abspath(file)) for file in files[split]] for split in files}
     return datasets.load_dataset_builder(reader, data_files=names, cache_dir=str(folder), **options)

@@ -1,35 +1,300 @@
-"""Json files that are one object with a list for each column, written out as the records that datasets reads.
+"""Tables from json files: a record in each line, a list of records, or an object with a list for each column.
 
-datasets makes one row of {"text": [...], "label": [...]} and of what pandas writes, {"text": {"0": ...}, ...}.
+The reader of datasets looks at the first ten megabytes of the first file for what a column holds, makes times of texts
+such as 2024-01-01, numbers of some texts, and another kind of column of what is a number here and a word there. So a
+column's kind is that of all of its values, in all splits: numbers if all are, and text if any is.
 """
 
+import functools
 import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from app.data.cache import drafted
-from app.data.reading import open_text
+from app.data.reading import open_text, reading, unreadable
+from app.data.tables.arrow_files import written_once
+from app.data.tables.columns import counted
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
-HEAD = 2**20
-"""Characters of the longest first line that is looked at to tell whether a file has a record in each line."""
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset, Features
+
+VERSION = 1
+"""Part of the cache's key: raise it when the rows change."""
+ROWS_AT_ONCE = 1000
+_SPACE = re.compile(r"\s*")
+
+Record = tuple[str, dict[str, Any]]
+"""Where a record is in its file, in words, and what it holds."""
+Kind = Any
+"""What a column holds, as a feature of datasets; of objects, a dictionary of their keys' kinds."""
 
 
-def as_records(file: str, folder: Path, named: str) -> str:
-    """Return a json file of the same rows that is no single object: the file itself, or one written from it.
+def read_json(flag: str, path: str, files: Mapping[str, list[str]], folder: Path) -> "dict[str, Dataset]":
+    """Read json files, those of each split, into tables that a folder keeps.
+
+    Raises:
+        UserError: a file cannot be read; it is named, and the place in it.
+    """
+    import datasets
+
+    kept = folder / f"json-{VERSION}-{key_of(*(part for item in files.items() for part in (item[0], *item[1])))}"
+    kinds: dict[str, dict[str, Kind]] = {}
+    tables = {}
+    for split, names in files.items():
+        place = kept.with_name(f"{kept.name}-{split}.arrow")
+        if place.exists():
+            import pyarrow as pa
+
+            with pa.ipc.open_stream(str(place)) as stream:
+                features = datasets.Features.from_arrow_schema(stream.schema)
+        else:
+            if not kinds:
+                kinds = _kinds_of(flag, path, files)
+            features = datasets.Features(kinds[split])
+        tables[split] = written_once(place, features, _tables(flag, path, names, features), "json", split)
+    return {split: table for split, table in tables.items() if table is not None}
+
+
+def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str, dict[str, Kind]]:
+    """Return what the columns of each split hold; what is a number or a text in several splits is one kind in all."""
+    kinds: dict[str, dict[str, Kind]] = {}
+    for split, names in files.items():
+        found = kinds.setdefault(split, {})
+        for _, _, record in _all_records(flag, path, names):
+            for name, value in record.items():
+                before = found.get(name)
+                if before is _text() and type(value) is str:
+                    continue
+                found[name] = kind_of(value) if before is None else together(before, kind_of(value))
+    for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
+        have = [columns for columns in kinds.values() if name in columns]
+        common = functools.reduce(together, (columns[name] for columns in have))
+        if _is_single(common):
+            for columns in have:
+                columns[name] = common
+    return kinds
+
+
+@functools.cache
+def _single() -> dict[str, Kind]:
+    """Return the kinds of single values, by their names; datasets is slow to import."""
+    import datasets
+
+    return {name: datasets.Value(name) for name in ("null", "bool", "int64", "float64", "string")}
+
+
+@functools.cache
+def _text() -> Kind:
+    return _single()["string"]
+
+
+@functools.cache
+def _mixed() -> Kind:
+    """Return the kind of values that have no common one: each row is kept as json writes it."""
+    import datasets
+
+    return datasets.Json()
+
+
+def _is_single(kind: Kind) -> bool:
+    return any(kind is each for each in _single().values())
+
+
+def kind_of(value: Any) -> Kind:
+    """Return what a value is."""
+    import datasets
+
+    single = _single()
+    if value is None:
+        return single["null"]
+    if isinstance(value, str):
+        return single["string"]
+    if isinstance(value, bool):
+        return single["bool"]
+    if isinstance(value, int):  # a longer one is a name of something, and no amount
+        return single["int64"] if -(2**63) <= value < 2**63 else single["string"]
+    if isinstance(value, float):
+        return single["float64"]
+    if isinstance(value, list):
+        return datasets.List(functools.reduce(together, map(kind_of, value), single["null"]))
+    return {name: kind_of(inner) for name, inner in value.items()} if value else _mixed()
+
+
+def together(one: Kind, other: Kind) -> Kind:
+    """Return the kind of a column that holds both: text for numbers and words, and numbers for numbers."""
+    import datasets
+
+    single = _single()
+    if one is other:
+        return one
+    if one is single["null"] or other is single["null"]:
+        return other if one is single["null"] else one
+    if isinstance(one, dict) and isinstance(other, dict):
+        # Keys that not all have would be filled up with nothing, which chat templates see.
+        return {name: together(one[name], other[name]) for name in one} if one.keys() == other.keys() else _mixed()
+    if isinstance(one, datasets.List) and isinstance(other, datasets.List):
+        return datasets.List(together(one.feature, other.feature))
+    if not (_is_single(one) and _is_single(other)) or single["bool"] in (one, other):
+        return _mixed()
+    return single["string"] if single["string"] in (one, other) else single["float64"]
+
+
+def _tables(flag: str, path: str, names: Iterable[str], features: "Features") -> "Iterator[pa.Table]":
+    """Yield the rows of files, some at a time."""
+    import pyarrow as pa
+
+    every = _all_records(flag, path, names)
+    while records := list(islice(every, ROWS_AT_ONCE)):
+        try:
+            yield _table([record for _, _, record in records], features)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            for file, place, row in records:
+                try:
+                    _table([row], features)
+                except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                    raise unreadable(flag, file, ValueError(f"{place}: {error}")) from error
+            raise
+
+
+def _table(rows: list[dict[str, Any]], features: "Features") -> "pa.Table":
+    import pyarrow as pa
+    from datasets.table import table_cast
+
+    storage = pa.schema([(name, _stored(kind)) for name, kind in features.items()])
+    made = [{name: fitted(row.get(name), kind) for name, kind in features.items()} for row in rows]
+    return table_cast(pa.Table.from_pylist(made, storage), features.arrow_schema)
+
+
+def _stored(kind: Kind) -> "pa.DataType":
+    """Return the Arrow type of values as `fitted` returns them."""
+    import datasets
+    import pyarrow as pa
+
+    if isinstance(kind, dict):
+        return pa.struct([(name, _stored(inner)) for name, inner in kind.items()])
+    if isinstance(kind, datasets.List):
+        return pa.list_(_stored(kind.feature))
+    return pa.string() if kind == _mixed() else kind()
+
+
+def fitted(value: Any, kind: Kind) -> Any:
+    """Return a value as a column of some kind holds it: a number among texts is one as json writes it."""
+    import datasets
+
+    if value is None:
+        return None
+    if isinstance(kind, dict):
+        return {name: fitted(value[name], inner) for name, inner in kind.items()}
+    if isinstance(kind, datasets.List):
+        return [fitted(item, kind.feature) for item in value]
+    if kind == _mixed() or (kind == _text() and not isinstance(value, str)):
+        return json.dumps(value)
+    return value
+
+
+def _all_records(flag: str, path: str, names: Iterable[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield all records of files: the file, where it is there, and what it holds."""
+    for file in names:
+        with reading(flag, file, RecursionError):
+            for place, record in _records(file, f"{flag} {path}"):
+                yield file, place, record
+
+
+def _records(file: str, named: str) -> Iterator[Record]:
+    """Yield the records of a file in order.
 
     Args:
-        folder: where to keep the written file.
         named: what names the files, for errors.
 
     Raises:
-        UserError: the file is one object, but not of columns of one length.
+        UserError, ValueError: the file is no json, or holds something else.
     """
+    with open_text(file) as stream:
+        first, second = _filled_line(stream), _filled_line(stream)
+        stream.seek(0)
+        if first.lstrip().startswith("["):
+            yield from _of_list(json.load(stream))
+        elif first.lstrip().startswith("{") and second and _is_json(first):
+            yield from _of_lines(stream)
+        else:
+            yield from _of_whole(stream.read(), file, named)
+
+
+def _filled_line(stream: TextIO) -> str:
+    """Return the next line that is not empty; nothing at the end."""
+    while (line := stream.readline()).isspace():
+        pass
+    return line
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_list(found: list) -> Iterator[Record]:
+    """Yield the records of a list; texts are records of a text each."""
+    for number, item in enumerate(found):
+        place = counted(number)
+        if isinstance(item, str):
+            item = {"text": item}
+        if not isinstance(item, dict):
+            raise ValueError(f'{place} is {_shown(item)}: give a record, such as {{"text": ..., "label": ...}}')
+        yield place, item
+
+
+def _of_lines(lines: Iterable[str]) -> Iterator[Record]:
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
+        if not isinstance(record, dict):
+            raise ValueError(f'line {number} is {_shown(record)}: give a record, such as {{"text": ..., "label": ...}}')
+        yield f"line {number}", record
+
+
+def _of_whole(text: str, file: str, named: str) -> Iterator[Record]:
+    """Yield the records of a text that has several lines for each; a single object may hold columns instead."""
+    decoder, end, line, found = json.JSONDecoder(), 0, 1, []
+    while (at := cast(re.Match, _SPACE.match(text, end)).end()) < len(text):
+        line += text.count("\n", end, at)
+        record, end = decoder.raw_decode(text, at)
+        if not isinstance(record, dict):
+            raise ValueError(f"line {line} has {_shown(record)}, which is no record")
+        found.append((f"the record that begins in line {line}", record))
+        line += text.count("\n", at, end)
+    if not found:
+        return
+    columns = _columns_in(found[0][1]) if len(found) == 1 else None
+    yield from found if columns is None else _of_columns(columns, file, named)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.60}"
+
+
+def _columns_in(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an object that holds columns, or whole tables; None if it is a record itself."""
+    columns = [value for value in found.values() if isinstance(value, dict | list)]
+    records = any(isinstance(value, list) and value and isinstance(value[0], dict) for value in columns)
+    return found if records or 0 < len(columns) == len(found) else None
+
+
+def _of_columns(found: dict[str, Any], file: str, named: str) -> Iterator[Record]:
+    """Yield the rows of an object that has a list for each column, or, as pandas writes, an object by row names."""
     import pandas
 
-    place = folder / f"{key_of(file)}.jsonl"
-    if place.exists() or (found := _object_of(file)) is None:
-        return str(place) if place.exists() else file
     try:
         frame = pandas.DataFrame(found, dtype=object)
         uneven = any(len(value) != len(frame) for value in found.values())
@@ -41,45 +306,8 @@ def as_records(file: str, folder: Path, named: str) -> str:
             '[{"text": ..., "label": ...}, ...], or one in each line, or else columns of one length, '
             '{"text": [...], "label": [...]}'
         )
-    with drafted(place, unique=True) as draft:
-        draft.write_text("".join(json.dumps(row) + "\n" for row in frame.to_dict("records")))
-    return str(place)
-
-
-def _object_of(file: str) -> dict | None:
-    """Return the one object that a file is; None where it has records, even one, or is no json."""
-    try:
-        with open_text(file) as stream:
-            while (first := stream.readline(HEAD)).isspace():
-                pass
-            if not first.lstrip().startswith("{") or (_is_json(first) and stream.read(HEAD).strip()):
-                return None
-            stream.seek(0)
-            found = json.load(stream)
-    except ValueError:  # the reader of datasets says what is wrong
-        return None
-    columns = [value for value in found.values() if isinstance(value, dict | list)]
-    records = any(isinstance(value, list) and value and isinstance(value[0], dict) for value in columns)
-    return found if records or 0 < len(columns) == len(found) else None
-
-
-def first_keys(file: str) -> list[str]:
-    """Return the keys of the first record of a json file; nothing if it has none that can be read."""
-    try:
-        with open_text(file) as stream:
-            text = stream.read(HEAD)
-        found, _ = json.JSONDecoder().raw_decode(text, text.index("{"))
-    except ValueError:  # the reader of datasets says what is wrong
-        return []
-    return list(found)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+    for number, row in enumerate(frame.to_dict("records")):
+        yield counted(number), {str(name): value for name, value in row.items()}
 
 
 def _is_by_column(found: dict) -> bool:

@@ -10,11 +10,11 @@ from app.data.tables.classes import coded, some
 from app.data.tables.columns import (
     LabelColumn,
     check_columns,
+    held,
     is_float,
     is_list,
     is_number,
     is_text,
-    name_of,
     row_name,
 )
 from app.errors import UserError
@@ -174,7 +174,7 @@ def problem_of(tables: "Sequence[Dataset]", columns: Sequence[str], wanted: str)
         possible = (REGRESSION, SINGLE) if amounts else (SINGLE, REGRESSION)
     else:
         raise UserError(
-            f"--data.label {columns[0]} of {name_of(train)} holds {kind}: labels are integers, strings, floats or "
+            f"--data.label {columns[0]} of {held(train, columns[0])}: labels are integers, strings, floats or "
             f"lists of them; its columns are {', '.join(train.column_names)}"
         )
     if wanted == "auto":

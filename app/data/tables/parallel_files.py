@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from app.data.cache import cache_of
-from app.data.reading import explained, open_text
+from app.data.cache import cache_of, remember
+from app.data.reading import explained, open_text, reading
 from app.data.tables.files import READERS, extension
 from app.data.tables.splits import SPLITS, split_of
 from app.errors import UserError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KIND = "parallel"
 """What `txt` is of data that may be such files, see TableData in app.data.config."""
 # Part of the cache's key: raise it when the rows change.
-VERSION = 1
+VERSION = 2
 Together = dict[str, str]
 """The files of one name, by their extensions."""
 SPLIT = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?![a-z])")
@@ -54,7 +54,7 @@ def find(paths: Sequence[str], flag: str) -> dict[str, list[Together]]:
     if [file for file in files if extension(file) == ".txt"]:
         raise UserError(
             f"{flag} {' '.join(paths)}: the extensions of parallel files name their columns: call them, for example, "
-            "train.de and train.en, and give --data.source de --data.target en"
+            "train.de and train.en, and give --data.source de --data.target en; if this is a table, name it .tsv"
         )
     if not files or not all(map(_is_column, map(Path, files))):
         return {}
@@ -104,17 +104,27 @@ def _column(file: str) -> str:
     return Path(file.removesuffix(".gz")).suffix.removeprefix(".")
 
 
-def read(flag: str, path: str, splits: dict[str, list[Together]]) -> "dict[str, Dataset]":
+def read(
+    flag: str, path: str, splits: dict[str, list[Together]], used: Sequence[str] = ()
+) -> "tuple[dict[str, Dataset], dict[str, UserError]]":
     """Read parallel files, those of each split, into tables; a row is a line of each.
 
+    Args:
+        used: the columns that are needed. Others are left out where their numbers of lines differ.
+
+    Returns:
+        The tables, and why some of them cannot be used: files of one name have different numbers of lines. These have
+        no rows.
+
     Raises:
-        UserError: files of one name have different numbers of lines, or those of another name other extensions.
+        UserError: a file cannot be read, or those of another name have other extensions.
     """
     import datasets
 
     groups = [group for each in splits.values() for group in each]
     folder = cache_of([file for group in groups for file in group.values()])
-    tables = {}
+    lines = _count_lines(flag, [file for group in groups for file in group.values()], folder)
+    tables, faults = {}, {}
     for split, each in splits.items():
         columns = list(each[0])
         if wrong := next((group for group in each if list(group) != columns), None):
@@ -122,6 +132,19 @@ def read(flag: str, path: str, splits: dict[str, list[Together]]) -> "dict[str, 
                 f"{flag} {path}: there are {', '.join(each[0].values())}, but {', '.join(wrong.values())}: give each "
                 "name files of the same extensions"
             )
+        if (uneven := _uneven(each, lines)) and set(used) <= set(columns) and used:
+            columns = list(used)
+            each = [{column: group[column] for column in columns} for group in each]
+            uneven = _uneven(each, lines)
+        if uneven:
+            told = " and ".join(f"{file} has {lines[file]:,}" for file in uneven.values())
+            faults[split] = UserError(
+                f"{flag} {path}: {told} lines, but their lines belong together, the first to the first and so on"
+            )
+            tables[split] = datasets.Dataset.from_dict({column: [] for column in columns})
+            continue
+        if not any(lines[file] for group in each for file in group.values()):
+            continue
         with explained(flag, path):
             tables[split] = datasets.Dataset.from_generator(
                 line_rows,
@@ -130,27 +153,37 @@ def read(flag: str, path: str, splits: dict[str, list[Together]]) -> "dict[str, 
                 gen_kwargs={"groups": tuple(each)},
                 fingerprint=key_of(KIND, VERSION, folder.name, *(file for group in each for file in group.values())),
             )
-    return {split: table for split, table in tables.items() if len(table)}
+    return tables, faults
+
+
+def _count_lines(flag: str, files: Sequence[str], folder: Path) -> dict[str, int]:
+    """Count the lines of each file."""
+
+    def count(file: str) -> int:
+        with reading(flag, file), _opened(file) as stream:
+            return sum(1 for _ in stream)
+
+    kept = folder / f"lines-{VERSION}-{key_of(*files)}.json"
+    return remember(kept, lambda: {file: count(file) for file in files})
+
+
+def _uneven(groups: Sequence[Together], lines: dict[str, int]) -> Together:
+    """Return the first files that belong together and have different numbers of lines; none if all are even."""
+    return next((group for group in groups if len({lines[file] for file in group.values()}) > 1), {})
+
+
+def _opened(file: str) -> TextIO:
+    # Lines end where the file says so, and not at other signs that Python takes for ends of lines.
+    return open_text(file, newline="\n")
 
 
 def line_rows(groups: Sequence[Together]) -> Iterator[dict[str, str]]:
-    """Yield the lines of files that belong together, without what ends them.
-
-    Raises:
-        ValueError: they have different numbers of lines.
-    """
+    """Yield the lines of files that belong together, without what ends them."""
     for group in groups:
         with ExitStack() as opened:
-            # Lines end where the file says so, and not at other signs that Python takes for ends of lines.
-            streams = {c: opened.enter_context(open_text(file, newline="\n")) for c, file in group.items()}
-            count = 0
-            while len(row := {c: line for c, stream in streams.items() if (line := stream.readline())}) == len(group):
-                count += 1
-                yield {column: line.rstrip("\r\n") for column, line in row.items()}
-            if row:
-                more = {c: count + (c in row) + sum(1 for _ in stream) for c, stream in streams.items()}
-                lines = " and ".join(f"{group[column]} has {number:,}" for column, number in more.items())
-                raise ValueError(f"{lines} lines, but their lines belong together, the first to the first and so on")
+            streams = [opened.enter_context(_opened(file)) for file in group.values()]
+            for lines in zip(*streams, strict=True):
+                yield {column: line.rstrip("\r\n") for column, line in zip(group, lines, strict=True)}
 
 
 def spread(table: "Dataset") -> "Dataset":

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
-from app.data.reading import explained
+from app.data.reading import explained, reading
 from app.data.tables.conll_files import sentences_of
-from app.data.tables.csv_files import csv_groups, with_numbers
-from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of
-from app.data.tables.json_files import as_records, first_keys
+from app.data.tables.csv_files import csv_groups, damaged, with_numbers
+from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of, unknown_format
+from app.data.tables.json_files import read_json
+from app.data.tables.parquet_files import read_parquet
 from app.data.tables.text_files import table_of
+from app.errors import UserError
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -25,7 +27,13 @@ METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def read_files(
-    flag: str, path: str, files: Files, folder: Path, columns: Sequence[str], txt: str
+    flag: str,
+    path: str,
+    files: Files,
+    folder: Path,
+    columns: Sequence[str],
+    txt: str,
+    words: Sequence[str] = (),
 ) -> "dict[str, Dataset]":
     """Read files of one format, those of each split; `folder` is their cache."""
     every = [file for names in files.values() for file in names]
@@ -41,16 +49,17 @@ def read_files(
         return {split: table for split, table in tables.items() if len(table)}
     if reader == "csv":
         for group, options in csv_groups(files, columns, folder, flag):
-            tables |= read(flag, path, partial(file_builder, group, folder, **options), folder)
-        return with_numbers(_in_order(tables, files))
+            try:
+                tables |= read(flag, path, partial(file_builder, group, folder, reader, **options), folder)
+            except UserError as error:
+                raise damaged(flag, [file for names in group.values() for file in names], options) or error from None
+        return with_numbers(_in_order(tables, files), words)
     if reader == "json":
-        files = {split: [as_records(file, folder, f"{flag} {path}") for file in files[split]] for split in files}
-    for group in _alike(files, {split: _columns_of(reader, names[0]) for split, names in files.items()}):
-        tables |= read(flag, path, partial(file_builder, group, folder), folder)
-    return _in_order(tables, files)
+        return read_json(flag, path, files, folder)
+    return read_parquet(flag, path, files, folder)
 
 
-def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset]":
+def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] = ()) -> "dict[str, Dataset]":
     """Read a folder that is laid out like a data set of the Hub, or was written by `save_to_disk`."""
     folder = cache_of([path])
     with explained(flag, path):
@@ -59,10 +68,14 @@ def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
-    if builder.name in ("csv", "json", "text") and all(extension(file) in READERS for file in every):
+    if builder.name == "arrow":
+        _check_arrow(flag, every)
+    if builder.name == "text" and reader_of(every[0], txt) is None:
+        raise unknown_format(flag, every[0], txt)
+    if builder.name in ("csv", "json", "text", "parquet") and all(extension(file) in READERS for file in every):
         if builder.name == "csv":
             check_one_format(every, f"{flag} {path}")
-        return read_files(flag, path, files, folder, (), txt)  # so that a file reads the same as by itself
+        return read_files(flag, path, files, folder, (), txt, words)  # so that a file reads the same as by itself
     groups = _alike(files, _shapes(builder.name, files))
     if len(groups) == 1:
         return read(flag, path, lambda: builder, folder)
@@ -70,6 +83,21 @@ def read_folder(flag: str, path: str, name: str, txt: str) -> "dict[str, Dataset
     for group in groups:
         tables |= read(flag, path, partial(_part_of, builder, group, folder), folder)
     return _in_order(tables, files)
+
+
+def _check_arrow(flag: str, files: Sequence[str]) -> None:
+    """Refuse the first file of `save_to_disk` that is damaged, which datasets would not name."""
+    import pyarrow as pa
+
+    for file in files:
+        with reading(flag, file, pa.ArrowException), pa.memory_map(file) as mapped:
+            try:
+                batches = iter(pa.ipc.open_stream(mapped))
+            except pa.ArrowInvalid:
+                opened = pa.ipc.open_file(mapped)
+                batches = map(opened.get_batch, range(opened.num_record_batches))
+            for _ in batches:
+                pass
 
 
 def builder_of(path: str, name: str, folder: Path | None = None) -> "DatasetBuilder":
@@ -104,25 +132,10 @@ def _alike(files: Files, shapes: Mapping[str, object]) -> list[Files]:
 
 
 def _shapes(reader: str, files: Files) -> dict[str, object]:
-    """Return what must be equal for splits of parquet files, or of images in folders, to be read together."""
-    if reader == "parquet":
-        return {split: _columns_of(reader, names[0]) for split, names in files.items()}
+    """Return what must be equal for splits of images in folders to be read together."""
     if reader == "imagefolder" and not any(os.path.basename(f) in METADATA for names in files.values() for f in names):
         return {split: frozenset(file.count("/") for file in names) for split, names in files.items()}
     return dict.fromkeys(files)
-
-
-def _columns_of(reader: str, file: str) -> frozenset[str]:
-    """Return the columns of a json or parquet file; none if its reader will say what is wrong with it."""
-    if reader == "json":
-        return frozenset(first_keys(file))
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        return frozenset(parquet.read_schema(file).names)
-    except (OSError, pyarrow.ArrowException):
-        return frozenset()
 
 
 def _part_of(builder: "DatasetBuilder", files: Files, folder: Path) -> "DatasetBuilder":

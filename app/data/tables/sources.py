@@ -8,7 +8,7 @@ the file and the fix.
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +16,15 @@ import numpy as np
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
+from app.data.images.class_folders import image_tables
 from app.data.reading import near
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
-from app.data.tables.columns import name_of, name_table
+from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
-from app.data.tables.files import find_files, is_file_name, reader_of
+from app.data.tables.files import check_holds_data, find_files, is_file_name, reader_of
 from app.data.tables.readers import builder_of, read, read_files, read_folder
-from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, overlap, own_eval_splits, rows_of
+from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
 from app.launching import dry_run
@@ -82,9 +83,16 @@ class Source:
     """The files, or the folder or Hub id with the configuration: equal for the same data, however they are named."""
     is_running_text: bool
     """Rows are pieces of texts in order, so the end is held out and not rows drawn at random."""
+    faults: dict[str, UserError] = field(default_factory=dict)
+    """Why splits cannot be used."""
+    note: str = ""
+    """What the user should know of how it was read."""
 
     def rows(self, split: str, flag: str) -> list[Rows]:
         """Return the rows that a split stands for; `flag` names it in errors."""
+        for name in names_in(split):
+            if name in self.faults:
+                raise self.faults[name]
         return rows_of(split, {name: len(table) for name, table in self.tables.items()}, flag, self.path)
 
     def __getitem__(self, split: str) -> "Dataset":
@@ -123,11 +131,14 @@ def load_tables(
             table, note = _other_set(config, "--data.eval-path", config.eval_path, config.eval_split, columns)
             source, trained, tables = None, [], Tables(table, table, note=note, has_training_rows=False)
         else:
-            source = open_source("--data.path", config.path, config.name, config.columns, config.txt)
+            source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
             trained = source.rows(config.split, "--data.split")
             tables = _first_tables(config, source, trained, needed, seed, columns)
+            tables.note = "; ".join(filter(None, (source.note, tables.note)))
         for name, other in named_sets(config.eval_sets).items():
             tables.others[name], _ = _other_set(config, "--data.eval-sets", *other, columns, source, trained)
+        if only := dry_run.scored_set():
+            return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
 
 
@@ -141,6 +152,9 @@ def _first_tables(
 ) -> Tables:
     """Return the rows of a source that are trained on, and the main set to evaluate on."""
     train = source[config.split]
+    if source.is_running_text and (lacking := [name for name in columns if name not in train.column_names]):
+        hint = plain_text(has_flag="txt" in {each.name for each in fields(config)})
+        raise UserError(f"{name_of(train)} has no column {lacking[0]}{hint}")
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
         evaluation, note = _other_set(config, flag, config.eval_path, split, columns, source, trained)
@@ -175,10 +189,11 @@ def _other_set(
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
-    other, note = open_source(flag, [path], configuration, names, config.txt), ""
+    other = open_source(flag, [path], configuration, names, config.txt, used=columns)
+    note = other.note
     if not split:
-        own, note = own_eval_splits(other.tables, [], columns)
-        split = own or "train"
+        own, chosen = own_eval_splits(other.tables, [], columns)
+        split, note = own or "train", "; ".join(filter(None, (note, chosen)))
     other.rows(split, "--data.eval-split")  # for its error
     if source is not None:
         _refuse_trained(config, source, list(trained), other, split, flag, path)
@@ -209,7 +224,13 @@ def _refuse_trained(
 
 
 def open_source(
-    flag: str, paths: Sequence[str], name: str = "", columns: Sequence[str] = (), txt: str = "file"
+    flag: str,
+    paths: Sequence[str],
+    name: str = "",
+    columns: Sequence[str] = (),
+    txt: str = "file",
+    words: Sequence[str] = (),
+    used: Sequence[str] = (),
 ) -> Source:
     """Find out what kind of data a flag names, and open it.
 
@@ -217,20 +238,27 @@ def open_source(
         flag: the one that gives the paths, for errors.
         name: configuration of a data set that has several.
         columns: names of the columns of csv files without a header line.
-        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; boxes: the
-            data are images with boxes; parallel: files of other extensions are columns of lines.
+        txt: what a document is in txt files, see CorpusData in app.data.config; conll: they are CoNLL files; images:
+            the data are images with classes; boxes: images with boxes; parallel: files of other extensions are columns
+            of lines.
+        words: columns of csv files that stay text even where all values are numbers.
+        used: the only columns that are needed; empty: all may be.
     """
     paths = [os.path.expanduser(os.fspath(path)) for path in paths]
     path = " ".join(paths)
     if not path:
-        raise UserError(f"{flag} is empty: give builtin:stdlib, a Hub data set id, a folder or files")
+        raise UserError(f"{flag} is empty: give builtin:NAME, a Hub data set id, a folder or files")
     if txt == "boxes" and (tables := box_tables(flag, paths)):
         return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
+    plain = txt in ("file", "images") and not name and not columns
+    if plain and (found := image_tables(flag, path, strict=txt == "images")):
+        return Source(flag, path, found.tables, [f"{os.path.realpath(path)} "], is_running_text=False, note=found.note)
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
     parallel = parallel_files.find(paths, flag) if txt == parallel_files.KIND and not columns and not builtin else {}
     files = find_files(paths, flag, txt) if is_file and not parallel else []
+    faults: dict[str, UserError] = {}
     splits = splits_in(path) if txt == "conll" and os.path.isdir(path) else {}
     if columns and not splits and not (files and reader_of(files[0], txt) in NAMELESS):
         raise UserError(
@@ -239,10 +267,10 @@ def open_source(
         )
     if parallel:
         files = [file for groups in parallel.values() for group in groups for file in group.values()]
-        tables = parallel_files.read(flag, path, parallel)
+        tables, faults = parallel_files.read(flag, path, parallel, used)
     elif files:
         path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-        tables = read_files(flag, path, {"train": files}, cache_of(files), columns, txt)
+        tables = read_files(flag, path, {"train": files}, cache_of(files), columns, txt, words)
     elif builtin:
         if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
             raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
@@ -252,7 +280,8 @@ def open_source(
         every = [file for names in splits.values() for file in names]
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)
     elif os.path.isdir(path):
-        tables = read_folder(flag, path, name, txt)
+        check_holds_data(flag, path, txt)
+        tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))
     else:
@@ -264,4 +293,4 @@ def open_source(
     whole = os.path.realpath(path) if os.path.isdir(path) else path
     places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS
-    return Source(flag, path, tables, places, is_running_text)
+    return Source(flag, path, tables, places, is_running_text, faults)

@@ -32,6 +32,11 @@ def split_of(word: str) -> str:
     return "train" if word in TRAIN_SPLITS else word if word in EVAL_SPLITS else ""
 
 
+def names_in(split: str) -> list[str]:
+    """Return the names of the splits in words such as train[:10%]+dev."""
+    return [name.strip() for name in re.sub(r"\[[^\]]*\]|\([^)]*\)", "", split).split("+")]
+
+
 def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Rows]:
     """Return the rows that a split such as train[:10%]+dev stands for.
 
@@ -41,9 +46,9 @@ def rows_of(split: str, sizes: dict[str, int], flag: str, path: str) -> list[Row
     """
     import datasets
 
-    for name in re.sub(r"\[[^\]]*\]|\([^)]*\)", "", split).split("+"):
-        if name.strip() not in sizes:
-            raise UserError(f"{flag} {split}: {path} has no split {name.strip()}; there are {', '.join(sizes)}")
+    for name in names_in(split):
+        if name not in sizes:
+            raise UserError(f"{flag} {split}: {path} has no split {name}; there are {', '.join(sizes)}")
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
     except (ValueError, AssertionError) as error:

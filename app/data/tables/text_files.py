@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.data.reading import open_text
+from app.data.reading import naming, open_text
+from app.data.tables.columns import TEXT_PIECES
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-COLUMNS = ["text", "begins", "ends"]
+COLUMNS = TEXT_PIECES
 # Characters of a piece, which ends with a line where it can. Small compared to a file, large compared to a word.
 PIECE = 4096
 # Part of the cache's key: raise it when the rows change.
@@ -50,7 +51,7 @@ def piece_rows(files: Sequence[str], unit: str) -> Iterator[dict]:
 
 def _parts(file: str, unit: str) -> Iterator[tuple[str, bool]]:
     """Yield a file's content in parts of at most PIECE characters, each with whether a document ends there."""
-    with open_text(file) as stream:
+    with naming(file), open_text(file) as stream:
         while line := stream.readline(PIECE):
             if unit == "line":
                 yield line.rstrip("\n"), line.endswith("\n")

@@ -2,23 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.data.corpus.conversations import messages_of, written
+from app.data.corpus.chat_template import ChatTemplate
+from app.data.corpus.messages import LEARNT, messages_of
 from app.data.tables.columns import ANSWERS
 from app.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-def texts_of(
-    row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]
-) -> tuple[str, str, str]:
+def texts_of(row: dict[str, Any], template: ChatTemplate, where: Callable[[], str]) -> tuple[str, str, str]:
     """Return a row's prompt, and its chosen and rejected answers, as texts.
 
     Args:
-        row: prompt (if there is one), chosen and rejected: texts or lists of messages.
+        row: prompt (if there is one), chosen and rejected: texts, messages or lists of messages.
         where: names the row in errors.
 
     Raises:
@@ -28,13 +24,19 @@ def texts_of(
         prompt, *texts = _parts_of(row)
         _check_answers(texts, texts, where)
         return prompt, texts[0], texts[1]
-    asked, *answers = _chats_of(row, where)
+    asked, *answers = _chats_of(row, where, template.source)
+    for flag, answer in zip(ANSWERS, answers, strict=True):
+        if answer[0]["role"] != LEARNT:
+            raise UserError(
+                f"--data.{flag}: the answer of {where()} begins with a message of the {answer[0]['role']}, and only "
+                "the assistant answers: give answers to the same messages, or leave the row out of the data"
+            )
     words = [
         "".join(str(message.get("content") or message.get("tool_calls") or "") for message in answer)
         for answer in answers
     ]
     _check_answers(answers, words, where)
-    return _written(asked, answers, tokenizer, where)
+    return _written(asked, answers, template, where)
 
 
 def _check_answers(answers: Sequence[Any], words: Sequence[str], where: Callable[[], str]) -> None:
@@ -65,17 +67,23 @@ def shared_beginning(chosen: str, rejected: str) -> str:
     return chosen[: max((i for i, sign in enumerate(shared) if sign.isspace()), default=0)]
 
 
-def _chats_of(row: dict[str, Any], where: Callable[[], str]) -> list[list[dict]]:
-    """Return prompt and answers as messages; without a prompt, answers begin with the same messages, which are it."""
+def _chats_of(row: dict[str, Any], where: Callable[[], str], template: str) -> list[list[dict]]:
+    """Return prompt and answers as messages; without a prompt, answers begin with the same messages, which are it.
+
+    A prompt that is a text is a message of the user, where answers begin with the assistant's.
+    """
     said = {
-        flag: [{"role": "assistant" if flag in ANSWERS else "user", "content": value}]
+        flag: [{"role": LEARNT if flag in ANSWERS else "user", "content": str(value)}]
         if isinstance(value, str | int)
-        else messages_of(value, where, f"--data.{flag}")
+        else messages_of(value, where, f"--data.{flag}", template)
         for flag, value in row.items()
     }
-    if "prompt" in said:
-        return [said[flag] for flag in ("prompt", *ANSWERS)]
     chosen, rejected = (said[flag] for flag in ANSWERS)
+    whole = not isinstance(row.get("prompt"), list | dict) and LEARNT not in (chosen[0]["role"], rejected[0]["role"])
+    if "prompt" in said and not whole:
+        prompt = said["prompt"]
+        both = [answer[: len(prompt)] == prompt and len(answer) > len(prompt) for answer in (chosen, rejected)]
+        return [prompt, *(answer[len(prompt) :] if all(both) else answer for answer in (chosen, rejected))]
     shared = 0
     while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
         shared += 1
@@ -88,12 +96,15 @@ def _chats_of(row: dict[str, Any], where: Callable[[], str]) -> list[list[dict]]
 
 
 def _written(
-    prompt: list[dict], answers: list[list[dict]], tokenizer: "PreTrainedTokenizerBase", where: Callable[[], str]
+    prompt: list[dict], answers: list[list[dict]], template: ChatTemplate, where: Callable[[], str]
 ) -> tuple[str, str, str]:
     """Write messages with the chat template; what it writes for a model to go on from belongs to the prompt."""
-    wholes = [written([*prompt, *answer], tokenizer, where, "--data.chosen") for answer in answers]
+    wholes = [
+        template.write_whole([*prompt, *answer], where, f"--data.{flag}")
+        for flag, answer in zip(ANSWERS, answers, strict=True)
+    ]
     for options in ({"add_generation_prompt": True}, {}):
-        begins = written(prompt, tokenizer, where, "--data.prompt", **options)
+        begins = template.write(prompt, where, "--data.prompt", **options)
         if all(whole.startswith(begins) and len(whole) > len(begins) for whole in wholes):
             return begins, wholes[0][len(begins) :], wholes[1][len(begins) :]
     raise UserError(

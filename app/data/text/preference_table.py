@@ -21,15 +21,16 @@ class PreferenceTable:
     A row is a dict of `prompt`, `chosen` and `rejected` (int32) and its number. Pairs without tokens were too long.
     """
 
-    def __init__(self, tokens: TokenTable, pad_id: int, multiple: int = 1, chats: bool = False):
+    def __init__(self, tokens: TokenTable, pad_id: int, multiple: int = 1, chats: bool = False, date: str = ""):
         """Open the file that `tokenize` wrote.
 
         Args:
             pad_id: the token that fills up rows of a batch.
             multiple: batches are as wide as a multiple of this.
             chats: whether they are conversations.
+            date: the one that the chat template has written; empty if it writes none.
         """
-        self.tokens, self.pad_id, self.multiple, self.chats = tokens, pad_id, multiple, chats
+        self.tokens, self.pad_id, self.multiple, self.chats, self.date = tokens, pad_id, multiple, chats, date
         self._rows = np.flatnonzero(tokens.lengths)
         kinds = (PROMPT, CHOSEN, REJECTED)
         self._counts = [tokens.count(functools.partial(operator.eq, kind))[self._rows] for kind in kinds]

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PreferenceData
+from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
+from app.data.date import check_date
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of the cache's key: raise it when the stored columns change.
-FORMAT = 1
+FORMAT = 2
 # Of how many pairs a prompt is looked for, where no column holds it.
 LOOKED_AT = 1000
 
@@ -35,6 +37,7 @@ def load_preferences(config: PreferenceData) -> Tables:
         UserError: a column is missing, or holds neither texts nor conversations.
     """
     check_padding(config.pad_to_multiple_of, config.max_length)
+    check_date(config.date)
     if config.max_length < 2:
         raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
     tables = load_tables(config, columns=(config.chosen, config.rejected))
@@ -60,8 +63,6 @@ def columns_of(table: "Dataset", config: PreferenceData) -> dict[str, str]:
             f"--data.chosen {config.chosen}, --data.rejected {config.rejected}: in {name_of(table)} one column holds "
             "texts and the other one conversations: give both in the same form"
         )
-    if first and "prompt" in found and not _is_chat(table, found["prompt"]):
-        del found["prompt"]  # the text of a message that both conversations begin with
     return found
 
 
@@ -92,11 +93,11 @@ def _check_prompts(table: "Dataset", config: PreferenceData, columns: dict[str, 
 
 
 def _is_chat(table: "Dataset", name: str) -> bool:
-    """Tell whether a column holds conversations. Lists of several types may be extension types of Arrow."""
+    """Tell whether a column holds messages or lists of them. Those of several types may be extension types of Arrow."""
     import pyarrow
 
     kind = table.data.schema.field(name).type
-    return is_list(kind) or isinstance(kind, pyarrow.BaseExtensionType)
+    return is_list(kind) or pyarrow.types.is_struct(kind) or isinstance(kind, pyarrow.BaseExtensionType)
 
 
 def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
@@ -108,13 +109,13 @@ def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: in
             for name in columns:
                 yield from map(str, batch[name])
 
-    _check_template(table, config, None)
+    _check_template(table, config, "")
     return tokenizer_of(
         kind, vocab, config.max_length, ("pairs", table._fingerprint, config.max_length, *columns), texts
     )
 
 
-def _check_template(table: "Dataset", config: PreferenceData, template: str | None) -> None:
+def _check_template(table: "Dataset", config: PreferenceData, template: str) -> None:
     chats = [name for name in columns_of(table, config).values() if _is_chat(table, name)]
     if chats and not template:
         raise UserError(
@@ -132,28 +133,31 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
     Raises:
         UserError: a row has no answer, two equal ones, or no prompt that they share; or no row is short enough.
     """
-    template = getattr(tokenizer, "chat_template", None)
+    template = ChatTemplate(tokenizer, config.date)
     columns = columns_of(table, config)
-    _check_template(table, config, template)
+    _check_template(table, config, template.source)
     marks = tokenizer.bos_token_id, end_of(tokenizer)
     if marks[1] is None:
         raise UserError("--model: its tokenizer has no end-of-text token, which ends answers; name one as eos_token")
+    chats = any(_is_chat(table, name) for name in columns.values())
     key = key_of(
-        FORMAT, table._fingerprint, *identity(tokenizer), template, *marks, config.max_length, *columns.items()
+        *(FORMAT, table._fingerprint, *identity(tokenizer)),
+        *(template.identity if chats else ()),
+        *(*marks, config.max_length, *columns.items()),
     )
     path = cache_folder() / f"preferences-{key}.arrow"
-    chats = any(_is_chat(table, name) for name in columns.values())
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
         texts = []
         for i, number in enumerate(numbers):
             values = {flag: rows[name][i] for flag, name in columns.items()}
-            texts.append(texts_of(values, tokenizer, partial(row_name, table, number)))
+            texts.append(texts_of(values, template, partial(row_name, table, number)))
         return _encode(texts, tokenizer, chats, config.max_length)
 
     with using_cache():
         encoded_once(table, list(dict.fromkeys(columns.values())), encoded, text_features(has_labels=True), path, key)
-    pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats)
+    date = template.date if chats and template.asks_for_date else ""
+    pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats, date)
     if not len(pairs):
         raise UserError(
             f"--data.max-length {config.max_length}: all answers of {name_of(table)} are longer: give a larger one"
@@ -206,6 +210,8 @@ def describe(
             f"no column {config.prompt}, so a prompt is what both answers begin with"
             + (f" (--data.prompt names another; not used are {unused})" if unused else "")
         )
+    if train.date:
+        parts.append(f"the chat template writes a date: {train.date} (--data.date)")
     more = tables.describe_others({name: _amount(pairs) for name, pairs in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 

@@ -1,6 +1,6 @@
 """Sentences whose tokens have tags: loading them, and cutting tokens into the model's sub-words once for all runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
 from app.data.rows import IGNORED
 from app.data.tables.classes import coded, some
-from app.data.tables.columns import LabelColumn, check_columns, is_list, is_text, name_of, row_name
+from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_text, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     ROWS_AT_ONCE,
@@ -21,6 +21,7 @@ from app.data.text.labeled_text import (
     text_features,
     trained_once,
 )
+from app.data.text.schemes import check_spans, from_iob1, scheme_of
 from app.data.text.tokenizer import PIECES, train_tokenizer
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 # Part of the cache's key: raise it when the stored columns change.
 FORMAT = 1
-SCHEMES = {"iob2": "BI", "bioes": "BIES"}
-"""Marks of the tags of each scheme, next to O."""
 
 
 @dataclass
@@ -47,6 +46,8 @@ class Tags:
     """Tags mark entities, as B-name, I-name and O do; else each token has a tag of its own."""
     sets: dict[str, tuple[np.ndarray, np.ndarray]]
     """Of each table, by name: the positions of all tags among the names, int64 [tokens], and tokens a row, [rows]."""
+    note: str = ""
+    """What the user should know of how they were read."""
 
     def summary(self) -> str:
         """Say in a few words what is predicted."""
@@ -66,6 +67,7 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
     tables = load_tables(config, columns=(config.tokens, config.tags))
     named = {"train": tables.train, **tables.sets}
     columns = {name: _tags_of(table, config) for name, table in named.items()}
+    note = from_iob1(list(columns.values()), config.scheme)
     names, _, found = coded(list(columns.values()), config.classes)
     codes = dict(zip(columns, found, strict=True))
     if tables.has_training_rows and len(np.unique(codes["train"])) < 2:
@@ -73,30 +75,10 @@ def load_tagged(config: TagData) -> tuple[Tables, Tags]:
             f"--data.tags {config.tags}: all {len(codes['train']):,} tokens to train on have the tag "
             f"{names[codes['train'][0]]}: give data with two tags or more"
         )
-    spans = _scheme_of(config.scheme, names)
+    spans = scheme_of("iob2" if config.scheme == "iob1" else config.scheme, names)
     for name, column in columns.items() if spans else ():
-        _check_spans(column, codes[name], names, spans)
-    return tables, Tags(names, bool(spans), {name: (codes[name], columns[name].counts) for name in named})
-
-
-def _scheme_of(asked: str, names: Sequence[str]) -> str:
-    """Return the scheme of tags that mark entities, a key of SCHEMES; none if each token has a tag of its own.
-
-    Raises:
-        UserError: tags are not of the scheme that was asked for.
-    """
-    found = {scheme: [name for name in names if not _fits(name, marks)] for scheme, marks in SCHEMES.items()}
-    if asked == "auto":
-        return next((scheme for scheme, strange in found.items() if not strange), "")
-    if strange := found.get(asked):
-        *others, last = [f"{mark}-name" for mark in SCHEMES[asked]]
-        known = f"O, {', '.join(others)} or {last}"
-        raise UserError(f"--data.scheme {asked}: {some(strange)} are not {known}: give --data.scheme plain")
-    return asked if asked in SCHEMES else ""
-
-
-def _fits(name: str, marks: str) -> bool:
-    return name == "O" or (name[:1] in marks and name[1:2] == "-" and len(name) > 2)
+        check_spans(column, codes[name], names, spans)
+    return tables, Tags(names, bool(spans), {name: (codes[name], columns[name].counts) for name in named}, note)
 
 
 def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
@@ -109,7 +91,7 @@ def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
         kind = table.data.schema.field(name).type
         if not is_list(kind) or (flag == "tokens" and not is_text(kind.value_type)):
             raise UserError(
-                f"--data.{flag} {name} of {name_of(table)} holds {kind}: give a column of lists, one {flag[:-1]} for "
+                f"--data.{flag} {name} of {held(table, name)}: give a column of lists, one {flag[:-1]} for "
                 "each word; .conll and .txt files of a word and a tag in each line are read as such"
             )
     tags = LabelColumn(table, config.tags, "tags")
@@ -122,33 +104,6 @@ def _tags_of(table: "Dataset", config: TagData) -> LabelColumn:
             "give each token one, and leave out rows without tokens"
         )
     return tags
-
-
-def _check_spans(column: LabelColumn, codes: np.ndarray, names: Sequence[str], scheme: str) -> None:
-    """Refuse I-name and E-name where no entity of that name goes on; in BIOES also an entity that does not end."""
-    outside = len(names)
-    kinds = [name[2:] for name in names]
-    kind = np.array([*map(kinds.index, kinds), outside])
-    goes_on, is_open = (np.array([*(name[0] in marks for name in names), False]) for marks in ("IE", "BI"))
-    ends = np.cumsum(column.counts)
-    before, after = np.concatenate([[outside], codes[:-1]]), np.concatenate([codes[1:], [outside]])
-    before[ends[:-1]] = after[ends - 1] = outside  # of the first and of the last token of each row
-    wrong = goes_on[codes] & ~(is_open[before] & (kind[before] == kind[codes]))
-    if wrong.any():
-        row, tag = column.first(wrong)
-        previous = [*names, "the beginning"][before[np.flatnonzero(wrong)[0]]]
-        raise UserError(
-            f"--data.tags {column.name}: {row} has {tag} after {previous}, but in {scheme.upper()} each entity begins "
-            "with B-: correct the tags (IOB1 has I- there), or give --data.scheme plain to learn them as they are"
-        )
-    wrong = is_open[codes] & ~(goes_on[after] & (kind[after] == kind[codes]))
-    if scheme == "bioes" and wrong.any():
-        row, tag = column.first(wrong)
-        following = [*names, "the end"][after[np.flatnonzero(wrong)[0]]]
-        raise UserError(
-            f"--data.tags {column.name}: {row} has {following} after {tag}, but in BIOES each entity ends with E-, or "
-            "is a single S-: correct the tags, or give --data.scheme plain to learn them as they are"
-        )
 
 
 def own_tokenizer(table: "Dataset", column: str, vocab: int, max_length: int) -> "PreTrainedTokenizerBase":
@@ -226,7 +181,7 @@ def describe(tables: Tables, tags: Tags, train_rows: TokenTable, eval_sets: dict
     if cut := train_rows.truncated + eval_sets[""].truncated:
         parts.append(f"{cut:,} are longer than {longest} sub-words (--data.max-length) and cut")
     more = tables.describe_others({name: _amount(tags, name) for name in eval_sets})
-    return "\n".join(["; ".join(parts), tags.summary(), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), tags.summary(), *more, *filter(None, [tags.note, tables.note])])
 
 
 def _amount(tags: Tags, name: str) -> str:

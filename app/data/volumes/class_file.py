@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.data.reading import near, open_text, reading
+from app.data.reading import near, read_text
 from app.errors import UserError
 
 COLOURED = re.compile(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)")
@@ -29,8 +29,7 @@ def read_classes(path: str) -> Classes:
     file, named = Path(path).expanduser(), f"--data.classes {path}"
     if not file.is_file():
         raise UserError(f"{named}: no such file{near(str(file))}")
-    with reading("--data.classes", path), open_text(file) as stream:
-        found = [(number, line.strip()) for number, line in enumerate(stream, 1)]
+    found = [(number, line.strip()) for number, line in enumerate(read_text("--data.classes", file).split("\n"), 1)]
     lines = [(number, line) for number, line in found if line and not line.startswith("#")]
     parts = [COLOURED.fullmatch(line) for _, line in lines]
     if not lines:

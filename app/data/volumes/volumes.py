@@ -131,8 +131,10 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
         splits["evaluation"], note = _to_evaluate(config, flag, config.eval_path, masks, colours, trained)
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
-    sets = {"train": splits["train"], "": splits["evaluation"]}
-    return {**sets, **_further_sets(config, colours, trained)}, names, note
+    further = _further_sets(config, colours, trained)
+    if only := dry_run.scored_set():
+        return {"train": splits["train"], "": further[only]}, names, ""
+    return {"train": splits["train"], "": splits["evaluation"], **further}, names, note
 
 
 def _further_sets(

@@ -163,8 +163,19 @@ def boxes_of(output: Any, processor: "ImageProcessor", size: tuple[int, int]) ->
     Args:
         size: height and width of the images, in the unit of the boxes.
     """
-    finds = cast(Any, processor).post_process_object_detection
-    return finds(output, threshold=0.0, target_sizes=[size] * len(output.logits))
+    return found_in(output, processor, [size] * len(output.logits), 0.0)
+
+
+def found_in(
+    output: Any, processor: "ImageProcessor", sizes: Sequence[tuple[int, int]], threshold: float
+) -> "list[dict[str, Tensor]]":
+    """Return what a detector found in images of several sizes, as `boxes_of`.
+
+    Args:
+        sizes: height and width of each image, in the unit of its boxes.
+        threshold: the least score.
+    """
+    return cast(Any, processor).post_process_object_detection(output, threshold=threshold, target_sizes=list(sizes))
 
 
 def truth_of(labels: "list[dict[str, Tensor]]", size: tuple[int, int]) -> "list[dict[str, Tensor]]":

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from app.data.reading import reading
 from app.errors import UserError
 from app.tasks.graphs import sums
 from app.tasks.graphs.shape import CONFIG, KIND, Shape, read_config
@@ -91,13 +92,15 @@ def finished(folder: str) -> NodeClassifier:
     Raises:
         UserError: recipes/graph.py has not written it.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     config = read_config(folder)
     if config is None:
         raise UserError(f"{folder} holds no network of recipes/graph.py: it has no {CONFIG} of type {KIND}")
-    network = NodeClassifier(**config["arguments"])
-    network.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    network, file = NodeClassifier(**config["arguments"]), Path(folder) / "model.safetensors"
+    with reading("--model", file, SafetensorError, RuntimeError):  # the latter for names or shapes of another network
+        network.load_state_dict(load_file(file))
     return network
 
 

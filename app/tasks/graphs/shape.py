@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.data.reading import read_json
 from app.errors import UserError
 from app.tasks.from_scratch import check_dropout
 
@@ -64,5 +65,5 @@ class Shape:
 def read_config(folder: str) -> dict[str, Any] | None:
     """Read config.json of a network that recipes/graph.py has written; None if it is none."""
     file = Path(folder) / CONFIG
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found = read_json("--model", file) if file.is_file() else {}
     return found if found.get("model_type") == KIND else None

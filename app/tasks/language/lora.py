@@ -94,12 +94,15 @@ def add_adapters(model: "PreTrainedModel", lora: Lora, masked: bool = False) -> 
         r=lora.rank,
         lora_alpha=lora.alpha or 2 * lora.rank,  # type: ignore[arg-type]  # peft takes fractions too
         lora_dropout=lora.dropout,
-        target_modules=list(lora.targets) or "all-linear",
+        target_modules="all-linear" if lora.targets in ((), ("all-linear",)) else list(lora.targets),
     )
     try:
         with warnings.catch_warnings():  # peft 0.21 uses a name that transformers 5.23 deprecates
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it for GPT-2
+            warnings.filterwarnings(
+                "ignore", "Model with `tie_word_embeddings=True`"
+            )  # an export with --merge parts them
             wrapped = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None

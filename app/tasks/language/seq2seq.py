@@ -99,7 +99,7 @@ def load_pair_tokenizer(name: str, data: PairData) -> "PreTrainedTokenizerBase":
     """
     from transformers import AutoConfig
 
-    tokenizer = load_tokenizer(name, data.max_source, "--data.max-source")
+    tokenizer = load_tokenizer(name, data.max_source, "--data.max-source", unused=("mask_token",))
     if hasattr(tokenizer, "src_lang"):
         raise UserError(
             f"--model {name} writes in a language that is chosen by a token, which this recipe does not set: give a "

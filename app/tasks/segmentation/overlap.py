@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.data.rows import IGNORED
-from app.training.metrics import Metric
+from app.training.metrics import TRY, Metric
 
 # The Dice of each image is rounded to a multiple of this: then the sum over 8 million images has the same bits in any
 # order.
@@ -63,3 +63,13 @@ class Overlap(Metric):
             if there
         }
         return {name: float(value) for name, value in {**means, **each}.items()}
+
+    def fault(self) -> str:
+        """Say that of several classes one alone is ever found."""
+        images, _, both, _ = torch.tensor(self.total, dtype=torch.float64).view(4, -1)
+        there = [index for index, count in enumerate(images.tolist()) if count]
+        found = [index for index in there if both[index]]
+        if len(there) < 2 or len(found) > 1:
+            return ""
+        lost = ", ".join(self.names[index] for index in there if index not in found)
+        return f"no pixel is right of {lost}: {TRY}"

@@ -1,0 +1,50 @@
+"""Opening the text files that a user gives: data, points of a schedule, settings."""
+
+import codecs
+import gzip
+import io
+from pathlib import Path
+from typing import TextIO, cast
+
+HEAD = 1024
+"""Bytes that show whether a file is text in UTF-8."""
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""The bytes that such files begin with."""
+
+
+def open_text(file: str | Path, newline: str | None = None) -> TextIO:
+    """Open a text file, also one that gzip compressed: UTF-8, and no byte order mark becomes part of a word.
+
+    Raises:
+        OSError, EOFError, zlib.error: it cannot be opened, or is damaged, which may also show while it is read.
+        ValueError: it is UTF-16, or no text.
+    """
+    stream = cast(io.BufferedReader, (gzip.open if str(file).lower().endswith(".gz") else open)(file, "rb"))
+    try:
+        _refuse_other_encodings(stream.peek(HEAD)[:HEAD])
+    except BaseException:
+        stream.close()
+        raise
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
+
+
+def _refuse_other_encodings(head: bytes) -> None:
+    """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
+    if head.startswith(UTF16) or b"\0" in head:
+        written = "utf16" if head.startswith(UTF16) else "utf-16le"
+        raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {converted_from(written)}")
+
+
+def converted_from(encoding: str) -> str:
+    """Say what to do with a file in another encoding."""
+    return f"it must be UTF-8: convert it, for example with iconv -f {encoding} -t utf8"
+
+
+def why(error: BaseException) -> str:
+    """Say in one line why a file cannot be read."""
+    if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
+        return error.strerror
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UnicodeDecodeError):
+        reason += f"; {converted_from('utf16' if error.object[:2] in UTF16 else 'latin1')}"
+    return reason

@@ -1,0 +1,129 @@
+"""Messages of conversations as rows hold them, brought to one form: who speaks, in the words of chat templates."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from app.errors import UserError, did_you_mean
+
+# Words for who speaks, in chat templates, in ShareGPT's data and in those of other tools, and what templates call them.
+SPEAKERS = {
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "user": "user",
+    "human": "user",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+LEARNT = "assistant"
+"""The role whose messages are learnt."""
+CALL = "function_call"
+"""A message of the assistant that calls a function: json with its name and arguments."""
+FLAG = "--data.messages"
+WANTED = "each row must be a list of messages with role and content, or with from and value (ShareGPT)"
+_OWN = {"role", "from", "content", "value"}
+
+
+def messages_of(row: Any, where: Callable[[], str], flag: str = FLAG, template: str = "") -> list[dict]:
+    """Return a row's messages with role and content.
+
+    Args:
+        row: a list of messages, or a single one.
+        where: names the row in errors.
+        flag: the one that names the column.
+        template: the chat template, which may name further roles.
+
+    Raises:
+        UserError: the row holds no messages; or one has no role, an unknown one, or nothing that is a text.
+    """
+    if isinstance(row, dict):
+        row = [row]
+    if not isinstance(row, list) or not row:
+        what = "an empty list" if row == [] else "nothing" if row is None else f"a {type(row).__name__}"
+        raise UserError(f"{flag}: {where()} holds {what}: {WANTED}, or leave the row out of the data")
+    return [_message(message, partial(_place, flag, turn, where), template) for turn, message in enumerate(row)]
+
+
+def _place(flag: str, turn: int, where: Callable[[], str]) -> str:
+    return f"{flag}: message {turn} of {where()}"
+
+
+def _message(message: Any, what: Callable[[], str], template: str) -> dict:
+    if not isinstance(message, dict):
+        raise UserError(f"{what()} is {message!r}: {WANTED}")
+    # Tables give every message the keys of all others, without a value.
+    known = {
+        key: value for key, value in message.items() if value is not None and not (value == [] and key == "tool_calls")
+    }
+    if "role" not in known and not {"from", "value"} <= set(known):
+        raise UserError(f"{what()} has {', '.join(known) or 'nothing'}: {WANTED}")
+    said, text = known.get("role", known.get("from")), known.get("content", known.get("value"))
+    more = {key: _without_nothing(value) for key, value in known.items() if key not in _OWN}
+    if _word(said) == CALL:
+        return {**more, "role": LEARNT, "content": None, "tool_calls": [_call(text, what)]}
+    # An assistant that calls a tool may say nothing.
+    if text is None and "tool_calls" not in more:
+        raise UserError(f"{what()} has a role and no content: give it one, or leave the row out")
+    return {**more, "role": _role(said, what, template), "content": None if text is None else _text(text, what)}
+
+
+def _role(said: Any, what: Callable[[], str], template: str) -> str:
+    """Return a template's word for who speaks: its own, where the template writes out this one between quotes."""
+    role = SPEAKERS.get(_word(said), "")
+    own = isinstance(said, str) and re.search(rf"""['"]{re.escape(said)}['"]""", template)
+    if own and role != LEARNT:
+        return said
+    if not role:
+        raise UserError(
+            f"{what()} has the role {said!r}, which is neither one of {', '.join([*SPEAKERS, CALL])} nor named by the "
+            f"chat template: write one of these, or leave the row out of the data{did_you_mean(_word(said), SPEAKERS)}"
+        )
+    return role
+
+
+def _word(said: Any) -> str:
+    return said.strip().lower() if isinstance(said, str) else ""
+
+
+def _text(content: Any, what: Callable[[], str]) -> str:
+    """Return a content as text: as it is, or joined from a list of parts of the type text, as in OpenAI's form."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, int) and not isinstance(content, bool):
+        return str(content)
+    if not isinstance(content, list):
+        raise UserError(f"{what()} has a content that is no text but a {type(content).__name__}: write it as text")
+    for part in content:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise UserError(
+                f"{what()} has parts that are no texts (type {kind}): a language model reads texts alone; leave the "
+                "row out of the data"
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _call(text: Any, what: Callable[[], str]) -> dict:
+    """Read a call of a function, as chat templates know it."""
+    try:
+        call = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        call = None
+    if not (isinstance(call, dict) and isinstance(call.get("name"), str) and call.get("arguments") is not None):
+        raise UserError(
+            f"{what()} is a {CALL}, and no json with a name and arguments: write it so, or as a message of the "
+            "assistant"
+        )
+    return {"type": "function", "function": {"name": call["name"], "arguments": _without_nothing(call["arguments"])}}
+
+
+def _without_nothing(value: Any) -> Any:
+    """Leave out keys without a value, which tables add to all rows where one of them has the key."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(item) for key, item in value.items() if item is not None}
+    return [_without_nothing(item) for item in value] if isinstance(value, list) else value

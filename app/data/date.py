@@ -1,0 +1,18 @@
+"""The date of a run: what texts get that are written with today's date."""
+
+import datetime
+
+from app.errors import UserError
+
+
+def today() -> str:
+    """Return today's date, as --data.date takes it."""
+    return datetime.date.today().isoformat()
+
+
+def check_date(date: str) -> None:
+    """Raise a UserError if --data.date is no date."""
+    try:
+        datetime.date.fromisoformat(date or today())
+    except ValueError:
+        raise UserError(f"--data.date {date}: give a date as year-month-day, such as {today()}") from None
