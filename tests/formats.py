@@ -21,7 +21,8 @@ from app.data.images.image_column import ImageColumn
 from app.data.tables.files import READERS
 from app.data.tables.sources import open_source
 from app.data.volumes.class_file import read_classes
-from app.data.volumes.pairs import LOSSY, NIFTI, PICTURES, read_image, read_mask
+from app.data.volumes.nifti import ENDINGS as NIFTI
+from app.data.volumes.pairs import LOSSY, PICTURES, read_image, read_mask
 from app.launching.flags import read_yaml
 from app.tasks.pretrained import load_model, load_processor, load_tokenizer
 from app.tasks.segmentation.networks import read_card
@@ -136,7 +137,7 @@ def _image(ending: str) -> Format:
         table = datasets.Dataset.from_dict({"image": [str(file)]})
         return np.asarray(ImageColumn(table, "image").read(0)).tolist()
 
-    return Format(write, read, unseen=frozenset({"flipped"} | ({"cut"} if ending == ".gif" else set())))
+    return Format(write, read, unseen=frozenset() if ending == ".png" else frozenset({"flipped"}))
 
 
 def _volume(ending: str, mask: bool = False) -> Format:
@@ -152,7 +153,7 @@ def _volume(ending: str, mask: bool = False) -> Format:
     def read(file: Path, folder: Path) -> Any:
         return read_mask(file).tolist() if mask else read_image(file)[0].tolist()
 
-    return Format(write, read, unseen=frozenset() if ending == ".nii.gz" else frozenset({"flipped"}))
+    return Format(write, read, unseen=frozenset() if ending in (".nii.gz", ".png") else frozenset({"flipped"}))
 
 
 def _boxes(layout: str, name: str, unseen: frozenset[str], **more: bool) -> Format:

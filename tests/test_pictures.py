@@ -232,7 +232,31 @@ def by_predict_table(folder, data):
 
     written(folder, "one", data)
     written(folder, "two", data)
-    return np.array(next(iter(_images(_open(str(folder), "train", False), "image"))))
+    return np.array(next(iter(_images(_open(str(folder), "train", "image-classification"), "image"))))
+
+
+def by_predict_boxes(folder, data):
+    """Return what the boxes are drawn on, which is what the model is given."""
+    from types import SimpleNamespace
+
+    from app.commands.predict import boxes
+    from app.commands.predict.command import _open
+    from app.data.boxes.detections import own_processor
+    from app.data.images.image_column import ImageColumn
+    from app.tasks.detection import networks
+
+    written(folder, "one", data)
+    written(folder, "two", data)
+    column, given = ImageColumn(_open(str(folder), "train", "image-classification"), "image"), []
+    processor = own_processor(column, SIDE)
+    processor.image_mean, processor.image_std = [0.0] * 3, [1.0] * 3
+    detector = SimpleNamespace(processor=processor, device="cpu", _plain=lambda found: found)
+    detector.model = lambda pixel_values: given.append(pixel_values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(networks, "found_in", lambda *_: [None, None])
+        shown = np.array(boxes.Detector.find(detector, column, [0, 1], 0.5)[1][0])
+    assert np.allclose(given[0][1].numpy() * 255, shown.transpose(2, 0, 1), atol=1e-3)
+    return shown
 
 
 # By name: the reader, and the modules that read pictures in it.
@@ -244,6 +268,7 @@ READERS = {
     "seg": (by_seg, ["data.volumes.pairs", "data.volumes.volumes"]),
     "predict, masks": (by_predict_masks, ["commands.predict.masks", "data.volumes.mask_files"]),
     "predict, a table": (by_predict_table, ["commands.predict.command"]),
+    "predict, boxes": (by_predict_boxes, ["commands.predict.boxes"]),
 }
 # What modules import to read pictures.
 ENTRANCES = {"ImageColumn", "read_image", "read_mask", "pictures", "nifti", "labeled_images", "detections"}
@@ -485,14 +510,14 @@ def test_sizes_that_differ_after_a_turn_name_it(tmp_path):
 def test_sizes_in_files_of_boxes_are_those_after_the_turn(kind, turn, tmp_path):
     from app.data.boxes import detections
 
-    file = written(tmp_path, "images/0", with_orientation(WIDE, turn, kind))
+    file, second = (written(tmp_path, f"images/{n}", with_orientation(WIDE, turn, kind)) for n in (0, 1))
     image = {"id": 1, "file_name": file.name, "width": SIDE, "height": 20}
     box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [16, 5, 8, 10]}
     config = BoxData(path=(f"{tmp_path}/boxes.json",), size=SIDE)
 
     def load():
-        images, boxes = ([{**each, "id": 1}, {**each, "id": 2}] for each in (image, box))
-        boxes[1]["image_id"] = 2
+        images = [{**image, "id": 1}, {**image, "id": 2, "file_name": second.name}]
+        boxes = [{**box, "id": number, "image_id": number} for number in (1, 2)]
         found = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "eye"}]}
         (tmp_path / "boxes.json").write_text(json.dumps(found))
         return detections.load_boxes(config)[1]["train"].boxes.corners.tolist()
@@ -500,7 +525,7 @@ def test_sizes_in_files_of_boxes_are_those_after_the_turn(kind, turn, tmp_path):
     assert load() == [[0.5, 0.25, 0.75, 0.75]]
     image.update(width=20, height=SIDE)
     turned = "32 x 20 after its EXIF turn (orientation 6): its boxes" if turn > 1 else "32 x 20: its boxes"
-    with refused(f"{file.name} is 20 x 32 pixels, and it is {turned}"):
+    with refused(f"{file.suffix} is 20 x 32 pixels, and it is {turned}"):
         load()
 
 
@@ -608,12 +633,13 @@ def test_files_that_may_not_be_read_are_named_and_not_the_cache(tmp_path, monkey
 
 
 def test_columns_of_images_are_copied_and_not_decoded(tmp_path):
-    from app.commands.predict.command import _kept, _open
+    from app.commands.predict.command import _open
+    from app.commands.predict.tables import to_copy
 
     for name in ("one", "two"):
         written(tmp_path, name, encoded(EYE))
     (tmp_path / "one.png").write_bytes(b"damaged")
-    kept = _kept(_open(str(tmp_path), "train", False), ("image",))
+    kept = to_copy(_open(str(tmp_path), "train", "image-classification"), ("image",))
     assert [row["image"] for row in kept] == [
         {"bytes": None, "path": str(tmp_path / f"{name}.png")} for name in ("one", "two")
     ]

@@ -119,7 +119,7 @@ def main(options: "Options", model: str, data: dict[str, Any], rows: "Dataset") 
     from app.data.images.image_column import ImageColumn
 
     name = options.image or data.get("image") or "image"
-    kept = rows.select_columns(list(options.keep)) if options.keep else None
+    kept = tables.to_copy(rows, options.keep) if options.keep else None
     file, column, detector = Path(options.to or tables.FILE), ImageColumn(rows, name), Detector(model)
     coco = file.suffix == ".json"
     if options.annotations and not coco:

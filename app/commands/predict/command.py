@@ -126,7 +126,7 @@ def main(options: Options) -> int:
         return boxes.main(options, model, data, rows)
     own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ()))
     _check_kept(rows, options.keep, own)
-    kept = _kept(rows, options.keep) if options.keep else None
+    kept = tables.to_copy(rows, options.keep) if options.keep else None
     right = Right(rows, data.get("label") or "label", options.keep)
     found = _tags(options, model, rows, data) if task == TAGS else _classes(options, task, model, rows, data)
     kinds = kept.features.arrow_schema if kept and options.each == "row" else None
@@ -264,17 +264,6 @@ def _check_kept(rows: "Dataset", keep: tuple[str, ...], own: tuple[str, ...]) ->
     _check_columns(rows, list(keep), "keep")
     if taken := [name for name in keep if name in own or name.startswith("p/")]:
         raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
-
-
-def _kept(rows: "Dataset", keep: tuple[str, ...]) -> "Dataset":
-    """Return columns to copy: of images, the files as they are, or their paths."""
-    import datasets
-
-    kept = rows.select_columns(list(keep))
-    for name, feature in kept.features.items():
-        if isinstance(feature, datasets.Image):
-            kept = kept.cast_column(name, datasets.Image(decode=False))
-    return kept
 
 
 def _inputs(rows: "Dataset", given: tuple[str, ...], flag: str, data: dict[str, Any], own: str) -> list[str]:

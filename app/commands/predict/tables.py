@@ -9,6 +9,7 @@ from app.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from datasets import Dataset
 
 FILE = "predictions.parquet"  # to write, unless --to names another
 AT_ONCE = 1024  # lines of a parquet file that are written together
@@ -24,6 +25,17 @@ def check(name: str, endings: Sequence[str] = (".parquet", ".jsonl")) -> None:
         raise UserError(f"--to {name}: give a file that ends in {' or '.join(endings)}")
     if Path(name).exists():
         raise UserError(f"--to {name} exists already: give another file, or move it away")
+
+
+def to_copy(rows: "Dataset", columns: Sequence[str]) -> "Dataset":
+    """Return columns to copy into the table; those of images have the files as they are, or their paths."""
+    import datasets
+
+    kept = rows.select_columns(list(columns))
+    for name, feature in kept.features.items():
+        if isinstance(feature, datasets.Image):
+            kept = kept.cast_column(name, datasets.Image(decode=False))
+    return kept
 
 
 class Writer:
