@@ -249,23 +249,25 @@ def _on_white(image: "Image", packed: str) -> "Image":
         image = image.convert("LA") if image.mode == "La" else image
         white = Image.new("RGBA", image.size, WHITE)
         return Image.alpha_composite(white, image.convert("RGBA")).convert(plain)
-    if image.mode == "1":
-        return image.convert("L")
-    deep = image.mode[0] in "IF"  # one channel of more bits
-    return image if deep or image.mode == "L" else image.convert("RGB")
+    return _plain(image)
 
 
 def _without_alpha(image: "Image", name: str) -> "Image":
     """Leave the alpha channel of a mask out if it hides nothing."""
-    if image.mode == "1":
-        return image.convert("L")
     if image.mode in WITH_ALPHA:
         if image.getchannel(image.mode[-1]).getextrema() != (255, 255):
             raise UserError(
                 f"mask {name} has transparent pixels, whose class is not known: save it without transparency"
             )
         return image.convert("L" if image.mode in ("LA", "La") else "RGB")
-    deep = image.mode[0] in "IF"
+    return _plain(image)
+
+
+def _plain(image: "Image") -> "Image":
+    """Bring a picture without transparency to one channel, or to red, green and blue."""
+    if image.mode == "1":
+        return image.convert("L")
+    deep = image.mode[0] in "IF"  # one channel of more bits
     return image if deep or image.mode == "L" else image.convert("RGB")
 
 
