@@ -104,13 +104,15 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
     may_differ = bool(settings.get("ignore_mismatched_sizes"))
     asked, new = {"dtype": torch.float32, **settings, "ignore_mismatched_sizes": True}, []
 
+    with loading(name):
+        padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
+        config = AutoConfig.from_pretrained(name, **padding)
+    check_ids(name, config, config)
+
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
-            padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
-            config = AutoConfig.from_pretrained(name, **padding)
-            check_ids(name, config, config)
             model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
-            check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
+        check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
         check_sizes(name, model, found["mismatched_keys"], may_differ)
         new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
         return model

@@ -100,9 +100,10 @@ def check_sizes(name: str, model: "PreTrainedModel", mismatched: Sequence[tuple]
 def _embeddings(model: "PreTrainedModel") -> set[str]:
     """Return the names of the weights that embed a model's inputs."""
     try:
-        own = {id(value) for value in model.get_input_embeddings().parameters()}
+        embedded = model.get_input_embeddings()
     except NotImplementedError:  # a model of images may not say it
         return set()
+    own = {id(value) for value in embedded.parameters()} if embedded is not None else set()
     return {key for key, value in model.named_parameters(remove_duplicate=False) if id(value) in own}
 
 
