@@ -121,6 +121,16 @@ def test_a_role_that_the_template_names_is_its_own(tmp_path, read):
 
 
 @each_reader
+def test_a_template_may_call_the_assistant_otherwise(tmp_path, read):
+    own = CHATML.replace("messages %}", "messages if m.role in ['human', 'gpt'] %}", 1).replace("<assistant>", "<gpt>")
+    whole, learnt = read(tmp_path, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], own)
+    assert (whole, learnt) == ("<human>a</s><gpt>b</s>", "b</s>")
+    gemma = own.replace("m.role in ['human', 'gpt']", "m.role in ['assistant', 'model', 'user']")
+    _, learnt = read(tmp_path, [{"role": "user", "content": "a"}, {"role": "model", "content": "b"}], gemma)
+    assert learnt == "<assistant>b</s>", "whose name is not the one before what a model writes"
+
+
+@each_reader
 def test_a_call_of_a_function_is_written_as_one(tmp_path, read):
     call = {"from": "function_call", "value": json.dumps({"name": "look", "arguments": {"at": "x"}})}
     _, learnt = read(tmp_path, [{"from": "human", "value": "a"}, call])

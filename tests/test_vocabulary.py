@@ -68,6 +68,7 @@ def change(file, **fields):
 
 def train(name, folder, model, *more):
     recipe, row, _ = RECIPES[name]
+    folder.mkdir(exist_ok=True)
     data = folder / "data.jsonl"
     rows = [{**row, "label": "ab"[i % 2]} if "label" in row else row for i in range(20)]
     data.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
@@ -135,9 +136,19 @@ def test_weights_of_another_vocabulary_are_no_new_ones(tmp_path, name):
 
 def test_a_teacher_fits_too(tmp_path):
     save(tmp_path / "m", "llama")
-    size = save(tmp_path / "t", "llama", added=("<tool>",))
-    with pytest.raises(UserError, match=rf"--distill.teacher \S+/t: its tokenizer has tokens up to {size}"):
+    size = save(tmp_path / "t", "llama", rows=-1)
+    with pytest.raises(UserError, match=rf"--distill.teacher \S+/t: its tokenizer has tokens up to {size} "):
         train("dpo", tmp_path, tmp_path / "m", "--distill.teacher", tmp_path / "t")
+
+
+def test_a_teacher_may_have_rows_without_a_token(tmp_path):
+    """As models of one family do: only the tokens of both are compared."""
+    found = []
+    for rows in (0, 5):
+        save(tmp_path / "m", "llama", rows=rows)
+        save(tmp_path / "t", "llama", rows=5 - rows)
+        found.append(train("dpo", tmp_path / str(rows), tmp_path / "m", "--distill.teacher", tmp_path / "t"))
+    assert all(scores["eval/loss"] > 0 for scores in found)
 
 
 def test_types_of_pairs_are_embedded(tmp_path):

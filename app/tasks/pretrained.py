@@ -62,6 +62,15 @@ def load_tokenizer(
         UserError: it cannot be loaded, model or tokenizer do not take texts of this length, or the model lacks
             embeddings for its tokens.
     """
+    tokenizer, config = read_tokenizer(name, max_length, flag, in_words)
+    check_vocabulary(name, config, tokenizer, unused, pair)
+    return tokenizer
+
+
+def read_tokenizer(
+    name: str, max_length: int, flag: str = "--data.max-length", in_words: bool = False
+) -> "tuple[PreTrainedTokenizerBase, PreTrainedConfig]":
+    """Load a tokenizer as `load_tokenizer` does, and its model's config. Whether they fit is left to be checked."""
     from transformers import AutoConfig, AutoTokenizer
 
     with loading(name, "tokenizer"):
@@ -74,9 +83,7 @@ def load_tokenizer(
         raise UserError(
             f"{flag} {max_length} is more than the {longest} positions that --model {name} has: use a smaller one"
         )
-    check_tokenizer(tokenizer, max_length, flag)
-    check_vocabulary(name, config, tokenizer, unused, pair)
-    return tokenizer
+    return check_tokenizer(tokenizer, max_length, flag), config
 
 
 def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) -> "PreTrainedModel":
@@ -97,13 +104,15 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
     may_differ = bool(settings.get("ignore_mismatched_sizes"))
     asked, new = {"dtype": torch.float32, **settings, "ignore_mismatched_sizes": True}, []
 
+    with loading(name):
+        padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
+        config = AutoConfig.from_pretrained(name, **padding)
+    check_ids(name, config, config)
+
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
-            padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
-            config = AutoConfig.from_pretrained(name, **padding)
-            check_ids(name, config, config)
             model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
-            check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
+        check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
         check_sizes(name, model, found["mismatched_keys"], may_differ)
         new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
         return model

@@ -87,9 +87,7 @@ def check_sizes(name: str, model: "PreTrainedModel", mismatched: Sequence[tuple]
     Raises:
         UserError: it names the first such weight.
     """
-    embedded = getattr(model, "get_input_embeddings", lambda: None)() if mismatched else None
-    own = {id(value) for value in embedded.parameters()} if embedded is not None else set()
-    names = {key for key, value in model.named_parameters(remove_duplicate=False) if id(value) in own}
+    names = _embeddings(model) if mismatched else set()
     for key, *sizes in mismatched:
         if key in names or not may_differ:
             there, asked = (" x ".join(map(str, size)) for size in sizes)
@@ -97,6 +95,16 @@ def check_sizes(name: str, model: "PreTrainedModel", mismatched: Sequence[tuple]
                 f"--model {name}: its weights {key} are {there}, and its config.json asks for {asked}: correct "
                 "config.json, or copy it and the weights from one place"
             )
+
+
+def _embeddings(model: "PreTrainedModel") -> set[str]:
+    """Return the names of the weights that embed a model's inputs."""
+    try:
+        embedded = model.get_input_embeddings()
+    except NotImplementedError:  # a model of images may not say it
+        return set()
+    own = {id(value) for value in embedded.parameters()} if embedded is not None else set()
+    return {key for key, value in model.named_parameters(remove_duplicate=False) if id(value) in own}
 
 
 def rows_of(config: "PreTrainedConfig") -> int | None:

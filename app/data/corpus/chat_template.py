@@ -37,8 +37,8 @@ class ChatTemplate:
             date: what it gets where it asks for the time, as year-month-day; today's if empty.
         """
         self.tokenizer, self.date = tokenizer, date or today()
-        found = getattr(tokenizer, "chat_template", None)
-        self.source = str(found or "")  # several templates by name are a dictionary
+        found = getattr(tokenizer, "chat_template", None) or ""
+        self.source = found if isinstance(found, str) else "\n".join(found.values())  # several, by name
         self.asks_for_date = _NOW in self.source
         moment = datetime.datetime.fromisoformat(self.date)
         self._words = {mark: moment.strftime(mark) for mark in _MARKS.findall(self.source)}

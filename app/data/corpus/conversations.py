@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from app.data.corpus.chat_template import ChatTemplate
-from app.data.corpus.messages import FLAG, LEARNT, WANTED, messages_of
+from app.data.corpus.messages import FLAG, WANTED, is_learnt, messages_of
 from app.data.tables.columns import is_list, name_of
 from app.errors import UserError
 
@@ -62,7 +62,7 @@ def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> 
 
     segments, done = [], 0
     for turn, message in enumerate(messages):
-        if message["role"] != LEARNT:
+        if not is_learnt(message):
             continue
         before, after = write(turn, add_generation_prompt=True) if turn else "", write(turn + 1)
         if not after.startswith(before):

@@ -21,7 +21,7 @@ SPEAKERS = {
     "observation": "tool",
 }
 LEARNT = "assistant"
-"""The role whose messages are learnt."""
+"""The role whose messages are learnt. A template of its own words may call it otherwise."""
 CALL = "function_call"
 """A message of the assistant that calls a function: json with its name and arguments."""
 FLAG = "--data.messages"
@@ -75,8 +75,7 @@ def _message(message: Any, what: Callable[[], str], template: str) -> dict:
 def _role(said: Any, what: Callable[[], str], template: str) -> str:
     """Return a template's word for who speaks: its own, where the template writes out this one between quotes."""
     role = SPEAKERS.get(_word(said), "")
-    own = isinstance(said, str) and re.search(rf"""['"]{re.escape(said)}['"]""", template)
-    if own and role != LEARNT:
+    if isinstance(said, str) and _names(template, said) and not (role == LEARNT and _names(template, LEARNT)):
         return said
     if not role:
         raise UserError(
@@ -84,6 +83,15 @@ def _role(said: Any, what: Callable[[], str], template: str) -> str:
             f"chat template: write one of these, or leave the row out of the data{did_you_mean(_word(said), SPEAKERS)}"
         )
     return role
+
+
+def is_learnt(message: dict) -> bool:
+    """Tell whether a message is the assistant's, by whichever word the template calls it."""
+    return SPEAKERS.get(_word(message["role"])) == LEARNT
+
+
+def _names(template: str, role: str) -> bool:
+    return re.search(rf"""['"]{re.escape(role)}['"]""", template) is not None
 
 
 def _word(said: Any) -> str:

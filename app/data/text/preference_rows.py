@@ -5,7 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from app.data.corpus.chat_template import ChatTemplate
-from app.data.corpus.messages import LEARNT, messages_of
+from app.data.corpus.messages import LEARNT, is_learnt, messages_of
 from app.data.tables.columns import ANSWERS
 from app.errors import UserError
 
@@ -26,7 +26,7 @@ def texts_of(row: dict[str, Any], template: ChatTemplate, where: Callable[[], st
         return prompt, texts[0], texts[1]
     asked, *answers = _chats_of(row, where, template.source)
     for flag, answer in zip(ANSWERS, answers, strict=True):
-        if answer[0]["role"] != LEARNT:
+        if not is_learnt(answer[0]):
             raise UserError(
                 f"--data.{flag}: the answer of {where()} begins with a message of the {answer[0]['role']}, and only "
                 "the assistant answers: give answers to the same messages, or leave the row out of the data"
@@ -79,7 +79,7 @@ def _chats_of(row: dict[str, Any], where: Callable[[], str], template: str) -> l
         for flag, value in row.items()
     }
     chosen, rejected = (said[flag] for flag in ANSWERS)
-    whole = not isinstance(row.get("prompt"), list | dict) and LEARNT not in (chosen[0]["role"], rejected[0]["role"])
+    whole = not isinstance(row.get("prompt"), list | dict) and not (is_learnt(chosen[0]) or is_learnt(rejected[0]))
     if "prompt" in said and not whole:
         prompt = said["prompt"]
         both = [answer[: len(prompt)] == prompt and len(answer) > len(prompt) for answer in (chosen, rejected)]

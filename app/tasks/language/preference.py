@@ -155,8 +155,10 @@ class PreferenceLoss:
         count, pairs, heat = inputs["chosen_tokens"], len(inputs["tokens"]) // 2, self.distill.temperature
         own = {**inputs, "input_ids": inputs["input_ids"][:pairs], "places": inputs["places"][:count]}
         with torch.no_grad():
-            taught = (answer_logits(self.teacher, own).float() / heat).log_softmax(-1)
-        learnt = (logits[:count].float() / heat).log_softmax(-1)
+            taught = answer_logits(self.teacher, own)
+        both = min(taught.shape[1], logits.shape[1])  # some models have rows behind those of their tokens
+        taught = (taught[:, :both].float() / heat).log_softmax(-1)
+        learnt = (logits[:count, :both].float() / heat).log_softmax(-1)
         each = functional.kl_div(learnt, taught, reduction="none", log_target=True).sum(-1) * heat**2
         return _by_answer(each, own) / inputs["tokens"][:pairs]
 

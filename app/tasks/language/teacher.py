@@ -7,7 +7,8 @@ from app.errors import UserError
 from app.tasks.language.loading import load_language_model
 from app.tasks.language.preference import Distill
 from app.tasks.language.reference import contents_of
-from app.tasks.pretrained import load_tokenizer
+from app.tasks.pretrained import read_tokenizer
+from app.tasks.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,15 +31,16 @@ def load_teacher(
         return None
     flag = f"--distill.teacher {distill.teacher}"
     try:
-        own = load_tokenizer(distill.teacher, tokenizer.model_max_length)
+        own, config = read_tokenizer(distill.teacher, tokenizer.model_max_length)
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise UserError(
+                f"{flag}: its tokens are not those of the model ({len(own):,} and {len(tokenizer):,} of them), so "
+                "their probabilities cannot be compared: give a teacher with the same tokenizer"
+            )
+        check_vocabulary(distill.teacher, config, own)
         teacher = load_language_model(distill.teacher, masked=False, trained=False)
     except UserError as error:
         raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error
-    if own.get_vocab() != tokenizer.get_vocab():
-        raise UserError(
-            f"{flag}: its tokens are not those of the model ({len(own):,} and {len(tokenizer):,} of them), so their "
-            "probabilities cannot be compared: give a teacher with the same tokenizer"
-        )
     if not run.for_other_device:  # a plan or an export compares nothing
         pairs.models["the teacher"] = contents_of(teacher)
     teacher = teacher.requires_grad_(False).eval().to("meta" if run.for_other_device else run.accelerator.device)
