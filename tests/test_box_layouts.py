@@ -11,6 +11,8 @@ from PIL import Image
 from app.data.boxes.detections import load_boxes
 from app.data.config import BoxData
 from app.errors import UserError
+from launching import ROOT
+from tables import python
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 WIDTH, HEIGHT = 100, 50
@@ -574,3 +576,15 @@ def test_numbers_of_another_meaning_are_not_to_be_mended(tmp_path):
     write(folder / "labels.json", json.dumps(found))
     with pytest.raises(UserError, match=r"All boxes fit if .* left, top, right, bottom: convert the file"):
         read(folder)
+
+
+@pytest.mark.parametrize("kind", ["yolo: roboflow", "coco: cvat", "voc"])
+def test_every_process_knows_the_same_table(tmp_path, kind):
+    """Else each run and each process would read it, and decode all images, anew."""
+    folder = LAYOUTS[kind](tmp_path / "data")
+    code = (
+        "from app.data.boxes.files import box_tables; "
+        f"print([table._fingerprint for table in box_tables('--data.path', [{str(folder)!r}]).values()])"
+    )
+    own = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    assert python(code, **own) == python(code, **own)

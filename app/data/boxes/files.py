@@ -110,7 +110,7 @@ def _table(part: Part) -> "Dataset":
         features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
         cache_dir=str(folder),
         gen_kwargs={"source": part.source, "names": part.names, "more": part.more},
-        fingerprint=key_of("boxes", VERSION, folder.name, part.read.__module__, *part),
+        fingerprint=key_of("boxes", VERSION, folder.name, part.read.__module__, *part[1:]),
     )
 
 
