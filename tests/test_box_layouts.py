@@ -11,6 +11,8 @@ from PIL import Image
 from app.data.boxes.detections import load_boxes
 from app.data.config import BoxData
 from app.errors import UserError
+from launching import ROOT
+from tables import python
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 WIDTH, HEIGHT = 100, 50
@@ -137,6 +139,13 @@ def label_img(folder):
     return folder
 
 
+def background_first(folder):
+    """The first image has no objects, and an empty file that says so."""
+    photograph(darknet(folder) / "Z.png")
+    write(folder / "Z.txt", "")
+    return folder
+
+
 def darknet_splits(folder):
     for split, names in (("train", "abc"), ("valid", "d")):
         for name in names:
@@ -177,6 +186,15 @@ def coco_splits(folder):
             photograph(folder / split / f"{name}.png")
         write(folder / "annotations" / f"instances_{split}.json", json.dumps(coco(list(enumerate(names)), first=0)))
         write(folder / "annotations" / f"captions_{split}.json", json.dumps({"images": [], "annotations": []}))
+    return folder
+
+
+def fifty_one(folder):
+    """A folder for each split, with images in data/."""
+    for split, names in (("train", "abc"), ("validation", "d")):
+        for name in names:
+            photograph(folder / split / "data" / f"{name}.png")
+        write(folder / split / "labels.json", json.dumps(coco(list(enumerate(names)))))
     return folder
 
 
@@ -268,6 +286,7 @@ LAYOUTS = {
     "coco: a leading folder": coco_at("labels.json", "images/{}.png", "pets/{}.png"),
     "coco: roboflow": roboflow_coco,
     "coco: splits": coco_splits,
+    "coco: fiftyone": fifty_one,
     "coco: key points": key_points_of_coco,
     "coco: one level down": one_level_down(coco_splits),
     "voc": voc,
@@ -413,6 +432,27 @@ def test_names_that_are_wrong(tmp_path, names, said):
         read(ultralytics(tmp_path / "data", f"train: images/train\nval: images/val\nnames: {names}\n"))
 
 
+def test_images_without_boxes_are_counted(tmp_path):
+    from app.data.boxes.detections import Detections, describe
+
+    folder = background_first(tmp_path / "data")
+    tables, sets, names = load_boxes(BoxData(path=(str(folder),), split="train[1:]", eval_split="train[:1]"))
+
+    class Images:
+        fingerprint, shape = "", (1, 3, 64, 64)
+
+        def __init__(self, count):
+            self.count = count
+
+        def __len__(self):
+            return self.count
+
+    rows = {name: Detections(Images(len(table.column)), table.boxes) for name, table in sets.items()}
+    said = describe(tables, names, rows.pop("train"), rows)
+    assert "1 of the images to evaluate on have no boxes, so that nothing can be measured" in said
+    assert "training images have no boxes" not in said
+
+
 def test_names_are_what_is_written(tmp_path):
     """YAML reads `no` as false."""
     folder = ultralytics(tmp_path / "data", "train: images/train\nval: images/val\nnames: [no, 1.10]\n")
@@ -536,3 +576,15 @@ def test_numbers_of_another_meaning_are_not_to_be_mended(tmp_path):
     write(folder / "labels.json", json.dumps(found))
     with pytest.raises(UserError, match=r"All boxes fit if .* left, top, right, bottom: convert the file"):
         read(folder)
+
+
+@pytest.mark.parametrize("kind", ["yolo: roboflow", "coco: cvat", "voc"])
+def test_every_process_knows_the_same_table(tmp_path, kind):
+    """Else each run and each process would read it, and decode all images, anew."""
+    folder = LAYOUTS[kind](tmp_path / "data")
+    code = (
+        "from app.data.boxes.files import box_tables; "
+        f"print([table._fingerprint for table in box_tables('--data.path', [{str(folder)!r}]).values()])"
+    )
+    own = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    assert python(code, **own) == python(code, **own)

@@ -196,3 +196,13 @@ def test_images_without_classes_may_lie_anywhere(tmp_path):
     """Where nobody asks for classes, as for a GAN or for predictions."""
     lay(tmp_path, *PAIR, "stray.png", "dog/a/b/1.png")
     assert len(load_tables(ImageData(path=(str(tmp_path),), holdout=0.3)).train) == 4
+
+
+def test_an_archive_next_to_its_images_is_left_out(tmp_path):
+    import zipfile
+
+    lay(tmp_path, *PAIR)
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.write(tmp_path / "cat/1.png", "cat/1.png")
+    found, note = read(tmp_path)
+    assert found == truth("train", "") and note == "1 files are left out that are no images, such as images.zip"

@@ -124,7 +124,7 @@ def test_a_table_that_is_called_txt(tmp_path):
 
 def test_files_of_several_formats_are_those_that_are_there(tmp_path):
     with pytest.raises(
-        UserError, match=r"several formats: name those of one format .*; .*data has test.jsonl, train.csv"
+        UserError, match=r"several formats: name those to read, of one format; .*data has test.jsonl, train.csv"
     ):
         labeled_text.load_labelled(TextData(path=(str(made(tmp_path, "formats")),)))
 

@@ -173,7 +173,7 @@ def test_names_that_look_like_patterns_and_folders_that_look_like_files(tmp_path
         ({"a.csv": "label,text\n"}, "a.csv", {}, ["is empty"]),
         ({"a.jsonl": ""}, "a.jsonl", {}, ["a.jsonl", "is empty"]),
         ({"a.json": "[]"}, "a.json", {}, ["a.json", "is empty"]),
-        ({"a.docx": "x"}, "a.docx", {}, [".docx", "csv, tsv, json, jsonl, txt, conll and parquet"]),
+        ({"a.docx": "x"}, "a.docx", {}, [".docx", "csv, tsv, json, jsonl, txt and parquet"]),
         ({"a.csv": "x,y\n1,2,3\n"}, "a.csv", {}, ["a.csv", "Expected 2 fields in line 2, saw 3"]),
         ({"a.csv": "x,y\n1,2\n1,2,3\n"}, "a.csv", {}, ["a.csv", "Expected 2 fields in line 3, saw 3"]),
         ({"a.csv": "1,2,3\n"}, "a.csv", {"columns": ["x", "y"]}, ["--data.columns has 2 names (x y)", "3 columns"]),

@@ -171,7 +171,7 @@ def _explanation(error: Exception, flag: str, path: str) -> UserError | None:
         return UserError(f"{flag} {path} is empty: it has no rows")
     if "same data file format for all splits" in line:
         return UserError(
-            f"{flag} {path}: its files have several formats: name those of one format instead of their folder"
+            f"{flag} {path}: its files have several formats: name those to read, of one format"
             f"{near(str(Path(path, '*')))}"
         )
     if isinstance(error, ValueError | FileNotFoundError) and not isinstance(error, pyarrow.ArrowException):

@@ -195,4 +195,6 @@ def _folders_of(file: Path) -> list[Path]:
     """Return where the images of a file may be: next to it, or in a folder that is named as usual."""
     stem = re.sub(r"^(instances|annotations)_", "", file.stem)
     roots = [file.parent, file.parent.parent]
-    return list(dict.fromkeys(root / inner for root in roots for inner in ("", "images", stem, f"images/{stem}")))
+    return list(
+        dict.fromkeys(root / inner for root in roots for inner in ("", "images", stem, f"images/{stem}", "data"))
+    )

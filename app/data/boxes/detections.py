@@ -112,6 +112,12 @@ def describe(tables: Tables, names: Sequence[str], train: Detections, sets: dict
     bare = int(np.count_nonzero(train.boxes.counts == 0))
     mended = {name: rows.boxes.mended for name, rows in {"train": train, **sets}.items() if rows.boxes.mended}
     notes = [f"{bare:,} training images have no boxes: all of them is background"] if bare else []
+    for name, rows in sets.items():
+        what = f"--data.eval-sets {name}" if name else "the images to evaluate on"
+        lone = int(np.count_nonzero(rows.boxes.counts == 0))
+        if lone:
+            none = ", so that nothing can be measured" if lone == len(rows) else ""
+            notes.append(f"{lone:,} of {what} have no boxes{none}")
     notes += [f"{sum(mended.values()):,} boxes were cut off or left out (--data.bad-boxes mend)"] if mended else []
     more = tables.describe_others({name: amount(rows, "images") for name, rows in sets.items()})
     return "\n".join([count, f"{len(names)} classes: {some(names)}", *more, *notes, *filter(None, [tables.note])])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
-from app.data.folders import is_hidden
+from app.data.folders import is_hidden, split_in
 from app.data.reading import explained, naming, read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -60,7 +60,7 @@ def box_tables(flag: str, paths: Sequence[str]) -> "dict[str, Dataset]":
 
 
 def _parts(path: Path) -> dict[str, Part]:
-    """Return the splits of a data set; also of the only one that the folders in a folder hold.
+    """Return the splits of a data set; also of the only one that is in a folder, or of those for each split in it.
 
     Raises:
         ValueError: several of them are data sets.
@@ -71,6 +71,9 @@ def _parts(path: Path) -> dict[str, Part]:
     for folder in sorted(path.iterdir()) if path.is_dir() else ():
         if folder.is_dir() and not is_hidden(folder.name) and (parts := _parts_of(folder)):
             inner[folder] = parts
+    splits = {split_in(folder.name): parts for folder, parts in inner.items() if list(parts) == ["train"]}
+    if inner and len(splits) == len(inner) and all(splits):
+        return {split: parts["train"] for split, parts in splits.items()}
     if len(inner) > 1:
         raise ValueError(f"{' and '.join(map(str, inner))} are data sets of their own: give one of them")
     return next(iter(inner.values()), {})
@@ -107,7 +110,7 @@ def _table(part: Part) -> "Dataset":
         features=datasets.Features(dict(zip(COLUMNS, kinds, strict=True))),
         cache_dir=str(folder),
         gen_kwargs={"source": part.source, "names": part.names, "more": part.more},
-        fingerprint=key_of("boxes", VERSION, folder.name, part.read.__module__, *part),
+        fingerprint=key_of("boxes", VERSION, folder.name, part.read.__module__, *part[1:]),
     )
 
 

@@ -34,7 +34,7 @@ def parts(path: Path) -> dict[str, Part]:
             split: Part(rows, str(folder), more=(str(path), str(file)), watched=(str(path),))
             for split, file in sets.items()
         }
-    found = {}
+    found: dict[str, Part] = {}
     for inner in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         if (split := split_in(inner.name)) and (folder := _xml_in(inner)) is not None:
             if split in found:

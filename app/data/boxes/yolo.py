@@ -185,7 +185,8 @@ def _has_labels(folder: Path) -> bool:
     for file in sorted(folder.glob("*.txt")) if folder.is_dir() else ():
         if file.name not in LISTS and any(is_image(other.name) for other in folder.glob(f"{glob.escape(file.stem)}.*")):
             fields = next((line.split() for line in read_lines(file) if line.strip()), [])
-            return len(fields) > 4 and all(_is_number(field) for field in fields)
+            if fields:  # an image without objects has an empty file
+                return len(fields) > 4 and all(map(_is_number, fields))
     return False
 
 

@@ -30,8 +30,9 @@ SPLITS = {
 }
 # Words that leave the name of a split what it is: train_images, Test Set.
 PLAIN = {"images", "image", "imgs", "img", "set", "data", "dataset", "photos", "pictures", "pics", "folder", "split"}
-# What says itself how a folder is read, or is not read here.
+# What may hold the data instead of the images: where there are more of these, datasets reads the folder.
 OTHERS = {".parquet", ".arrow", ".zip", ".tar", ".gz", ".tgz"}
+TABLES = {".csv", ".tsv", ".json", ".jsonl"}
 DESCRIBED = {"metadata.csv", "metadata.jsonl", "metadata.parquet", "dataset_dict.json", "state.json"}
 PAPERS = ("readme", "license", "licence", "changelog", "citation")
 
@@ -57,12 +58,13 @@ def image_tables(flag: str, path: str, strict: bool) -> Found | None:
     if not os.path.isdir(path) or _has_card(path):
         return None
     files = list(files_below(path))
-    names = {parts[-1].lower() for parts in files}
-    if names & DESCRIBED or any(os.path.splitext(name)[1] in OTHERS for name in names):
+    if {parts[-1].lower() for parts in files} & DESCRIBED:
         return None
     images, rest = _images_of(files)
-    tables = [parts for parts in rest if os.path.splitext(parts[-1])[1].lower() in (".csv", ".tsv", ".json", ".jsonl")]
-    if not images or (not strict and len(images) <= len(tables)):
+    others = [
+        parts for parts in rest if os.path.splitext(parts[-1])[1].lower() in OTHERS | (set() if strict else TABLES)
+    ]
+    if len(images) <= len(others):
         return None
     try:
         splits = _splits_of(f"{flag} {path}", images)

@@ -74,7 +74,8 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
     if table.info.builder_name in ("json", "parquet"):
         return ""
     nameless = " (if these are values, the file has no header line: name its columns with --data.columns)"
-    return f"; name the right one with --data.{flag}{nameless if table.info.builder_name == 'csv' else ''}"
+    of_sentences = set(PLACE) <= set(table.column_names)  # whose files have no header line in any case
+    return f"; name the right one with --data.{flag}{'' if of_sentences else nameless}"
 
 
 def plain_text(has_flag: bool) -> str:
