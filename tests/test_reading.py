@@ -131,7 +131,7 @@ def test_another_encoding_is_refused_with_what_to_do(place, name, encoding):
     assert file.name in str(error.value) and "UTF-8" in str(error.value) and "\n" not in str(error.value)
 
 
-# What opens texts by itself, and why. Everything else in app/data goes through app/data/reading.py, which hands on app/config/text_files.py.
+# What opens texts by itself, and why; all else in app/data goes through app/data/reading.py.
 OWN = {
     "cache.py": "its own files",
     "graphs/store.py": "its own files",
