@@ -156,9 +156,9 @@ def test_ids_of_nodes_and_of_edges_are_compared_as_they_are_written(tmp_path, fo
         records(edges, [{"source": a, "target": b} for a, b in ends])
     if same:
         graph = readers.read("--data.path", str(edges), str(nodes), undirected=False)
-        assert graph.indices.tolist() == [
-            ids.index(a) if a in ids else int(float(a)) - 1 for a, b in sorted(ends, key=lambda p: p[1])
-        ]
+        places = {each if each == "x" else float(each): place for place, each in enumerate(ids)}
+        expected = sorted((places[float(b)], places[float(a)]) for a, b in ends)
+        assert graph.indices.tolist() == [source for _, source in expected]
     else:
         with pytest.raises(UserError, match=r"has the source .* has no such node"):
             readers.read("--data.path", str(edges), str(nodes), undirected=False)
