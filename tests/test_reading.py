@@ -21,7 +21,7 @@ from app.errors import UserError
 from launching import ROOT
 
 # Wait for the readers of pictures and volumes that another change brings; strict, so that they cannot stay.
-WAITS_FOR_PICTURES = {("volume.nii.gz", "flipped"), ("mask.nii.gz", "flipped")}
+WAITS_FOR_PICTURES = {("volume.nii.gz", "cut"), ("mask.nii.gz", "cut"), ("mask.nii.gz", "flipped")}
 CASES = [
     pytest.param(name, how, marks=[pytest.mark.xfail(strict=True)] * ((name, how) in WAITS_FOR_PICTURES))
     for name in FORMATS
