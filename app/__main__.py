@@ -7,7 +7,7 @@ from app.commands import load, summaries
 from app.distributed.environment import report_user_errors
 from app.errors import UserError, did_you_mean
 from app.launching.dropped_output import outlive_readers
-from app.launching.flags import parse_command
+from app.launching.flags import check_letters, parse_command
 
 
 def main(words: list[str]) -> int:
@@ -16,6 +16,7 @@ def main(words: list[str]) -> int:
     Raises:
         UserError: there is no such command, or its options are wrong.
     """
+    check_letters(words)
     known = summaries()
     if not words or words[0] in ("-h", "--help"):
         print("usage: python -m app COMMAND ...\n")

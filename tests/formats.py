@@ -144,7 +144,7 @@ def _volume(ending: str, mask: bool = False) -> Format:
     def write(folder: Path) -> Path:
         file = folder / f"a{ending}"
         if ending in NIFTI:
-            values = np.random.default_rng(0).integers(0, 3 if mask else 999, (9, 8, 7)).astype(np.int16)
+            values = np.random.default_rng(0).integers(0, 3 if mask else 999, (24, 24, 16)).astype(np.int16)
             nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), file)
         else:
             _picture(file, "L" if mask else "RGB")

@@ -62,6 +62,7 @@ class Accelerator(accelerate.Accelerator):
                 "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
                 "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
             )
+        environment.plain_thread_counts()
         on_cpu = _on_cpu()
         deepspeed.check(on_cpu)
         _check_mesh()

@@ -38,6 +38,23 @@ def cores_per_process() -> int:
     return max(1, cores // local_world_size())
 
 
+def plain_thread_counts() -> None:
+    """Have environment variables of threads hold a number or nothing, as accelerate's launcher and its state need.
+
+    OpenMP also takes a list, of which the first number is for the outermost level, the only one here.
+    """
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if (said := os.environ.get(name)) is None:
+            continue
+        first = said.partition(",")[0].strip()
+        if first.isascii() and first.isdigit():
+            os.environ[name] = first
+        elif not first:
+            del os.environ[name]
+        else:
+            raise UserError(f"{name}={said}: give the number of threads, for example {name}=1, or leave it out")
+
+
 def gpus_here() -> int:
     """Count the GPUs. Apple's do not count: they have no float64, in which sums over processes are exact."""
     import torch

@@ -1,4 +1,7 @@
-"""Output whose reader leaves, as in `... | head`: what is printed from then on is dropped, and nothing else changes."""
+"""Output that is not as usual: its reader leaves, as in `... | head`, it is closed, or it cannot show a letter.
+
+What is printed is then dropped or written with escapes, and nothing else changes.
+"""
 
 import io
 import os
@@ -33,12 +36,32 @@ class _Stream(io.TextIOWrapper):
 
 
 def outlive_readers() -> None:
-    """Let this process go on when a reader of its output has left. A notebook's streams are left alone."""
-    for name in ("stdout", "stderr"):
+    """Let this process go on whatever happens to its output. A notebook's streams are left alone.
+
+    A letter that the terminal's encoding lacks is written as an escape, such as \\xe9.
+    """
+    for number, name in enumerate(("stdout", "stderr"), 1):
         old = getattr(sys, name)
-        if type(old) is io.TextIOWrapper and old is getattr(sys, f"__{name}__"):
+        if old is None:  # it was closed when Python began
+            _hold(number)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+        elif type(old) is io.TextIOWrapper and old is getattr(sys, f"__{name}__"):
             old.flush()
             file = io.FileIO(old.fileno(), "w", closefd=False)
             at_once = old.write_through  # as with PYTHONUNBUFFERED: nothing may wait here
             raw = cast(io.BytesIO, file if at_once else io.BufferedWriter(file))
-            setattr(sys, name, _Stream(raw, old.encoding, old.errors, None, old.line_buffering, at_once))
+            setattr(sys, name, _Stream(raw, old.encoding, "backslashreplace", None, old.line_buffering, at_once))
+
+
+def _hold(number: int) -> None:
+    """Have a closed file descriptor lead nowhere: else the next file that is opened would get its number, and output.
+
+    Libraries write to the numbers themselves.
+    """
+    try:
+        os.fstat(number)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        if nowhere != number:
+            os.dup2(nowhere, number)
+            os.close(nowhere)

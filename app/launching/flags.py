@@ -34,10 +34,25 @@ def parse(config_class: type[T], args: list[str] | None = None) -> T:
     leave_with_launcher()
     report_user_errors()
     words = list(sys.argv[1:] if args is None else args)
+    check_letters(words)
     recipe = (sys.modules[config_class.__module__].__doc__ or config_class.__doc__ or "").strip()
     words = _expand_file(words)
     other_names.check(config_class, words)
     return _read(config_class, words, f"{recipe}\n\n{_ABOUT_FILES}")
+
+
+def check_letters(words: list[str]) -> None:
+    """Refuse words with bytes that are no letters in the encoding of this process: no library could name such files.
+
+    Raises:
+        UserError: there is one; the message says how to change the encoding.
+    """
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(
+                f"{word}: this is no name in {sys.getfilesystemencoding()}, the encoding of this process: set "
+                "PYTHONUTF8=1, or a locale such as LC_ALL=C.UTF-8; or rename the file"
+            )
 
 
 def parse_command(options_class: type[T], words: list[str], name: str, rest: bool) -> tuple[T, list[str]]:

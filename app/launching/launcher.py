@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from app.distributed.environment import plain_thread_counts
+
 
 def launcher_words(profile: Path, processes: int, script: Path, *flags: str) -> list[str]:
     """Return the command that starts a script under a profile, on a free port.
@@ -28,6 +30,7 @@ def environment() -> dict[str, str]:
 
     Its value does not matter: every run shares the cores among its processes.
     """
+    plain_thread_counts()
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 

@@ -11,7 +11,9 @@ def main() -> None:
     folder = Path(sys.argv[1])
     sys.path[:] = json.loads((folder / "path.json").read_text())
     from app.distributed.environment import is_main_process, leave_with_launcher, report_user_errors
+    from app.launching.dropped_output import outlive_readers
 
+    outlive_readers()
     report_user_errors()
     leave_with_launcher()
     # A class that was defined in a notebook has no file; without this line it would seem to be defined in this one.

@@ -68,7 +68,9 @@ class Evaluation(DryRun):
 def main() -> None:
     """Evaluate as the job says."""
     from app.distributed.environment import is_main_process, leave_with_launcher, report_user_errors
+    from app.launching.dropped_output import outlive_readers
 
+    outlive_readers()
     report_user_errors()
     leave_with_launcher()
     job = json.loads(Path(sys.argv[1]).read_text())

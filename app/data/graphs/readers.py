@@ -170,6 +170,37 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
     ends = open_source(flag, (edges,), words=IDS).tables["train"]
     _columns(flag, edges, ends, ("source", "target"))
     _columns("--data.nodes", nodes, rows, ("label",))
+    sources, targets = _places(flag, edges, ends, nodes, rows)
+    widths = [name for name in rows.column_names if name not in ("id", "label", "split")]
+    columns = [np.asarray(rows[name]) for name in widths]
+    for name, column in zip(widths, columns, strict=True):
+        if column.dtype.kind not in "fiub":
+            raise UserError(f"--data.nodes {nodes}: column {name} holds no numbers; id, label and split may be texts")
+        if (bad := np.flatnonzero(~np.isfinite(column.reshape(len(rows), -1)).all(1))).size:
+            raise UserError(f"--data.nodes {nodes}: column {name}, {counted(bad[0])}: empty, or not finite: fill it")
+    if not columns:
+        raise UserError(f"--data.nodes {nodes}: it has no column of features; give numbers in further columns")
+    features = np.concatenate([c.reshape(len(rows), -1) for c in columns], 1).astype(np.float32)
+    labels, names = _labels(rows["label"], nodes)
+    indptr, indices = store.csr_of(sources, targets, len(rows), undirected)
+    files = dict.fromkeys(ARRAYS, nodes)
+    graph = store.checked(Graph(indptr, indices, features, labels, names=names), files, flag)
+    if "split" in rows.column_names:
+        graph.splits = of_column(rows.with_format(None)["split"], graph, nodes, "--data.nodes")
+    return graph
+
+
+def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) -> None:
+    if missing := [name for name in needed if name not in table.column_names]:
+        raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
+
+
+def _places(flag: str, edges: str, ends: "Dataset", nodes: str, rows: "Dataset") -> list[np.ndarray]:
+    """Return the numbers of the nodes that edges come from and go to, by the ids in two tables.
+
+    Args:
+        edges, nodes: the files that `ends` and `rows` are from, for errors.
+    """
     own = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
     ids, *named = alike(own, *(_filled(flag, edges, ends, name) for name in ("source", "target")))
     places: dict[str, int] = {}
@@ -186,28 +217,7 @@ def _tables(flag: str, edges: str, nodes: str, undirected: bool) -> Graph:
                 f"are {some(ids[:SHOWN])} and so on"
             )
         pair.append(at)
-    widths = [name for name in rows.column_names if name not in ("id", "label", "split")]
-    columns = [np.asarray(rows[name]) for name in widths]
-    for name, column in zip(widths, columns, strict=True):
-        if column.dtype.kind not in "fiub":
-            raise UserError(f"--data.nodes {nodes}: column {name} holds no numbers; id, label and split may be texts")
-        if (bad := np.flatnonzero(~np.isfinite(column.reshape(len(rows), -1)).all(1))).size:
-            raise UserError(f"--data.nodes {nodes}: column {name}, {counted(bad[0])}: empty, or not finite: fill it")
-    if not columns:
-        raise UserError(f"--data.nodes {nodes}: it has no column of features; give numbers in further columns")
-    features = np.concatenate([c.reshape(len(rows), -1) for c in columns], 1).astype(np.float32)
-    labels, names = _labels(rows["label"], nodes)
-    indptr, indices = store.csr_of(pair[0], pair[1], len(rows), undirected)
-    files = dict.fromkeys(ARRAYS, nodes)
-    graph = store.checked(Graph(indptr, indices, features, labels, names=names), files, flag)
-    if "split" in rows.column_names:
-        graph.splits = of_column(rows.with_format(None)["split"], graph, nodes, "--data.nodes")
-    return graph
-
-
-def _columns(flag: str, path: str, table: "Dataset", needed: tuple[str, ...]) -> None:
-    if missing := [name for name in needed if name not in table.column_names]:
-        raise UserError(f"{flag} {path}: there is no column {missing[0]}; there are {', '.join(table.column_names)}")
+    return pair
 
 
 def alike(*columns: Iterable[Any]) -> list[list[str]]:

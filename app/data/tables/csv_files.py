@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LONGEST_QUOTED = 2**24
 """Characters of a quoted value; a longer one is what follows a quote that nothing closes."""
 AT_ONCE = 2**20
-"""Characters of a file that are looked at together, and rows."""
+"""Characters of a file that are read together where only their being read counts."""
 ROWS_AT_ONCE = 10_000
 HEADER_ROWS = 1000
 """Rows that show whether the first line is a header."""
