@@ -201,6 +201,26 @@ def start_fsdp(model: nn.Module) -> None:
     cast("FSDPModule", model)._get_fsdp_state()._lazy_init()
 
 
+def take_gradients(module: nn.Module, reduce: bool) -> None:
+    """Have FSDP2 (torch 2.11 to 2.13) take the gradients that a backward pass has left in a layer's whole weights.
+
+    It would do so in the backward pass itself, as soon as the pass is through one of the layer's uses.
+
+    Args:
+        reduce: sum them over ranks now, with those of earlier micro-batches. Every rank takes part.
+    """
+    layer = cast("FSDPModule", module)
+    group: Any = layer._get_fsdp_state()._fsdp_param_group
+    if group is None:  # all its weights are in layers of its own
+        return
+    before = group._training_state
+    for reduces in (False, True) if reduce else (False,):  # first, the last gradients are added to the earlier ones
+        layer.set_requires_gradient_sync(reduces, recurse=False)
+        group.post_backward()
+    group._training_state = before
+    group.finalize_backward()
+
+
 def sharded_like(original: DTensor, shard: Tensor, shape: torch.Size | None = None) -> DTensor:
     """Make a DTensor of this rank's shard, laid out as another one is, and leave the shard on its device.
 
