@@ -119,6 +119,7 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
         before = collectives.failed_before(error)  # first: other ranks fail too once this one closes its connections
         services.stop_fetching()  # watched: a stage may hang
         services.watchdog.close()
+        services.gradients.calls.close()
         main = services.accelerator.is_main_process
         if mendable(error):
             # Read where the error is reported: by each rank whose error the main process does not have.

@@ -136,7 +136,7 @@ class ExactGradients(Gradients):
                 "--run.exact: a weight had its first gradient of a step in this rank's last micro-batch, which FSDP2 "
                 f"cannot add to the others (torch {torch.__version__}). {ALL_LAYERS}"
             )
-        return layer_inputs.explained(error) or nondeterministic_ops.explained(error)
+        return super().explained(error) or layer_inputs.explained(error) or nondeterministic_ops.explained(error)
 
     def begin(self, step: Step, closely: bool) -> None:
         """Begin a step; if `closely`, count the values that the grid loses, and how large sums get."""

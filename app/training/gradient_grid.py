@@ -224,6 +224,9 @@ class ShardedRounding:
             # FSDP2 keeps the tensors of the first gather, so a hook on them lasts, even if the forward method of the
             # inner modules is never called.
             module.register_forward_pre_hook(partial(self._hook, places))
+            # It expects this of a layer that micro-batches leave out, too.
+            _fsdp(module).unshard()
+            _fsdp(module).reshard()
 
     def _hook(self, places: list[tuple[nn.Module, str, nn.Parameter]], module: nn.Module, *_: Any) -> None:
         self.uses[module] += 1
@@ -263,13 +266,13 @@ class ShardedRounding:
             if module in self.several:
                 accelerate_patches.take_gradients(module, reduce=last)
 
-    def _round(self, module: nn.Module, shard: nn.Parameter, gradient: Tensor) -> Tensor | None:
+    def _round(self, module: nn.Module, shard: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
         """Round what is about to be added to the gradient of a whole parameter.
 
         Raises:
             UserError: it has had a gradient in this micro-batch, of a layer that is used once.
         """
-        if module in self.several:
+        if module in self.several or gradient is None:  # None: of a weight that a gradient in the loss does not have
             return None
         if shard in self.had:
             raise UserError(
@@ -282,8 +285,8 @@ class ShardedRounding:
 
     def _hold(self, module: nn.Module, shard: nn.Parameter, whole: nn.Parameter) -> None:
         """Take away the gradient of a whole parameter whose layer is used several times, before FSDP2 takes it."""
-        if module in self.several:
-            gradient, whole.grad = cast(Tensor, whole.grad), None
+        if module in self.several and whole.grad is not None:
+            gradient, whole.grad = whole.grad, None
             self.held[shard] = self.held[shard].add_(gradient) if shard in self.held else gradient
 
     def check(self) -> None:

@@ -101,6 +101,61 @@ class Stage(nn.Module):
         return x
 
 
+class Dropping(Stack):
+    """Leave out layers at random, in each micro-batch others, or in each step others (stochastic depth)."""
+
+    def __init__(self, alike=False):
+        super().__init__()
+        self.alike, self.steps = alike, 0
+
+    def forward(self, x):
+        self.steps += self.training
+        return super().forward(x)
+
+    def call(self, layer, x):
+        if not self.training:
+            return x + layer(x)
+        number = list(self.layers).index(layer)
+        left = number == 2 if self.alike else torch.rand(()) < 0.5
+        return x if left else layer(x)
+
+
+class Conditional(Stack):
+    """A norm for each kind of row, of one size, which FSDP2 gathers and reduces with the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleDict({name: nn.LayerNorm(WIDTH) for name in ("a", "b")})
+
+    def forward(self, x):
+        x = self.norms["a" if x[0, 0] > 0 else "b"](self.embed(x))
+        return self.out(self.layers[0](x))
+
+
+class Experts(Stack):
+    """One of the layers for each row."""
+
+    def forward(self, x):
+        chosen = (x[:, 0] > 0).long() + (x[:, 1] > 0)
+        x = self.embed(x)
+        found = torch.zeros_like(x)
+        for number, layer in enumerate(self.layers):
+            rows = (chosen == number).nonzero()[:, 0]
+            if len(rows):
+                found = found.index_add(0, rows, layer(x[rows]))
+        return self.out(found)
+
+
+class Seldom(Stack):
+    """Leave out a layer for one micro-batch of many."""
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in list(self.layers)[: 2 if self.training and x[0, 0] > 1.3 else 3]:
+            x = layer(x)
+        return self.out(x)
+
+
 def tied(kind=Stack):
     """Return a stack of one layer, three times."""
     return kind([Block()] * 3)
@@ -139,6 +194,44 @@ def cached(model, x):
     return kept + (loss - kept).detach()
 
 
+def penalised(model, x):
+    """Add a penalty of the gradients of the inputs, as WGAN-GP does."""
+    x = x.mean(1).requires_grad_()
+    found = model(x)
+    (gradient,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    return (gradient.norm(dim=1) - 1).square().mean() + found.mean()
+
+
+def only_penalty(model, x):
+    """Train on nothing but the gradients of the inputs, as a force field does."""
+    x = x.mean(1).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return (gradient[:, :3] - x[:, :3]).square().mean()
+
+
+def often_penalised(model, x):
+    return penalised(model, x) + penalised(model, 2 * x) + single(model, x)
+
+
+def adversarial(model, x):
+    """Train on what the loss is worst for, nearby."""
+    near = x[:, 0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad((model(near) - 1).square().mean(), near)
+    return (model(near.detach() + 0.1 * gradient.sign()) - 1).square().mean() + single(model, x)
+
+
+def of_weights(model, x):
+    """Add a penalty of the gradients of the weights."""
+    loss = single(model, x)
+    gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], create_graph=True)
+    return loss + 0.1 * sum(gradient.square().sum() for gradient in gradients)
+
+
+def decayed(model, x):
+    """Add a penalty of the weights."""
+    return single(model, x) + 0.01 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
 def unused(model, x):
     """Make a forward pass that no loss uses."""
     model(x[:, 1])
@@ -164,6 +257,20 @@ CASES = {
     "within-reentrant-thrice": (lambda: Within(True), thrice),
     "nested": (lambda: Stack([Stage(), Stage()]), thrice),
     "nested-tied": (lambda: Stack([Stage()] * 2), twice),
+    "penalised": (Stack, penalised),
+    "only-penalty": (Stack, only_penalty),
+    "often-penalised": (Stack, often_penalised),
+    "penalised-tied": (tied, penalised),
+    "penalised-checkpointed": (Checkpointed, penalised),
+    "penalised-nested": (lambda: Stack([Stage(), Stage()]), penalised),
+    "adversarial": (Stack, adversarial),
+    "of-weights": (Stack, of_weights),
+    "decayed": (Stack, decayed),
+    "dropped": (Dropping, single),
+    "dropped-alike": (lambda: Dropping(alike=True), single),
+    "conditional": (Conditional, single),
+    "experts": (Experts, single),
+    "seldom": (Seldom, single),
     "one-piece": (lambda: nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3)), thrice),
 }
 
