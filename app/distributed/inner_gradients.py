@@ -6,7 +6,7 @@ gradient in it needs them once more, so they stay until the micro-batch is over.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -15,6 +15,7 @@ from app.distributed.fsdp_calls import CallOrder, is_sharded
 from app.distributed.inner_gradients import InnerGradients
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
+from app.training import odd_parameters
 
 
 class Gradients:
@@ -33,6 +34,8 @@ class Gradients:
             deepspeed.check_optimizer(optimizer)
             deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
+        if self.accelerator.is_fsdp2:
+            odd_parameters.check_layers(model)
         self.calls.watch(model)
         self._inner.watch(model)
         self._sharded += [module for module in model.modules() if is_sharded(module)]
@@ -141,7 +144,12 @@ class Gradients:
 
     def explained(self, error: BaseException | None) -> UserError | None:
         """Return advice for an error that gradients have caused; None for other errors."""
-        return self.calls.explained(error) or inner_gradients.explained(error)
+        return (
+            self.calls.explained(error)
+            or inner_gradients.explained(error)
+            or odd_parameters.explained(error)
+            or _used_often(error)
+        )
 
     def troubles(self) -> list[str]:
         """Return warnings about the gradients so far; called in steps begun with `closely`, on every rank."""
@@ -168,6 +176,17 @@ class Gradients:
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         return accelerate_patches.clip_norm(self.accelerator, parameters, largest or float("inf"))
+
+
+def _used_often(error: BaseException | None) -> UserError | None:
+    """Return advice for a layer that DDP sees twice in one backward pass; None for other errors."""
+    if isinstance(error, RuntimeError) and "to mark a variable ready only once" in str(error):
+        return UserError(
+            "a weight gets its gradient in several parts, of which DDP has summed the first: give "
+            "torch.utils.checkpoint use_reentrant=False (gradient_checkpointing_kwargs in transformers), or train with "
+            "--run.exact"
+        )
+    return None
 
 
 def _wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:
