@@ -35,8 +35,14 @@ class Oddity(NamedTuple):
 _SPARSE = re.compile("sparse gradient|SparseTensorImpl|'Sparse(CPU|CUDA)'")
 
 
-def _spread(parameter: nn.Parameter) -> bool:
-    return any(step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape, strict=True))
+def _is_dense(parameter: nn.Parameter) -> bool:
+    """Tell whether the numbers lie side by side in memory, in some order of dimensions; kernels of optimizers ask."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 # In this order: what has a later oddity may not be asked for it where it has an earlier one.
@@ -47,10 +53,10 @@ ODDITIES = (
         "has no size yet: pass one row through the model before run.prepare, or take a layer that is not lazy",
     ),
     Oddity(
-        lambda p: p.requires_grad and _spread(p),
+        lambda p: p.requires_grad and not _is_dense(p),
         lambda where: True,
-        "repeats the same numbers in memory, which no optimizer can update: give it memory of its own, with .clone() "
-        "or .contiguous(), and expand it in the forward pass",
+        "of shape {shape} has gaps or repetitions in memory, which optimizers update wrongly: give it memory of its "
+        "own before run.prepare, as in nn.Parameter(weight.contiguous())",
     ),
     Oddity(
         lambda p: p.requires_grad and p.is_complex(),
@@ -87,8 +93,8 @@ def check(model: nn.Module, where: Where) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True and any(p.requires_grad for p in module.parameters()):
             raise UserError(
-                f"{name or 'the model'} is {_article(module)} with sparse=True, whose gradients are sparse: nothing here "
-                "sums or clips those; use sparse=False"
+                f"{name or 'the model'} is {_article(module)} with sparse=True, whose gradients are sparse: nothing "
+                "here sums or clips those; use sparse=False"
             )
     for name, parameter in model.named_parameters():
         for oddity in ODDITIES:
@@ -113,8 +119,8 @@ def check_layers(model: nn.Module) -> None:
         if len(first) > 1:
             told = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in first.items())
             raise UserError(
-                f"{told} have different types, and FSDP2 shards them together: give all trained weights one type before "
-                "run.prepare, as in model.float()"
+                f"{told} have different types, and FSDP2 shards them together: give all trained weights one type "
+                "before run.prepare, as in model.float()"
             )
 
 

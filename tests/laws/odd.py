@@ -1,7 +1,6 @@
-"""Train models with parameters that few have, one kind after the other in one launch, and write each one's verdict.
+"""Train models with parameters that few have, one kind after the other in one launch, and write what becomes of each.
 
-odd.py FOLDER KIND...: writes FOLDER/rank-R.json, which maps a kind, and whether it was in exact mode, to its refusal, or
-None. Without a KIND, all.
+odd.py FOLDER: writes FOLDER/rank-R.json, which maps a kind and a mode to words of a refusal; None if it was trained.
 """
 
 import json
@@ -121,11 +120,10 @@ class Lazy(Plain):
 def of_type(dtype, layer=False):
     """Return a model with one weight, or with all of a layer, of another type."""
     if layer:
-        model = Strided(torch.eye(WIDTH))
-        model.layers[1] = nn.Linear(WIDTH, WIDTH, dtype=dtype)
-        first = model.layers[0]
+        model = Plain()
+        model.layers[1].to(dtype)
         model.layers[1].register_forward_pre_hook(lambda module, inputs: (inputs[0].to(dtype),))
-        model.layers[1].register_forward_hook(lambda module, inputs, outputs: outputs.to(first.weight.dtype))
+        model.layers[1].register_forward_hook(lambda module, inputs, outputs: outputs.float())
         return model
     return Strided(torch.eye(WIDTH, dtype=dtype))
 
@@ -158,7 +156,12 @@ KINDS = {
     "lazy": Lazy,
     "one for many": lambda: Strided(torch.zeros(1).expand(WIDTH, WIDTH)),
 }
-OPTIMIZERS = {"rprop": "Rprop", "sparse adam": "SparseAdam", "lbfgs": "LBFGS"}
+# Every one of torch's, by its name.
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+)
 
 
 def train(folder, kind, exact):
@@ -168,7 +171,7 @@ def train(folder, kind, exact):
         dir=str(folder), global_batch=8, micro_batch=2, steps=3, log_every=1, eval_every=3, save_every=2, trackers=()
     )
     run.exact = exact
-    config = Config(OptimConfig(lr=1e-2, name=OPTIMIZERS.get(kind, "AdamW")), run)
+    config = Config(OptimConfig(lr=1e-2, name=kind if kind in OPTIMIZERS else "AdamW"), run)
     with Run(config) as run:
         model, optimizer = run.prepare(KINDS.get(kind, Plain)(), config.optim)
         for batch in run.batches(DATA, lambda rows: [torch.stack(column) for column in zip(*rows, strict=True)]):
@@ -189,7 +192,7 @@ def verdict(folder, kind, exact):
 
 
 def main(folder, *kinds):
-    """Train each kind in both modes."""
+    """Train each kind, or some, in both modes."""
     found = {
         f"{kind}, {mode}": verdict(folder / f"{kind}, {mode}".replace(" ", "-"), kind, mode == "exact")
         for kind in kinds or (*KINDS, *OPTIMIZERS)

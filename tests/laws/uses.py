@@ -102,22 +102,15 @@ class Stage(nn.Module):
 
 
 class Dropping(Stack):
-    """Leave out layers at random, in each micro-batch others, or in each step others (stochastic depth)."""
+    """Leave out layers: at random, in each micro-batch others (stochastic depth), or the last one in all of them."""
 
     def __init__(self, alike=False):
         super().__init__()
-        self.alike, self.steps = alike, 0
-
-    def forward(self, x):
-        self.steps += self.training
-        return super().forward(x)
+        self.alike = alike
 
     def call(self, layer, x):
-        if not self.training:
-            return x + layer(x)
-        number = list(self.layers).index(layer)
-        left = number == 2 if self.alike else torch.rand(()) < 0.5
-        return x if left else layer(x)
+        left = layer is self.layers[2] if self.alike else torch.rand(()) < 0.5
+        return x if self.training and left else layer(x)
 
 
 class Conditional(Stack):
@@ -154,6 +147,18 @@ class Seldom(Stack):
         for layer in list(self.layers)[: 2 if self.training and x[0, 0] > 1.3 else 3]:
             x = layer(x)
         return self.out(x)
+
+
+class Parts(Stack):
+    """A layer that is sharded with the rest, and passed through in two parts with a backward pass of its own each."""
+
+    def __init__(self):
+        super().__init__([Block()])
+
+    def forward(self, x):
+        inner, x = self.layers[0], self.embed(x)
+        halves = [checkpoint(inner, part, use_reentrant=True) for part in x.split(WIDTH // 2)] if len(x) else []
+        return self.out(checkpoint(inner, torch.cat(halves), use_reentrant=True))
 
 
 def tied(kind=Stack):
@@ -239,39 +244,35 @@ def unused(model, x):
 
 
 CASES = {
-    "twice": (Stack, twice),
+    # Used several times, as many as three of which the order of sums matters for.
     "thrice": (Stack, thrice),
     "crops": (Stack, crops),
     "cached": (Stack, cached),
-    "unused": (Stack, unused),
     "tied": (tied, single),
     "tied-twice": (tied, twice),
-    "checkpointed": (Checkpointed, single),
-    "checkpointed-thrice": (Checkpointed, thrice),
-    "checkpointed-tied": (lambda: tied(Checkpointed), twice),
-    "reentrant": (Reentrant, single),
-    "reentrant-thrice": (Reentrant, thrice),
+    "checkpointed": (Checkpointed, thrice),
+    "reentrant": (Reentrant, thrice),
     "reentrant-tied": (lambda: tied(Reentrant), single),
     "within": (Within, thrice),
-    "within-reentrant": (lambda: Within(True), single),
-    "within-reentrant-thrice": (lambda: Within(True), thrice),
+    "within-reentrant": (lambda: Within(True), twice),
     "nested": (lambda: Stack([Stage(), Stage()]), thrice),
-    "nested-tied": (lambda: Stack([Stage()] * 2), twice),
+    "one-piece": (lambda: nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3)), thrice),
+    "parts": (Parts, single),
+    # Through a gradient.
     "penalised": (Stack, penalised),
+    "often-penalised": (lambda: Stack([Stage(), Stage()]), often_penalised),
+    "penalised-checkpointed": (lambda: tied(Checkpointed), penalised),
     "only-penalty": (Stack, only_penalty),
-    "often-penalised": (Stack, often_penalised),
-    "penalised-tied": (tied, penalised),
-    "penalised-checkpointed": (Checkpointed, penalised),
-    "penalised-nested": (lambda: Stack([Stage(), Stage()]), penalised),
     "adversarial": (Stack, adversarial),
     "of-weights": (Stack, of_weights),
     "decayed": (Stack, decayed),
+    # Not at all.
+    "unused": (Stack, unused),
     "dropped": (Dropping, single),
     "dropped-alike": (lambda: Dropping(alike=True), single),
     "conditional": (Conditional, single),
     "experts": (Experts, single),
     "seldom": (Seldom, single),
-    "one-piece": (lambda: nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3)), thrice),
 }
 
 
