@@ -28,7 +28,7 @@ from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
-from app.training import beginning, bf16_weights, ending, evaluation, exact_gradients
+from app.training import beginning, bf16_weights, ending, evaluation, exact_gradients, odd_parameters
 from app.training.fetching import Composed, Fetch
 from app.training.gradients import Gradients
 from app.training.metrics import Metric
@@ -204,6 +204,8 @@ class Run:
             averaged: whether --ema averages its weights.
         """
         optimizers = self.optimizers  # first, for its error where the run is not open
+        where = odd_parameters.Where(self.accelerator.num_processes, self.accelerator.is_fsdp2, self.config.exact)
+        odd_parameters.check(model, where)
         settings = None
         if isinstance(optim, OptimConfig):
             rate = self._asked.config.optim.lr if optim.lr is None else optim.lr

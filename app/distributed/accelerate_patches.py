@@ -201,6 +201,65 @@ def start_fsdp(model: nn.Module) -> None:
     cast("FSDPModule", model)._get_fsdp_state()._lazy_init()
 
 
+class _Watched:
+    """FSDP2's gathering of a layer's weights (torch 2.11 to 2.13), which tells before it begins."""
+
+    def __init__(self, gather: Any, tell: Callable[[str], None]):
+        self.gather, self.tell = gather, tell
+
+    def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Make room for the weights."""
+        return self.gather.allocate(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.tell("gathers")
+        return self.gather(*args, **kwargs)
+
+
+def watch_fsdp(module: nn.Module, tell: Callable[[str], None]) -> None:
+    """Have FSDP2 (torch 2.11 to 2.13) tell before it gathers a layer's weights, and before it reduces its gradients."""
+    group: Any = cast("FSDPModule", module)._get_fsdp_state()._fsdp_param_group
+    group._all_gather_comm = _Watched(group._all_gather_comm, tell)
+    post_backward = group.post_backward
+
+    def watched(*args: Any) -> None:
+        present = [_has_gradient(parameter) for parameter in group.fsdp_params]
+        if group.reduce_grads and any(present):
+            trained = [parameter.sharded_param.requires_grad for parameter in group.fsdp_params]
+            names = [parameter._param_fqn or "?" for parameter in group.fsdp_params]
+            left = [n for n, there, needed in zip(names, present, trained, strict=True) if needed and not there]
+            tell(f"reduces the gradients{' (but for ' * bool(left)}{', '.join(left)}{')' * bool(left)} of")
+        post_backward(*args)
+
+    group.post_backward = watched
+
+
+def _has_gradient(parameter: Any) -> bool:
+    """Tell whether FSDP2 (torch 2.11 to 2.13) will reduce a gradient of one of its parameters."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    return parameter.unsharded_accumulated_grad is not None or (whole is not None and whole.grad is not None)
+
+
+def take_gradients(module: nn.Module, reduce: bool) -> None:
+    """Have FSDP2 (torch 2.11 to 2.13) take the gradients that a backward pass has left in a layer's whole weights.
+
+    It would do so in the backward pass itself, as soon as the pass is through one of the layer's uses.
+
+    Args:
+        reduce: sum them over ranks now, with those of earlier micro-batches. Every rank takes part.
+    """
+    layer = cast("FSDPModule", module)
+    group: Any = layer._get_fsdp_state()._fsdp_param_group
+    if group is None:  # all its weights are in layers of its own
+        return
+    before = group._training_state
+    for reduces in (False, True) if reduce else (False,):  # first, the last gradients are added to the earlier ones
+        layer.set_requires_gradient_sync(reduces, recurse=False)
+        group.post_backward()
+    group._training_state = before
+    group.finalize_backward()
+
+
 def sharded_like(original: DTensor, shard: Tensor, shape: torch.Size | None = None) -> DTensor:
     """Make a DTensor of this rank's shard, laid out as another one is, and leave the shard on its device.
 

@@ -97,7 +97,7 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, lon
     """
     if alone():
         return call()
-    key = _next("main") if long else ""
+    key = new_key("main") if long else ""
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -160,7 +160,7 @@ def local_main_first() -> Iterator[None]:
 
     They wait on the store, without a time limit. If the first one fails, they fail at once.
     """
-    key = _next("first")
+    key = new_key("first")
     if alone():
         yield
         return
@@ -183,13 +183,13 @@ def local_main_first() -> Iterator[None]:
 
 def _meet(what: str) -> None:
     """Wait on the store until every rank is here; a collective would have a time limit."""
-    key = _next(what)
+    key = new_key(what)
     if store().add(f"{key}/here", 1) == dist.get_world_size():
         store().set(key, "all")
     store().wait([key], _NEVER)
 
 
-def _next(what: str) -> str:
+def new_key(what: str) -> str:
     """Return a new key of the store. It is the same on every rank, as all ranks make these calls in the same order."""
     _uses[what] += 1
     return f"samestep/{what}/{_uses[what]}"
@@ -214,7 +214,7 @@ def failed_before(error: BaseException | None) -> str:
 
     Every rank calls it once at the end of a run, also without an error.
     """
-    key = _next("failed")
+    key = new_key("failed")
     if alone() or not isinstance(error, Exception):
         return ""
     own = in_words(error)

@@ -58,6 +58,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer, on_host: bool = False) -> 
             f"--optim.name {type(optimizer).__name__} gathers weights for their update, which fsdp_offload_params "
             "keeps on the host: take AdamW or AdamW8bit, or a profile without offload"
         )
+    if optimizer.state:
+        raise UserError(
+            f"{type(optimizer).__name__} keeps numbers about weights from the moment it is made, before FSDP2 or tp_size "
+            "makes shards of them: take AdamW or SGD, for example, or a profile with neither"
+        )
+    if type(optimizer) is torch.optim.Rprop:
+        raise UserError(
+            "--optim.name Rprop does not work on shards, and FSDP2 or tp_size make some: take AdamW or SGD, for "
+            "example, or a profile with neither"
+        )
     if type(optimizer) is torch.optim.Adafactor:
         raise UserError(
             "torch.optim.Adafactor works on whole weights, which FSDP2 shards and tp_size splits: give run.prepare "

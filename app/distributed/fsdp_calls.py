@@ -1,21 +1,22 @@
 """Whether all ranks use the same layers in the same order, as FSDP2 needs.
 
 FSDP2 pairs what ranks send each other by its order alone. Where a rank leaves out a layer, or takes two in another
-order, the ranks mix up their weights or gradients; and if those have the same sizes, nothing fails.
+order, the ranks mix up their weights or gradients; and if those have the same sizes, nothing fails. So ranks compare
+what FSDP2 is about to send wherever it has not come next before. Where it has, that costs nothing.
 """
 
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
-from app.distributed import collectives
+from app.distributed import accelerate_patches, collectives
+from app.distributed.departures import Departures
 from app.errors import UserError
 
 ALL_LAYERS = (
@@ -52,47 +53,108 @@ def allow_views(classes: str = ".*") -> None:
     warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({classes}\) returned a view tensor")
 
 
-class CallOrder:
-    """A fingerprint of what FSDP2 has gathered and reduced in this rank's training steps, in order."""
+_MOST = 200_000  # calls that are remembered
+END = "comes to the end of the micro-batch"
 
-    def __init__(self):
-        self._modules, self._so_far, self._counting = 0, 0, False
+
+class Known(dict[str, "Known"]):
+    """What has come next so far, each with what has come after it."""
+
+
+class CallOrder:
+    """What FSDP2 gathers and reduces in the micro-batches of this rank's training steps, in order."""
+
+    def __init__(self) -> None:
+        self._modules, self._so_far, self._size = 0, 0, 0
+        self._known: dict[tuple[Any, ...], Known] = {}  # where the micro-batches of each kind begin
+        self._step, self._loop = 0, 0
+        self._here: Known | None = None  # how far this micro-batch has come; None outside of one
+        self._departures: Departures | None = None
+        self.failed: Callable[[str], None] = lambda why: None
+        """Notes, on the main process, why the run ends."""
 
     def watch(self, model: nn.Module) -> None:
-        """Count the forward and backward passes of a prepared model for which FSDP2 gathers weights."""
-        for module in filter(is_sharded, model.modules()):
-            if place := next(own_parameters(module), None):
+        """Compare what FSDP2 gathers and reduces for a prepared model."""
+        for name, module in model.named_modules():
+            if is_sharded(module) and next(own_parameters(module), None):
                 self._modules += 1
-                gathers = partial(self._gathers, self._modules, *place)
-                # All before FSDP2's own hooks, which replace the shards by whole parameters.
-                module.register_forward_pre_hook(gathers, prepend=True)
-                module.register_forward_hook(partial(self._watch_backward, gathers), prepend=True)
+                layer = name or "the model"
+                accelerate_patches.watch_fsdp(module, lambda what, of=layer: self._comes_to(f"{what} {of}"))
 
-    def _gathers(self, number: int, inner: nn.Module, name: str, *_: Any) -> None:
-        if self._counting and not is_gathered(inner._parameters[name]):
-            self._add(number)
-
-    def _watch_backward(self, gathers: Callable[..., None], module: nn.Module, inputs: Any, outputs: Any) -> None:
-        """Have the backward pass through a module count too: a loss may not use all outputs."""
-        if self._counting and torch.is_grad_enabled():
-            for tensor in tree_leaves(outputs):
-                if isinstance(tensor, Tensor) and tensor.requires_grad:
-                    tensor.register_hook(gathers)
-
-    def _add(self, number: int) -> None:
-        self._so_far = (self._so_far * 1_000_003 + number) % 2**_BITS
+    def begin(self, step: int) -> None:
+        """Begin step number `step`, counted from 0."""
+        self._step, self._loop = step, 0
 
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
-        """Count the calls in this block, and after a step's last turn the gradients that there are."""
-        self._counting = bool(self._modules)
+        """Compare the calls in this block, and count after a step's last turn which gradients there are."""
+        if not self._modules:
+            yield
+            return
+        if self._departures is None:
+            self._departures = Departures(self._mixed_up, self.failed)
+        if self._size > _MOST:
+            self._known, self._size = {}, 0
+        # Another loop over the batch, and the turn in which gradients are reduced, have an order of their own.
+        kind = (self._loop, last, *(id(model) for model in models))
+        self._here = self._known.setdefault(kind, Known())
+        self._departures.begin()
         try:
             yield
+            self._comes_to(END)
         finally:
-            self._counting = False
-        if last and self._modules:
+            self._here = None
+        if last:
+            self._loop += 1
             for model in models:
-                self._add(hash(tuple(parameter.grad is None for parameter in model.parameters())) % 2**_BITS)
+                self._add(hash(tuple(parameter.grad is None for parameter in model.parameters())))
+
+    def _comes_to(self, call: str) -> None:
+        """Note a call, and compare it with other ranks' where it may be another one there.
+
+        Raises:
+            UserError: it is.
+        """
+        here = self._here
+        if here is None:
+            return
+        if len(here) != 1 or call not in here:
+            self._compare(here, call)
+        if call not in here:
+            here[call] = Known()
+            self._size += 1
+        self._here = here[call]
+        self._departures.passes(call)
+        self._add(zlib.crc32(call.encode()))
+
+    def _compare(self, here: Known, call: str) -> None:
+        # Where another call is known, and no more, ranks that make that one do not stop to compare: they are asked.
+        found = self._departures.ask(call) if len(here) == 1 else collectives.gather(call)
+        if told := self._mixed_up(found):
+            raise UserError(told)
+
+    def _mixed_up(self, found: list[str]) -> str:
+        """Say which rank differs from rank 0 in what it comes to next; empty if none does."""
+        apart = [rank for rank, call in enumerate(found) if call != found[0]]
+        if not apart:
+            return ""
+        return (
+            f"in step {self._step + 1}, rank {apart[0]} {found[apart[0]]} where rank 0 {found[0]}, so FSDP2 would mix "
+            f"up weights or gradients. {ALL_LAYERS}"
+        )
+
+    def explained(self, error: BaseException | None) -> UserError | None:
+        """Return what has made a collective fail, if it is that other ranks have left it; None otherwise."""
+        told = self._departures.verdict if self._departures and isinstance(error, RuntimeError) else ""
+        return UserError(told) if told else None
+
+    def close(self) -> None:
+        """Stop answering other ranks."""
+        if self._departures is not None:
+            self._departures.close()
+
+    def _add(self, number: int) -> None:
+        self._so_far = (self._so_far * 1_000_003 + number) % 2**_BITS
 
     def slots(self) -> Tensor:
         """Return a number for each rank, all 0 but this rank's, to be summed over ranks; empty without FSDP2."""

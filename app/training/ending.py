@@ -133,10 +133,12 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
         before = collectives.failed_before(error)  # first: other ranks fail too once this one closes its connections
         services.stop_fetching()  # watched: a stage may hang
         services.watchdog.close()
+        services.gradients.calls.close()
         main = services.accelerator.is_main_process
         if mendable(error):
             # Read where the error is reported: by each rank whose error the main process does not have.
-            error.audible = main or not collectives.heard_on_main(error)  # type: ignore[union-attr]
+            heard = collectives.heard_on_main(error)  # type: ignore[arg-type]  # the main process tells the others
+            error.audible = main or not heard  # type: ignore[union-attr]
         services.logger.close()
         if main and loop.begun:
             _record(loop, error, before)

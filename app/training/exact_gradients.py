@@ -6,7 +6,7 @@ a rank and across ranks. docs/exact.md explains why, what it costs, and where it
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class ExactGradients(Gradients):
         self.sums: dict[nn.Module, Sums] = {}
         self.shards: dict[nn.Module, ShardedRounding] = {}
         self.columns: dict[Tensor, int] = {}  # of weights whose rows are cut, how many slices are here
-        self.current: Sequence[nn.Module] = ()
+        self.current: Sequence[nn.Module] = ()  # the models of this turn
+        self.last = False  # whether it is the last one of its loop
         self.largest_norm = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.said: set[str] = set()
         if accelerator.device.type == "cuda":
@@ -84,25 +85,32 @@ class ExactGradients(Gradients):
     @contextmanager
     def turn(self, models: Sequence[nn.Module], last: bool) -> Iterator[None]:
         """Delay synchronisation to the last turn: FSDP reduces in its backward pass; else ranks are summed after it."""
+        self.current, self.last = models, last
         if self.sharded:
             with super().turn(models, last):
+                for model in models:
+                    self.shards[model].begin()
                 yield
             for model in models if last else ():
                 self.shards[model].check()
             return
         with super().turn(models, last=False):
-            self.current = models
             yield
         if last:
             for model in models:
                 self.sums[model].finish()
 
     def _pass_back(self, loss: Tensor, share: float) -> None:
-        models = () if self.sharded else self.current
-        for model in models:
+        if self.sharded:
+            with ExitStack() as stack:
+                for model in self.current:
+                    stack.enter_context(self.shards[model].backward(self.last))
+                self.accelerator.backward(loss * share)
+            return
+        for model in self.current:
             self.sums[model].set_aside()
         self.accelerator.backward(loss * share)
-        for model in models:
+        for model in self.current:
             self.sums[model].add()
 
     def clip(self, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
@@ -128,7 +136,7 @@ class ExactGradients(Gradients):
                 "--run.exact: a weight had its first gradient of a step in this rank's last micro-batch, which FSDP2 "
                 f"cannot add to the others (torch {torch.__version__}). {ALL_LAYERS}"
             )
-        return layer_inputs.explained(error) or nondeterministic_ops.explained(error)
+        return super().explained(error) or layer_inputs.explained(error) or nondeterministic_ops.explained(error)
 
     def begin(self, step: Step, closely: bool) -> None:
         """Begin a step; if `closely`, count the values that the grid loses, and how large sums get."""

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -187,8 +188,17 @@ class Sums:
             start = index
 
 
+def _fsdp(module: nn.Module) -> "FSDPModule":
+    return cast("FSDPModule", module)
+
+
 class ShardedRounding:
-    """Round one model's gradients under FSDP2: each whole gradient, before FSDP2 sums and reduces it in float64."""
+    """Round one model's gradients under FSDP2: each whole gradient, before FSDP2 sums and reduces it in float64.
+
+    FSDP2 reduces a layer's gradients when the first backward pass through the layer is over, though autograd adds up
+    those of all its uses. So where a micro-batch uses a layer several times, the gradients are held back until its
+    whole backward pass is over, and each layer is reduced once. Layers that are used once are reduced as they come.
+    """
 
     def __init__(self, model: nn.Module, grid: Grid):
         """Install hooks that round a prepared model's gradients, and have FSDP2 sum over ranks instead of averaging."""
@@ -199,25 +209,85 @@ class ShardedRounding:
         self.names = {parameter: name for name, parameter in model.named_parameters()}
         first = grid.enter(list(self.names.values()))
         self.numbers = {parameter: first + index for index, parameter in enumerate(self.names)}
-        self.rounded: set[nn.Parameter] = set()
+        self.wholes: dict[nn.Parameter, nn.Parameter] = {}  # the whole parameters of shards, with hooks on them
         self.unchecked = set(self.names)
-        for module in filter(is_sharded, model.modules()):
-            cast("FSDPModule", module).set_gradient_divide_factor(1.0)
+        # Of this micro-batch: forward passes before its backward pass; layers with several; parameters that had their
+        # gradient; and gradients that are held back. By shards, as names are.
+        self.uses = {module: 0 for module in model.modules() if is_sharded(module)}
+        self.several: set[nn.Module] = set()
+        self.had: set[nn.Parameter] = set()
+        self.held: dict[nn.Parameter, Tensor] = {}
+        for module in self.uses:
+            _fsdp(module).set_gradient_divide_factor(1.0)
             places = [(inner, name, inner._parameters[name]) for inner, name in own_parameters(module)]
             # This hook runs after FSDP2's own, which gathers the whole parameters of this module and of modules in it.
             # FSDP2 keeps the tensors of the first gather, so a hook on them lasts, even if the forward method of the
             # inner modules is never called.
             module.register_forward_pre_hook(partial(self._hook, places))
+            # It expects this of a layer that micro-batches leave out, too.
+            _fsdp(module).unshard()
+            _fsdp(module).reshard()
 
-    def _hook(self, places: list[tuple[nn.Module, str, nn.Parameter]], *_) -> None:
+    def _hook(self, places: list[tuple[nn.Module, str, nn.Parameter]], module: nn.Module, *_: Any) -> None:
+        self.uses[module] += 1
         for place in list(places):
             inner, name, shard = place
             whole = inner._parameters[name]
             if is_gathered(whole) and whole.requires_grad:
-                if shard not in self.rounded:  # a shared parameter has one tensor under several names
-                    whole.register_hook(partial(self.grid.nearest, self.numbers[shard]))
-                    self.rounded.add(shard)
+                if shard not in self.wholes:  # a shared parameter has one tensor under several names
+                    whole.register_hook(partial(self._round, module, shard))
+                    whole.register_post_accumulate_grad_hook(partial(self._hold, module, shard))
+                    self.wholes[shard] = whole
                 places.remove(place)
+
+    def begin(self) -> None:
+        """Begin a micro-batch; until `backward`, FSDP2 reduces nothing, whatever gradients its loss may take."""
+        self.several = set()
+        self.had.clear()
+        for module in self.uses:
+            self.uses[module] = 0
+            _fsdp(module).set_requires_gradient_sync(False, recurse=False)
+
+    @contextmanager
+    def backward(self, last: bool) -> Iterator[None]:
+        """Round the gradients of the backward pass in this block.
+
+        Args:
+            last: whether this is the step's last micro-batch, in which gradients are reduced.
+        """
+        self.several = {module for module, uses in self.uses.items() if uses > 1}
+        for module in self.uses:
+            _fsdp(module).set_requires_gradient_sync(last and module not in self.several, recurse=False)
+        yield
+        for shard, gradient in self.held.items():
+            self.wholes[shard].grad = self.grid.nearest(self.numbers[shard], gradient)
+        self.held.clear()
+        for module in self.uses:
+            if module in self.several:
+                accelerate_patches.take_gradients(module, reduce=last)
+
+    def _round(self, module: nn.Module, shard: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
+        """Round what is about to be added to the gradient of a whole parameter.
+
+        Raises:
+            UserError: it has had a gradient in this micro-batch, of a layer that is used once.
+        """
+        if module in self.several or gradient is None:  # None: of a weight that a gradient in the loss does not have
+            return None
+        if shard in self.had:
+            raise UserError(
+                f"--run.exact: {self.names[shard]} gets its gradient in several parts, of which FSDP2 has reduced the "
+                "first: give torch.utils.checkpoint use_reentrant=False (gradient_checkpointing_kwargs in "
+                "transformers), or take a profile without FSDP"
+            )
+        self.had.add(shard)
+        return self.grid.nearest(self.numbers[shard], gradient)
+
+    def _hold(self, module: nn.Module, shard: nn.Parameter, whole: nn.Parameter) -> None:
+        """Take away the gradient of a whole parameter whose layer is used several times, before FSDP2 takes it."""
+        if module in self.several and whole.grad is not None:
+            gradient, whole.grad = whole.grad, None
+            self.held[shard] = self.held[shard].add_(gradient) if shard in self.held else gradient
 
     def check(self) -> None:
         """Refuse gradients that were not rounded. Called once a step; checks each parameter once.
@@ -228,7 +298,7 @@ class ShardedRounding:
         if not self.unchecked:
             return
         had = {parameter for parameter in self.unchecked if parameter.grad is not None}
-        for parameter in had - self.rounded:
+        for parameter in had - self.wholes.keys():
             raise UserError(
                 f"--run.exact: the gradient of {self.names[parameter]} is not rounded, because it was used outside the "
                 "forward pass of the model: call the model itself, and have its forward call the rest"

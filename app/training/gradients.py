@@ -9,11 +9,13 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from app.distributed import accelerate_patches, deepspeed
+from app.distributed import accelerate_patches, deepspeed, inner_gradients
 from app.distributed.accelerator import Accelerator
 from app.distributed.fsdp_calls import CallOrder, is_sharded
+from app.distributed.inner_gradients import InnerGradients
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
+from app.training import odd_parameters
 
 
 class Gradients:
@@ -21,7 +23,7 @@ class Gradients:
 
     def __init__(self, accelerator: Accelerator, seed: int):
         self.accelerator, self.seed = accelerator, seed
-        self.calls = CallOrder()
+        self.calls, self._inner = CallOrder(), InnerGradients()
         self._sharded: list[Any] = []  # modules whose parameters FSDP2 gathers
         self._passed = False  # whether the backward pass of this turn has run
         self._step: Step | None = None
@@ -32,7 +34,10 @@ class Gradients:
             deepspeed.check_optimizer(optimizer)
             deepspeed.configure(self.accelerator.state.deepspeed_plugin, clip, models=len(self.accelerator.models))
         model, optimizer = self.accelerator.prepare(model, optimizer)
+        if self.accelerator.is_fsdp2:
+            odd_parameters.check_layers(model)
         self.calls.watch(model)
+        self._inner.watch(model)
         self._sharded += [module for module in model.modules() if is_sharded(module)]
         if wrapper := _wrapper(model):
             # If True, a forward pass without a backward pass would make DDP reduce in the next backward pass.
@@ -52,7 +57,7 @@ class Gradients:
                         stack.enter_context(self.accelerator.no_sync(model))
                 for wrapper in wrappers:
                     wrapper.require_backward_grad_sync = True
-                with self.calls.turn(models, last):
+                with self.calls.turn(models, last), self._inner.micro_batch():
                     yield
                 for wrapper in wrappers:
                     self._check_reduced(wrapper)
@@ -99,6 +104,7 @@ class Gradients:
             closely: whether this step's losses and norms are read, so that `troubles` may be asked for.
         """
         self._step = step
+        self.calls.begin(step.index)
 
     def backward(self, loss: Tensor, micro: Turn) -> None:
         """Add the gradient of a micro-batch's mean loss, times its share of the global batch's weight (law 3).
@@ -137,8 +143,13 @@ class Gradients:
         return {}
 
     def explained(self, error: BaseException | None) -> UserError | None:
-        """Return advice for an error that this kind of gradients has caused; None for other errors."""
-        return None
+        """Return advice for an error that gradients have caused; None for other errors."""
+        return (
+            self.calls.explained(error)
+            or inner_gradients.explained(error)
+            or odd_parameters.explained(error)
+            or _used_often(error)
+        )
 
     def troubles(self) -> list[str]:
         """Return warnings about the gradients so far; called in steps begun with `closely`, on every rank."""
@@ -165,6 +176,17 @@ class Gradients:
         self.accelerator.unscale_gradients(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         return accelerate_patches.clip_norm(self.accelerator, parameters, largest or float("inf"))
+
+
+def _used_often(error: BaseException | None) -> UserError | None:
+    """Return advice for a layer that DDP sees twice in one backward pass; None for other errors."""
+    if isinstance(error, RuntimeError) and "to mark a variable ready only once" in str(error):
+        return UserError(
+            "a weight gets its gradient in several parts, of which DDP has summed the first: give "
+            "torch.utils.checkpoint use_reentrant=False (gradient_checkpointing_kwargs in transformers), or train with "
+            "--run.exact"
+        )
+    return None
 
 
 def _wrapper(model: nn.Module) -> nn.parallel.DistributedDataParallel | None:

@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
         local_shard(momentum).mul_(MOMENTUM).add_(local_shard(gradient))
         ahead = local_shard(gradient) + local_shard(momentum) * MOMENTUM  # Nesterov's
         whole = wholes.whole(ahead, parameter)
-        scale = 0.2 * max(whole.shape[0], whole[0].numel()) ** 0.5
+        scale = 0.2 * max(whole.shape[0], whole.shape[1:].numel()) ** 0.5
         update = wholes.part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
         own = local_shard(parameter)
         own.mul_(1 - group["lr"] * group["weight_decay"])

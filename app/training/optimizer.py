@@ -97,7 +97,7 @@ def fills_vectors(parameter: torch.nn.Parameter, slices: int = 1) -> bool:
     Args:
         slices: into how many slices rows may be cut.
     """
-    return parameter.ndim > 1 and parameter[0].numel() % (16 * slices) == 0
+    return parameter.ndim > 1 and parameter.shape[1:].numel() % (16 * slices) == 0
 
 
 CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")

@@ -34,6 +34,7 @@ class Services:
         accelerator = gradients.accelerator
         self.accelerator, self.gradients, self.folder = accelerator, gradients, folder
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
+        gradients.calls.failed = self.logger.failed
         checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
         self.watchdog = Watchdog(settings.timeout, self.logger.failed, [checkpoints, draft_of(self.model_folder)])
         self.checkpoint_store = CheckpointStore(

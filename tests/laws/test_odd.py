@@ -1,0 +1,96 @@
+"""Each kind of odd parameter, on each layout and in both modes: trained alike, or refused by name (odd.py)."""
+
+import functools
+import json
+
+import pytest
+
+from app.training.odd_parameters import ODDITIES
+from launching import ROOT, furthest_loss, share, steps, weights
+from laws.odd import KINDS, OPTIMIZERS
+
+SCRIPT = ROOT / "tests" / "laws" / "odd.py"
+LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
+MODES = ("ordinary", "exact")
+ALL = (*KINDS, *OPTIMIZERS)
+EVERYWHERE = tuple((layout, mode) for layout in LAYOUTS for mode in MODES)
+SHARDED = tuple(("fsdp2", mode) for mode in MODES)
+SUMMED = tuple(place for place in EVERYWHERE if place != ("one", "ordinary"))  # all but the plainest
+EMPTY = ("the parameter layers.1.odd has the shape", "freeze it"), SHARDED
+STRIDED = ("the parameter weight of shape", "contiguous"), SHARDED
+GAPS = ("the parameter weight of shape (16, 16) has gaps or repetitions", ".contiguous()"), EVERYWHERE
+MIXED = ("weight (", ") and out.weight (float32) have different types", "model.float()"), SHARDED
+SPARSE = ("sparse", "leave out sparse=True"), EVERYWHERE
+# Of the kinds that some layout cannot train: words of the refusal, and where. All others are trained everywhere.
+REFUSED = {
+    "0-d": (("the parameter temperature has no dimensions", "the shape (1,)"), SHARDED),
+    "0-d in a layer": (("the parameter layers.1.odd has no dimensions", "the shape (1,)"), SHARDED),
+    "0-d frozen": (("the parameter temperature has no dimensions", "the shape (1,)"), SHARDED),
+    "no rows": EMPTY,
+    "no columns": EMPTY,
+    "transposed": STRIDED,
+    "every second column": GAPS,
+    "channels last": STRIDED,
+    "bf16 weight": MIXED,
+    "float64 weight": MIXED,
+    "complex": (("the parameter weight is complex", "torch.view_as_real"), SUMMED),
+    "sparse embedding": (("table is an Embedding with sparse=True", "use sparse=False"), EVERYWHERE),
+    "sparse bag": (("table is an EmbeddingBag with sparse=True", "use sparse=False"), EVERYWHERE),
+    "sparse by hand": SPARSE,
+    "sparse bag by hand": SPARSE,
+    "lazy": (("the parameter lazy.weight has no size yet", "before run.prepare"), SUMMED),
+    "one for many": GAPS,
+    "Adagrad": (("Adagrad keeps numbers about weights from the moment it is made", "AdamW"), SHARDED),
+    "Rprop": (("--optim.name Rprop does not work on shards", "AdamW"), SHARDED),
+    "SparseAdam": (("--optim.name SparseAdam does not work here", "AdamW"), EVERYWHERE),
+    "LBFGS": (("--optim.name LBFGS does not work here", "AdamW"), EVERYWHERE),
+}
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory):
+    """Return a function from a layout to the folder of its runs and each rank's verdicts; the first call makes them."""
+    root = tmp_path_factory.mktemp("odd")
+
+    @functools.cache
+    def odd(layout):
+        profile, processes = LAYOUTS[layout]
+        (root / layout).mkdir()
+        result = share(profile, processes, SCRIPT, root / layout, timeout=400)
+        assert result.status == 0, result.output[-6000:]
+        return root / layout, [json.loads((root / layout / f"rank-{r}.json").read_text()) for r in range(processes)]
+
+    return odd
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ALL)
+def test_it_is_trained_alike_or_refused_by_name(odd, layout, kind):
+    """In exact mode with the same bits as on one process; never a traceback, and on all ranks the same."""
+    words, places = REFUSED.get(kind, ((), ()))
+    folder, ranks = odd(layout)
+    for mode in MODES:
+        found = [rank[f"{kind}, {mode}"] for rank in ranks]
+        assert all(told == found[0] for told in found)
+        if (layout, mode) in places:
+            assert found[0] and "\n" not in found[0] and all(word in found[0] for word in words), found[0]
+            continue
+        assert found[0] is None, found[0]
+        name = f"{kind}, {mode}".replace(" ", "-")
+        if odd("one")[1][0][f"{kind}, {mode}"] is None:
+            same_runs(odd("one")[0] / name, folder / name, mode)
+
+
+def same_runs(one, other, mode):
+    """Compare two runs to the bit in exact mode, and their losses else."""
+    if mode == "exact":
+        assert steps(other) == steps(one) and weights(other) == weights(one)
+    assert len(steps(one)) == 3 and furthest_loss(steps(one), steps(other)) < 1e-4
+
+
+def test_each_oddity_has_a_kind(odd):
+    """One that is added to the list without a kind here fails."""
+    told = [words for layout in LAYOUTS for words in odd(layout)[1][0].values() if words]
+    for oddity in ODDITIES:
+        assert any(oddity.advice.split("{shape}")[-1] in words for words in told), oddity.advice
+    assert REFUSED.keys() < set(ALL)
