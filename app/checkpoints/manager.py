@@ -34,6 +34,8 @@ class Measured(NamedTuple):
     """How long ago the best score was measured."""
     unevaluated: bool = False
     """Whether the run stops inside this step's evaluation."""
+    counts: resume.Counts = resume.Counts()
+    """What has happened in the steps so far."""
 
 
 class CheckpointManager:
@@ -151,6 +153,7 @@ class CheckpointManager:
                 "unevaluated": measured.unevaluated,
                 "patience": measured.patience,
                 "losses": measured.losses(),
+                "counts": measured.counts._asdict(),
                 **self._about_run(step, plan),
             }
             if self._in_background:

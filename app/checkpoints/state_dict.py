@@ -4,8 +4,6 @@ A tensor has the name of its parameter in the plain model, whatever wraps the mo
 activation checkpointing. State that is not a tensor is kept apart, as JSON.
 """
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,27 +62,6 @@ def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
         _, index, path = name.split(".", 2)
         (model,) = naming.plain([models[int(index)]])
         model.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
-
-
-def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
-    """Copy buffers and extra state, and return a function that restores them, even if a buffer was replaced."""
-    modules = [module for model in models for module in model.modules()]
-    kept = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    extras = copy.deepcopy(model_tensors(models)[1])
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for module, name, buffer, before in kept:
-                buffer.copy_(before)
-                module._buffers[name] = buffer
-        restore_extras(models, copy.deepcopy(extras))
-
-    return put_back
 
 
 def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:

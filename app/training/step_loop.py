@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import Tensor
 
-from app.checkpoints import state_dict
 from app.checkpoints.manager import Measured
-from app.checkpoints.resume import Start
+from app.checkpoints.resume import Counts, Start
 from app.config import RunConfig
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
@@ -18,6 +19,7 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training import parameter_groups
 from app.training.audit import Audit
+from app.training.before_step import BeforeStep
 from app.training.diagnostics import Diagnostics
 from app.training.gradients import Gradients
 from app.training.loss_means import LossMeans
@@ -50,6 +52,7 @@ class StepLoop:
         self.dry_run = False
         """Whether the recipe goes on after its loop without having made a step."""
         self.patience = Patience(settings, {})
+        self._made_here = 0  # steps of this launch, before the current one, that have updated weights
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
@@ -61,6 +64,12 @@ class StepLoop:
         if self.current is None:
             return self.start.step
         return self.current.number if self.current.open else self.current.done
+
+    @property
+    def steps_counted(self) -> int:
+        """Return the number of steps that have updated weights: those that were left out do not count."""
+        here = self.current is not None and self.current.open and self.current.counts
+        return self.start.made + self._made_here + here
 
     @property
     def begun(self) -> bool:
@@ -126,16 +135,17 @@ class StepLoop:
         """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
         nothing = Step(-1, [], 0, 0.0)
         metrics = StepMetrics(self.services.accelerator, nothing, None)
-        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), undo=lambda: None)
+        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), again=True)
         return self.current.batch
 
     def _enter(self, step: Step) -> Batch:
         """Begin a step, just before its body runs."""
         number, accelerator = step.index + 1, self.services.accelerator
         statistics = self.services.buffers.statistics
-        undo = state_dict.remember_buffers(accelerator.models) if number <= self.start.step else None
-        metrics = StepMetrics(accelerator, step, self._faults, self.settings.nonfinite == "skip")
-        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), undo)
+        skips, again = self.settings.nonfinite == "skip", number <= self.start.step
+        before = BeforeStep(accelerator, statistics) if skips or again else None
+        metrics = StepMetrics(accelerator, step, self._faults, skips)
+        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.sizes.at(step.index))
         self.gradients.begin(step, self._triggers.reads_losses(number))
@@ -191,13 +201,36 @@ class StepLoop:
         watched = self._diagnostics and not step.again
         with self._diagnostics.watching(step.number, optimizer) if watched else nullcontext():
             if step.again:
-                self._undo(step)
-            elif self._usable(step, optimizer, index, clip):
-                optimizer.step()
-                self.services.averages.update(step.number, optimizer)
-            else:
-                step.skipped = True
+                step.put_back()
+            elif step.skipped or not (self._usable(step, optimizer, index, clip) and self._made(step, optimizer)):
+                self._leave_out(step)
         self.gradients.clear(optimizer)
+
+    def _made(self, step: CurrentStep, optimizer: torch.optim.Optimizer) -> bool:
+        """Update the weights and their average; return False if the step is to be left out after all."""
+        averages, others = self.services.averages, len({*step.made, optimizer}) < len(self.optimizers.known)
+        if step.before and others:  # another optimizer's gradient may not be finite
+            step.before.keep(optimizer, averages.remember(optimizer))
+        optimizer.step()
+        if self.services.accelerator.scaler is not None and cast(AcceleratedOptimizer, optimizer).step_was_skipped:
+            return self.settings.nonfinite != "skip"
+        step.made.append(optimizer)
+        averages.update(self.steps_counted, optimizer)
+        return True
+
+    def _leave_out(self, step: CurrentStep) -> None:
+        """Leave out a step as a whole: what it has changed so far is put back.
+
+        Raises:
+            UserError: it has made an update of which no copy was kept.
+        """
+        if missing := [each for each in step.made if not step.before.keeps(each)]:
+            raise UserError(
+                f"--run.nonfinite skip cannot leave out step {step.number}: {type(getattr(missing[0], 'optimizer', missing[0])).__name__} had "
+                "updated weights in it before, so call run.step once in a step for each optimizer"
+            )
+        step.skipped = True
+        step.put_back()
 
     def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
         """Clip the gradient and check its norm; return False if it is not finite and --run.nonfinite is skip.
@@ -244,6 +277,9 @@ class StepLoop:
     def _close(self, step: CurrentStep) -> None:
         if step.number == 0:
             return
+        if step.skipped:
+            step.put_back()  # what came after run.step belongs to the step too
+        self._made_here += int(step.counts)
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
             self.patience.note(step.number, step.scores, self._triggers.may_be_best(step.number))
@@ -254,14 +290,9 @@ class StepLoop:
             self.services.logger.write_pending(step.number)
             self.save()  # adds the scores to the checkpoint of this step
         elif step.again and not step.updated:
-            self._undo(step)  # the checkpoint still says that the step is not evaluated
+            step.put_back()  # the checkpoint still says that the step is not evaluated
         elif not step.updated and self.stopped_in_evaluation and step.done:
             self.save()  # the step before
-
-    def _undo(self, step: CurrentStep) -> None:
-        """Undo what the forward passes of a step that runs again have done to buffers."""
-        step.undo()
-        self.services.buffers.statistics.begin()
 
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
@@ -305,7 +336,8 @@ class StepLoop:
         self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
 
     def _measured(self, scores: dict[str, float], means: LossMeans, unevaluated: bool = False) -> Measured:
-        return Measured(self.scores, scores, means.record, self.patience.record, unevaluated)
+        counts = Counts(self.steps_counted, self.services.averages.counts)
+        return Measured(self.scores, scores, means.record, self.patience.record, unevaluated, counts)
 
     def may_stop_in_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first.
