@@ -133,6 +133,8 @@ class Run:
         try:
             if error is None:
                 self._loop.finish_step()
+                if self._loop.leaving or self._loop.finished:
+                    ending.keep_training(self._loop, waits=False)
             self.services.checkpoint_manager.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem

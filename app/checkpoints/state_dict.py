@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives, naming
-from app.distributed.naming import local_shard
+from app.distributed import naming
 from app.errors import UserError
 
 # Keys of an optimizer's group that are not saved: the kernels they choose depend on the hardware.
@@ -35,25 +34,6 @@ def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> in
     own = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
     own += [v for o in optimizers for values in o.state.values() for v in values.values() if isinstance(v, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in own)
-
-
-def check_finite(models: list[nn.Module], step: int) -> None:
-    """Refuse weights that are not finite on any rank. Every rank takes part, and waits for its device.
-
-    Raises:
-        UserError: on every rank; it names a parameter.
-    """
-    parts = [(name, local_shard(p.detach())) for model in models for name, p in model.named_parameters()]
-    # A sum is not finite if one of its terms is not, and takes a tenth of the time of checking each term.
-    flags = torch.stack([part.sum().isfinite() for _, part in parts]).tolist() if parts else []
-    own = [name for (name, part), good in zip(parts, flags, strict=True) if not good and not part.isfinite().all()]
-    found = collectives.gather(next(iter(own), None))
-    bad = [name for name in found if name is not None]
-    if bad:
-        raise UserError(
-            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: repeat the command with a "
-            "lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
-        )
 
 
 def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:

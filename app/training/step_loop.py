@@ -225,8 +225,9 @@ class StepLoop:
             UserError: it has made an update of which no copy was kept.
         """
         if missing := [each for each in step.made if not step.before.keeps(each)]:
+            name = type(cast(AcceleratedOptimizer, missing[0]).optimizer).__name__
             raise UserError(
-                f"--run.nonfinite skip cannot leave out step {step.number}: {type(getattr(missing[0], 'optimizer', missing[0])).__name__} had "
+                f"--run.nonfinite skip cannot leave out step {step.number}: {name} had "
                 "updated weights in it before, so call run.step once in a step for each optimizer"
             )
         step.skipped = True

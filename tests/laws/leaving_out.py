@@ -205,7 +205,7 @@ def train(folder, parts, order, averaging=AVERAGES["none"], spoilt="", optim=Non
 def state_of(run):
     """Return all that training has changed, by name: what checkpoints hold, and what they do not."""
     run.services.buffers.find_changes()
-    tensors, objects = sharded._collect(run.accelerator)
+    tensors, objects = sharded.collect(run.accelerator)
     found = {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for n, t in tensors.items()}
     for index, model in enumerate(naming.plain(run.accelerator.models)):
         for name, module in model.named_modules():

@@ -83,7 +83,7 @@ def main(options: Options) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
         folder = Path(scratch, "model")
-        _write(run, chosen, found, averaged, folder, options)
+        _write(run, checkpoints, chosen, found, averaged, folder, options)
         if options.push:
             print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
         if kept:
@@ -137,9 +137,16 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
 
 
 def _write(
-    run: "History", steps: list[int], found: list[tuple[Path, dict]], averaged: bool, folder: Path, options: Options
+    run: "History",
+    checkpoints: "CheckpointStore",
+    steps: list[int],
+    found: list[tuple[Path, dict]],
+    averaged: bool,
+    folder: Path,
+    options: Options,
 ) -> None:
     """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
+    from app.checkpoints import finite
     from app.checkpoints.export import save_model
     from app.commands.export import model_card
     from app.launching import dry_run
@@ -159,6 +166,8 @@ def _write(
         raise UserError(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
+    kept = f"the run has checkpoints of steps {', '.join(map(str, checkpoints.steps()))}"
+    finite.check_model(accelerator, ended.model, found[-1][1].get("nonfinite"), kept)
     plain = accelerator.unwrap_model(ended.model)
     if options.merge:
         plain = _merged(plain)
