@@ -298,6 +298,8 @@ class Run:
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Log numbers with this step's loss that nothing is trained on: their means over the global batch.
 
+        They may be NaN or infinite, which is logged as null.
+
         Args:
             values: means over the micro-batch by name, scalars.
         """

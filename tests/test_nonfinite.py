@@ -1,13 +1,17 @@
 """A loss that is not finite: blamed on its step, whether or not that step is measured, and on its samples."""
 
 import json
+import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, UserError
+from app.__main__ import main as commands
+from app.rundir.trackers import Trackers
 from app.training.gradients import Gradients
 from app.training.step_metrics import StepMetrics
 from laws.leaving_out import Config as Averaged
@@ -168,3 +172,36 @@ def test_no_finished_model_has_one(tmp_path):
     assert not (tmp_path / "model").exists() and saved(tmp_path)[-1] == 8
     train_masked(tmp_path)
     assert (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("settings", [{}, {"nonfinite": "skip"}, {"log_every": 1}])
+def test_what_nothing_is_trained_on_may_be_not_finite(tmp_path, capsys, settings):
+    """It is null in metrics.jsonl, with one warning for each name; a loss with the same numbers stops the run."""
+    settings = {"global_batch": 10, "micro_batch": 5, "epochs": 2.0, "log_every": 3, "trackers": (), **settings}
+    with Run(Config(RunConfig(dir=str(tmp_path), check_every=2, **settings))) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig(lr=0.1, clip=0.0))
+        for batch in run.batches(DATA, torch.stack):
+            for micro in batch.micros(model):
+                run.observe({"margin": torch.tensor(torch.nan), "ratio": torch.tensor(torch.inf)}, micro)
+                run.observe({"fine": torch.tensor(1.0)}, micro)
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.step(optimizer)
+            if run.due(2):
+                run.log({"eval/empty": float("nan")})
+        run.finish(model)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "ids" in line]
+    assert len(steps) >= 5 and all(line["margin"] is None and line["ratio"] is None for line in steps)
+    assert all(line["fine"] == 1.0 and line["loss"] > 0 for line in steps)
+    told = [line for line in capsys.readouterr().err.splitlines() if "nothing is trained on it" in line]
+    assert len(told) == 2 and "margin is nan in step 1" in told[0] and "ratio is inf" in told[1]
+    for words in (["runs", str(tmp_path)], ["plot", str(tmp_path)], ["watch", str(tmp_path)]):
+        assert commands(words) == 0, words
+
+
+def test_trackers_get_numbers_that_are_finite(tmp_path):
+    sent = []
+    trackers = Trackers((), tmp_path, {}, sent.append)
+    trackers.trackers["one"] = SimpleNamespace(log=lambda numbers, step: sent.append((step, numbers)))
+    trackers.log(3, {"loss": 1.5, "margin": math.nan, "ratio": -math.inf, "count": 2, "ids": "0a"})
+    assert sent == [(3, {"loss": 1.5, "count": 2})]

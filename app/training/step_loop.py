@@ -1,5 +1,6 @@
 """Do everything around the body of a recipe's visible loop, step by step."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import cast
@@ -53,6 +54,7 @@ class StepLoop:
         """Whether the recipe goes on after its loop without having made a step."""
         self.patience = Patience(settings, {})
         self._made_here = 0  # steps of this launch, before the current one, that have updated weights
+        self._told_observed: set[str] = set()
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
@@ -180,15 +182,16 @@ class StepLoop:
             parts: of the loss, by name for the log; scalars.
             loss: the sum of the parts, a scalar.
         """
-        self._inside("run.backward")
-        self.observe(parts, micro)
+        step = self._inside("run.backward")
+        for name, value in parts.items():
+            step.metrics.add(name, value, micro)
         self.gradients.backward(loss, micro)
 
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Keep means over a micro-batch, by name for the log; scalars."""
         step = self._inside("run.observe")
         for name, value in values.items():
-            step.metrics.add(name, value, micro)
+            step.metrics.add(name, value, micro, trained=False)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
@@ -304,6 +307,7 @@ class StepLoop:
             drift = self._drift if self._triggers.checks(step.number) else None
             losses, about = step.metrics.collect(services.buffers, self._means, self.gradients.calls, drift)
             services.logger.step(step.number, losses, {**about, **rates})
+            self._tell_observed({n: value for n, value in losses.items() if n not in step.metrics.trained}, step.number)
             for trouble in self.gradients.troubles():
                 services.logger.progress.warn(trouble)
         else:
@@ -317,6 +321,16 @@ class StepLoop:
         services.checkpoint_manager.look()
         measured = self._measured(step.scores, self._means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self._triggers, measured, self.leaving)
+
+    def _tell_observed(self, values: dict[str, float], number: int) -> None:
+        """Warn, once for each name, of numbers that nothing is trained on and that are not finite."""
+        for name, value in values.items():
+            if not math.isfinite(value) and name not in self._told_observed:
+                self._told_observed.add(name)
+                self.services.logger.progress.warn(
+                    f"warning: {name} is {value} in step {number}; nothing is trained on it, so the run goes on; "
+                    "metrics.jsonl has null for such numbers"
+                )
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""
