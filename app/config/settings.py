@@ -18,18 +18,24 @@ class OnResume(Enum):
 
 
 def setting(
-    default: Any, *, at_least: float | None = None, on_resume: OnResume = OnResume.REFUSE, help: str = ""
+    default: Any,
+    *,
+    at_least: float | None = None,
+    finite: bool = True,
+    on_resume: OnResume = OnResume.REFUSE,
+    help: str = "",
 ) -> Any:
     """Declare a field of a config, here or in a recipe; the docstring below the field is the help of its flag.
 
     Args:
         default: its value where the flag is not given.
         at_least: the smallest number that is accepted.
+        finite: whether NaN and infinities are refused, as they are of all fields that are declared without `setting`.
         on_resume: whether a run that is resumed may have another value. Fields that are declared without `setting`
             may not.
         help: in place of the docstring, of a field that several configs have.
     """
-    known = {"at_least": at_least, "on_resume": on_resume, **({"help": help} if help else {})}
+    known = {"at_least": at_least, "finite": finite, "on_resume": on_resume, **({"help": help} if help else {})}
     return dataclasses.field(default=default, metadata=known)
 
 
@@ -188,7 +194,7 @@ class OptimConfig:
     """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
     gamma: float = setting(0.1, on_resume=OnResume.IF_ACCEPTED)
     """Factor by which multistep multiplies the learning rate at each milestone."""
-    base_batch: int = setting(0, on_resume=OnResume.IF_ACCEPTED)
+    base_batch: int = setting(0, at_least=0, on_resume=OnResume.IF_ACCEPTED)
     """Global batch for which --optim.lr was chosen; see --optim.batch-scaling. 0: the run's own."""
     batch_scaling: Literal["none", "sqrt", "linear"] = setting("none", on_resume=OnResume.IF_ACCEPTED)
     """How the learning rate grows with global-batch / base-batch: not at all, by its square root, or in proportion."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from app.config import setting
+
 
 @dataclass
 class TableData:
@@ -63,9 +65,9 @@ class TextData(Classes, EvalSets, TableData):
     class."""
     problem: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = "auto"
     """Kind of problem, by its name in transformers. auto: decided by the type of the labels."""
-    max_length: int = 128
+    max_length: int = setting(128, at_least=0)
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Texts of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
 
@@ -92,9 +94,9 @@ class TagData(Classes, EvalSets, TableData):
     """iob2: B-name begins an entity, I-name goes on with it, and O is outside. bioes: E-name ends it too, and S-name is
     one of a single token. plain: each token has a tag of its own, as parts of speech. auto: iob2 or bioes if all tags
     look like it."""
-    max_length: int = 256
+    max_length: int = setting(256, at_least=0)
     """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Sentences of a micro-batch are padded to a multiple of this number of sub-words, so that a compiled model sees
     few shapes."""
 
@@ -113,10 +115,10 @@ class PreferenceData(EvalSets, TableData):
     """Column of the preferred answer: a text, or a list of messages, which the tokenizer's chat template writes out."""
     rejected: str = "rejected"
     """Column of the other answer."""
-    max_length: int = 512
+    max_length: int = setting(512, at_least=0)
     """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
     fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Answers of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
 
@@ -138,11 +140,11 @@ class PairData(EvalSets, TableData):
     """Column of the text that the model learns to write."""
     prefix: str = ""
     """Text before each source, as T5 was trained with: 'translate English to German: '."""
-    max_source: int = 96
+    max_source: int = setting(96, at_least=0)
     """Tokens of the longest source. Longer ones are cut there, and the first line of output says how many."""
-    max_target: int = 32
+    max_target: int = setting(32, at_least=0)
     """Tokens of the longest target. Longer ones are cut there."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Sources and targets of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model
     sees few shapes."""
 
@@ -170,7 +172,7 @@ class CorpusData(EvalSets, TableData):
     packing: Literal["documents", "concat"] = "documents"
     """How documents share a block. documents: attention stays inside a document, and positions restart at each.
     concat: they form one stream, in which the end-of-text token ends each document."""
-    block: int = 256
+    block: int = setting(256, at_least=0)
     """Tokens of a block. A block is one sample: all that the model sees at a time."""
     block_ramp: tuple[str, ...] = ()
     """Shorter sequences at the beginning, as STEP:TOKENS: 100:64 200:128 cuts each block into rows of 64 tokens until
@@ -201,7 +203,7 @@ class ImageData(TableData):
     split that has those inside; the id of a data set on the Hub; a folder laid out like one; or parquet files."""
     image: str = "image"
     """Column of the image: the bytes of an image file, or its path."""
-    size: int = 0
+    size: int = setting(0, at_least=0)
     """Height and width that images are brought to, in pixels. 0: the size that the pretrained model takes; from
     scratch, the longer side of the first image, but at least 32 and at most 224."""
     cache_gb: float = 16.0
@@ -231,7 +233,7 @@ class Augment:
     """Largest rotation in each direction, in degrees."""
     erase: float = 0.0
     """Probability of blanking a rectangle whose sides are a quarter to a half of the image's."""
-    operations: int = 0
+    operations: int = setting(0, at_least=0)
     """RandAugment: how many of fourteen operations (contrast, sharpness, shear and so on) are applied to an image. 2 is
     usual; then give --augment.shift, --augment.zoom and --augment.rotate 0, which it has too."""
     magnitude: float = 9.0
@@ -266,7 +268,7 @@ class BoxData(Classes, EvalSets, ImageData):
     """What happens to boxes that end outside their image, or have no area. refuse: the first one is named, and nothing
     is trained. mend: they are cut off at the image's edges, and those without an area are left out; numbers
     that are not finite are refused."""
-    size: int = 0
+    size: int = setting(0, at_least=0)
     """Height and width that images are brought to, in pixels, whatever their shape; a multiple of 32. 0: from scratch,
     the longer side of the first image, at most 640; for a pretrained model, its own, or 640 if it takes any."""
 
@@ -315,7 +317,7 @@ class VolumeData:
     """2: images, and the slices of volumes (pages of a TIFF file, along the last axis of a NIfTI file). 3: volumes."""
     patch: tuple[int, ...] = (64,)
     """Sides of the patches that the model sees, in voxels: one number for all sides, or one for each dimension."""
-    patches_per_image: int = 4
+    patches_per_image: int = setting(4, at_least=0)
     """Patches cut from each image in an epoch, at random places. Each patch is a sample."""
     overlap: float = 0.25
     """Evaluation slides a window of the patch's size over whole images. This is the fraction of its side by which a
