@@ -12,7 +12,7 @@ import torch
 
 from app import UserError
 from app.training import ending
-from launching import metrics
+from launching import ROOT, metrics, python
 from tiny import saved, train
 
 WIDTH = 20_000
@@ -153,3 +153,20 @@ def test_a_folder_on_a_disk_that_is_read_only_is_refused_before_anything_is_trai
                 train(folder, after=lambda run, model: trained.append(1))
     assert not trained
     train(tmp_path / "run")
+
+
+def test_a_full_disk_at_an_export_is_one_line(tmp_path):
+    """It names the folder, the need and the room, leaves nothing, and the same command exports when there is room."""
+    flags = ["--run.dir", tmp_path / "run", "--run.steps", 2, "--run.save-every", 1, "--run.trackers"]
+    trained = python(ROOT / "tests" / "laws" / "toy.py", *flags)
+    assert trained.status == 0, trained.output[-3000:]
+    with mounted(tmp_path / "disk") as disk:
+        leave(disk, 0, 0)
+        words = ["-m", "app", "export", tmp_path / "run", "--to", disk / "out"]
+        refused = python(*words)
+        assert refused.status == 2 and "Traceback" not in refused.output
+        (line,) = [line for line in refused.output.splitlines() if line.startswith("error: ")]
+        assert "No space left on device: it needs" in line and str(disk) in line and "MiB) free" in line
+        assert sorted(path.name for path in disk.iterdir()) == ["ballast"]
+        (disk / "ballast").unlink()
+        assert python(*words).status == 0 and (disk / "out" / "model.safetensors").is_file()
