@@ -100,7 +100,8 @@ class RunConfig:
     """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
     nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
     """What happens if a gradient has NaN or infinity in it. stop: end the run before the update. skip: leave out the
-    update, name the samples, and count the step in skipped_steps."""
+    whole step, with all that it changed in the model, name the samples, and count it in skipped_steps. Such a run holds
+    buffers and frozen weights twice."""
     check_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Steps between two comparisons of all ranks' weights and buffers, whose copies must agree in every bit. The first
     step is always checked. 0: compare at the end of every epoch."""
@@ -214,7 +215,7 @@ class EMAConfig:
     """Begin with a small decay, at most (1 + n) / (10 + n) at update n, so that the first weights are soon
     forgotten."""
     every: int = setting(1, at_least=1, on_resume=OnResume.IF_ACCEPTED)
-    """Steps between two updates of the average."""
+    """Steps between two updates of the average. Only steps that have updated weights count, here and for start."""
     start: float = setting(0.0, at_least=0, on_resume=OnResume.IF_ACCEPTED)
     """When the average begins: a fraction of the run if below 1, else a step. Until then it is equal to the weights."""
     use: Literal["instead", "also"] = setting("instead", on_resume=OnResume.ACCEPT)
