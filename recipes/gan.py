@@ -29,7 +29,7 @@ def adam() -> OptimConfig:
 class Config:
     """Train a generative adversarial network."""
 
-    width: int = setting(32, at_least=0)
+    width: int = setting(32, at_least=1)
     """Channels at full resolution, a multiple of 8. Each halving of the resolution doubles them."""
     latent: int = setting(64, at_least=0)
     """Length of the noise vector that the generator turns into an image."""

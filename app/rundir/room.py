@@ -9,8 +9,8 @@ _MIB = 2**20
 
 
 def why(error: BaseException) -> str:
-    """Say why a file could not be written; empty for an error of another kind."""
-    if isinstance(error, OSError):
+    """Say why a file could not be written, as the system says; empty for an error of another kind."""
+    if isinstance(error, OSError) and error.errno is not None:  # transformers raises others without a number
         return error.strerror or str(error)
     text = str(error)
     return text.rpartition(": ")[2].partition(" (os error")[0] if _CODED.search(text) else ""

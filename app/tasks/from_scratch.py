@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Scratch:
     """The shape of a model that is trained from scratch."""
 
-    layers: int = setting(2, at_least=0)
+    layers: int = setting(2, at_least=1)
     """Number of transformer layers."""
-    width: int = setting(128, at_least=0)
+    width: int = setting(128, at_least=1)
     """Length of the hidden states' vectors."""
-    heads: int = setting(2, at_least=0)
+    heads: int = setting(2, at_least=1)
     """Number of attention heads; --scratch.width must be a multiple of it."""
     vocab: int = setting(8192, at_least=0)
     """Tokens in the vocabulary of the tokenizer, which is trained on the training texts."""
@@ -37,9 +37,9 @@ class LanguageScratch(Scratch):
     """llama: rotary positions, RMSNorm and gated feed-forward layers. gpt2: learnt positions, LayerNorm and GELU. bert:
     the same, but norms come after layers, and attention goes to both sides, which --mask.rate needs. auto: bert with
     --mask.rate, otherwise llama."""
-    layers: int = setting(4, at_least=0)
-    width: int = setting(128, at_least=0)
-    heads: int = setting(4, at_least=0)
+    layers: int = setting(4, at_least=1)
+    width: int = setting(128, at_least=1)
+    heads: int = setting(4, at_least=1)
     kv_heads: int = setting(0, at_least=0)
     """Number of heads of keys and values of a llama; --scratch.heads must be a multiple of it. 0: --scratch.heads."""
     tokenizer: Literal["bpe", "char", "byte"] = "bpe"
@@ -145,14 +145,14 @@ class VisionScratch:
 
     kind: Literal["resnet", "vit"] = "resnet"
     """resnet: three stages, each with half the resolution of the one before. vit: a transformer over patches."""
-    layers: int = setting(2, at_least=0)
+    layers: int = setting(2, at_least=1)
     """Number of blocks in each stage of a resnet, or of layers of a vit."""
-    width: int = setting(32, at_least=0)
+    width: int = setting(32, at_least=1)
     """Channels of a resnet's first stage, which double in each further stage; or width of a vit's hidden states."""
     norm: Literal["group", "batch"] = "group"
     """Norm of a resnet. group: GroupNorm. batch: BatchNorm, which normalises each micro-batch by itself, or with
     --run.sync-bn the micro-batches that all processes compute together."""
-    heads: int = setting(4, at_least=0)
+    heads: int = setting(4, at_least=1)
     """Number of attention heads of a vit; --scratch.width must be a multiple of it."""
     patches: int = setting(8, at_least=0)
     """Number of a vit's patches along each side; the size of the images must be a multiple of it."""
@@ -219,9 +219,9 @@ class DetectorScratch:
     """dense: each place of a feature map at a quarter of the resolution says which object has its middle there
     (CenterNet). detr: queries look for an object each (Conditional DETR). After 125 steps of 16 of builtin:scenes,
     dense had a mAP@0.5 of 0.72, detr below 0.001."""
-    width: int = setting(16, at_least=0)
+    width: int = setting(16, at_least=1)
     """Channels at half of the resolution; deeper levels have up to 8 times as many. A multiple of 8."""
-    layers: int = setting(1, at_least=0)
+    layers: int = setting(1, at_least=1)
     """Residual units of each level."""
     queries: int = setting(50, at_least=0)
     """Queries of a detr: the most objects that it finds in an image."""

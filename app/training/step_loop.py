@@ -351,7 +351,7 @@ class StepLoop:
         self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
 
     def _measured(self, scores: dict[str, float], means: LossMeans, unevaluated: bool = False) -> Measured:
-        counts = Counts(self.steps_counted, self.services.averages.counts)
+        counts = Counts(self.steps_counted, tuple(self.services.averages.counts))  # as they are now
         return Measured(self.scores, scores, means.record, self.patience.record, unevaluated, counts)
 
     def may_stop_in_evaluation(self) -> bool:

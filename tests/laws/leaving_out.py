@@ -179,7 +179,7 @@ def batch_of(number, micro):
 def train(folder, parts, order, averaging=AVERAGES["none"], spoilt="", optim=None, then=lambda run: None, **settings):
     """Train one model, or two with `spoilt`, which names the one whose gradient is spoilt; return the state."""
     settings = {"global_batch": MICROS, "micro_batch": 1, "steps": len(order), "trackers": (), **settings}
-    settings |= {"log_every": 2, "save_every": 100, "check_every": 1, "nonfinite": "skip", "best": ""}
+    settings = {"save_every": 100, "log_every": 2, "check_every": 1, "nonfinite": "skip", "best": "", **settings}
     torch.manual_seed(0)
     optim = optim or OptimConfig(lr=0.05, schedule="constant")
     with Run(Config(optim, averaging, RunConfig(dir=str(folder), **settings))) as run:

@@ -1,11 +1,13 @@
 """The law of steps that are left out: a run has the state of the run whose spoilt batches were never made."""
 
 import json
+import time
 
 import pytest
 import torch
 
 from app import EMAConfig, Run, UserError
+from app.checkpoints import record
 from app.checkpoints.record import RECORD
 from app.training.before_step import BeforeStep
 from launching import ROOT, filled, scores
@@ -77,11 +79,31 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path):
     whole = train(tmp_path / "whole", [], order, uniform)
     train(tmp_path / "run", [], order, uniform, stop_at=4)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
-    record = json.loads((checkpoint / RECORD).read_text())
-    assert record.pop("counts") == {"made": 2, "averaged": [1]}
-    (checkpoint / RECORD).write_text(json.dumps(record))
+    found = json.loads((checkpoint / RECORD).read_text())
+    assert found.pop("counts") == {"made": 2, "averaged": [1]}
+    (checkpoint / RECORD).write_text(json.dumps(found))
     enter(checkpoint, RECORD)
     assert differing(whole, train(tmp_path / "run", [], order, uniform)) == []
+
+
+def test_a_checkpoint_has_the_counts_of_its_step(tmp_path, monkeypatch):
+    """Though it is written while training goes on and counts."""
+    made, write = [0], record.write
+
+    def slow(folder, fields):
+        """Wait for two more steps, which do not wait for this."""
+        while fields["step"] + 1 < 8 and made[0] < fields["step"] + 1:
+            time.sleep(0.01)
+        return write(folder, fields)
+
+    def then(run):
+        made[0] = run.steps_done
+
+    monkeypatch.setattr(record, "write", slow)
+    train(tmp_path, [], [*range(8)], AVERAGES["uniform"], then=then, save_every=2)
+    for step in (6, 8):
+        saved = record.read(tmp_path / "checkpoints" / f"step-{step:08d}")
+        assert saved["counts"] == {"made": step, "averaged": [step - 1]}
 
 
 def test_a_step_with_two_updates_of_one_optimizer_is_not_left_out(tmp_path, monkeypatch):

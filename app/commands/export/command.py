@@ -106,7 +106,7 @@ def _explained(target: Path, needed: int, place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is not None and not Path(str(error.filename)).is_relative_to(place):
+        if not room.why(error) or (error.filename is not None and not Path(str(error.filename)).is_relative_to(place)):
             raise  # of another file, such as one of the data
         raise UserError(f"{target}: nothing is exported: {room.why(error)}{room.lacking(needed, place)}") from None
 

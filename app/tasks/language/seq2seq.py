@@ -26,10 +26,10 @@ class PairScratch(Scratch):
 
     shape: Literal["bart", "t5"] = "bart"
     """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers."""
-    layers: int = setting(2, at_least=0)
+    layers: int = setting(2, at_least=1)
     """Number of transformer layers of the encoder, and of the decoder."""
-    width: int = setting(64, at_least=0)
-    heads: int = setting(4, at_least=0)
+    width: int = setting(64, at_least=1)
+    heads: int = setting(4, at_least=1)
     vocab: int = setting(1024, at_least=0)
     """Tokens in the vocabulary of the tokenizer, which is trained on both texts of the training pairs."""
 
