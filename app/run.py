@@ -146,6 +146,8 @@ class Run:
         try:
             if error is None:
                 self._loop.finish_step()
+                if self._loop.leaving or self._loop.finished:
+                    ending.keep_training(self._loop, waits=False)
             self.services.checkpoint_manager.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
@@ -310,6 +312,8 @@ class Run:
 
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Log numbers with this step's loss that nothing is trained on: their means over the global batch.
+
+        They may be NaN or infinite, which is logged as null.
 
         Args:
             values: means over the micro-batch by name, scalars.

@@ -9,6 +9,7 @@ r"""Train a generative adversarial network, a small DCGAN: two models and two op
 from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
+from app.config import setting
 from app.data.config import ImageData
 
 USE_IT = (
@@ -28,13 +29,13 @@ def adam() -> OptimConfig:
 class Config:
     """Train a generative adversarial network."""
 
-    width: int = 32
+    width: int = setting(32, at_least=1)
     """Channels at full resolution, a multiple of 8. Each halving of the resolution doubles them."""
-    latent: int = 64
+    latent: int = setting(64, at_least=0)
     """Length of the noise vector that the generator turns into an image."""
     color: bool = False
     """Generate color images; false: gray ones."""
-    samples: int = 2000
+    samples: int = setting(2000, at_least=0)
     """Images that the generator makes in each evaluation."""
     data: ImageData = field(default_factory=lambda: ImageData(size=16))
     optim: OptimConfig = field(default_factory=adam)

@@ -47,7 +47,7 @@ class Config:
     flex_attention, compiled. auto: varlen if the machine can run it, otherwise mask. run.json says which was taken."""
     sample: str = ""
     """Prompt of the sample text that each evaluation writes. Default: how the first evaluation document begins."""
-    sample_length: int = 64
+    sample_length: int = setting(64, at_least=0)
     """Maximum number of tokens in the sample text; with --mask.rate, of a text that the model fills in. 0: none."""
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(

@@ -69,7 +69,7 @@ def test_the_program_says_it_once_and_ends_with_status_2(tmp_path, rows, flags, 
         (["--scratch.layers", -1], ["--scratch.layers -1", "at least 1"]),
         (["--scratch.vocab", 100], ["--scratch.vocab 100", "261"]),
         (["--scratch.dropout", 2], ["--scratch.dropout 2.0", "below 1"]),
-        (["--scratch.dropout", "nan"], ["--scratch.dropout nan", "below 1"]),
+        (["--scratch.dropout", "nan"], ["--scratch.dropout nan", "must be a finite number"]),
     ],
 )
 def test_bad_flags(refused, flags, words):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives
+from app.distributed import collectives, placements
 from app.sampling.hashing import hash_of
 
 
@@ -61,9 +61,5 @@ def _copies(tensor: Tensor) -> tuple[bool, int, int]:
     everywhere = False, dist.get_world_size(), dist.get_rank()
     if not isinstance(tensor, DTensor):
         return everywhere
-    count, which = 1, 0
-    mesh = tensor.device_mesh
-    for size, placement, place in zip(mesh.shape, tensor.placements, mesh.get_coordinate(), strict=True):
-        if placement.is_replicate():
-            count, which = count * size, which * size + place
+    count, which = placements.copies(tensor)
     return everywhere if count == dist.get_world_size() else (True, count, which)

@@ -14,9 +14,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
-from app.distributed import naming
+from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
-from app.rundir import atomic
+from app.errors import UserError
+from app.rundir import atomic, room
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,19 +57,31 @@ def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts:
     Args:
         parts: tokenizer, processor and other objects with `save_pretrained`.
         shard: the largest size of a file of weights, for models that can be cut into several.
+
+    Raises:
+        UserError: on every rank; the folder cannot be written, as on a full disk. Nothing of it is left.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         weights = accelerator.get_state_dict(model)
     else:
         weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if not accelerator.is_main_process:
-        return
+    collectives.from_main(lambda: _publish(model, weights, parts, folder, shard), long=True)
+
+
+def _publish(model: nn.Module, weights: dict[str, Any], parts: tuple, folder: Path, shard: str) -> None:
+    """Write a folder that is there whole or not at all, in place of an earlier one."""
     _share_as(model, weights)
     (plain,) = naming.plain([model])
-    with atomic.drafted(folder) as draft:
-        _write(plain, weights, parts, draft, shard)
-        _open_to_readers(draft)
-        atomic.delete_folder(folder)
+    try:
+        with atomic.drafted(folder) as draft:
+            _write(plain, weights, parts, draft, shard)
+            _open_to_readers(draft)
+            atomic.delete_folder(folder)
+    except Exception as error:
+        if not (why := room.why(error)):
+            raise
+        needed = sum(value.nbytes for value in weights.values() if isinstance(value, torch.Tensor))
+        raise UserError(f"{folder}: the model is not written: {why}{room.lacking(needed, folder)}") from None
 
 
 def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path, shard: str) -> None:

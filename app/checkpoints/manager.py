@@ -1,12 +1,11 @@
 """Saving and resuming one run: when checkpoints are due, what their records say, and what the user is told."""
 
-import shutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from accelerate.utils import DistributedType
 
-from app.checkpoints import resume, sharded, state_dict
+from app.checkpoints import finite, resume, sharded, state_dict
 from app.checkpoints.background import BackgroundSave
 from app.checkpoints.staging import Stager
 from app.checkpoints.store import CheckpointStore, SaveOutcome
@@ -16,6 +15,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
+from app.rundir import room
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.triggers import Triggers
@@ -34,6 +34,8 @@ class Measured(NamedTuple):
     """How long ago the best score was measured."""
     unevaluated: bool = False
     """Whether the run stops inside this step's evaluation."""
+    counts: resume.Counts = resume.Counts()
+    """What has happened in the steps so far."""
 
 
 class CheckpointManager:
@@ -61,6 +63,8 @@ class CheckpointManager:
         self._stager = Stager()
         self._writing: BackgroundSave | None = None
         self._contents: dict[str, Any] = {}
+        self.constants: finite.Kinds = {}
+        """What was not finite in the models before the first step."""
         self._warned = False
 
     def resume(self, plan: BatchPlan, contents: dict[str, Any], settings: RunConfig) -> tuple[resume.Start, BatchPlan]:
@@ -76,7 +80,7 @@ class CheckpointManager:
             UserError: it is of other settings or data, of a longer run, of another model, or bound to another layout;
                 or --run.stop-at names a step that the run does not have.
         """
-        self._contents = contents
+        self._contents, self.constants = contents, finite.constants(self.accelerator.models)
         found = self.store.newest(self.logger.progress.warn)
         if found is None:
             plan.check_stop(settings)
@@ -143,7 +147,7 @@ class CheckpointManager:
         with self.logger.time_aside():
             self.wait()
             self.buffers.find_changes()
-            state_dict.check_finite(self.accelerator.models, step)
+            finite.check_state(self.accelerator, step, self.constants, self.kept())
             # Copies: training logs on while this is written.
             fields = {
                 "metrics": dict(measured.step_scores),
@@ -151,6 +155,7 @@ class CheckpointManager:
                 "unevaluated": measured.unevaluated,
                 "patience": measured.patience,
                 "losses": measured.losses(),
+                "counts": measured.counts._asdict(),
                 **self._about_run(step, plan),
             }
             if self._in_background:
@@ -171,6 +176,7 @@ class CheckpointManager:
             "config": folder.config,
             "trackers": folder.info.get("trackers", {}),
             "buffers": self.buffers.changing,
+            "nonfinite": self.constants,
         }
 
     def _begin(self, step: int, fields: dict[str, Any]) -> BackgroundSave:
@@ -226,21 +232,24 @@ class CheckpointManager:
             return
         if outcome.lasting and not quietly:
             raise UserError(problems)
+        self.logger.progress.warn(
+            f"warning: no checkpoint was saved at step {step}: {problems}{self._room()}. The run goes on, and tries "
+            f"again later; {self.kept()}"
+        )
+
+    def kept(self) -> str:
+        """Say which checkpoint is the newest."""
         try:
             kept = self.store.steps()
         except OSError:
             kept = []
-        self.logger.progress.warn(
-            f"warning: no checkpoint was saved at step {step}: {problems}{self._room()}. Training goes "
-            f"on; the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
-        )
+        return f"the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
 
     def _room(self) -> str:
         """Say what a checkpoint needs and what the disk has, where that is too little."""
-        needed = state_dict.size(self.accelerator.models, self.accelerator.optimizers)
-        folder = self.logger.folder.path
-        try:
-            free = shutil.disk_usage(folder).free
-        except OSError:
-            return ""
-        return f" (it needs {needed:,} bytes, and {folder} has {free:,} free)" if free < needed else ""
+        return room.lacking(self.needed, self.logger.folder.path)
+
+    @property
+    def needed(self) -> int:
+        """Return about how many bytes a checkpoint has."""
+        return state_dict.size(self.accelerator.models, self.accelerator.optimizers)

@@ -11,6 +11,15 @@ from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 
 
+class Counts(NamedTuple):
+    """What has happened in the steps so far, which their number does not tell."""
+
+    made: int = 0
+    """The steps that have updated weights: those that were left out do not count."""
+    averaged: Sequence[int] | None = ()
+    """For each model with an average, how many weights it has of steps after its beginning. None: not known."""
+
+
 class Start(NamedTuple):
     """Where this launch begins in the run."""
 
@@ -28,11 +37,21 @@ class Start(NamedTuple):
     """Sums of the losses of the last steps, from which the means that are logged next are formed."""
     patience: dict[str, Any] = {}
     """How long ago the best score was measured."""
+    counts: Counts = Counts()
+    """What happened in those steps."""
+
+    @property
+    def made(self) -> int:
+        """Return the number of steps that have updated weights."""
+        return self.counts.made
 
 
 def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
-    # Checkpoints of earlier versions have no entry "buffers", "losses" or "patience".
+    # Checkpoints of earlier versions have no entry "buffers", "losses", "patience" or "counts".
+    counts = Counts(max(0, saved["step"] - int(saved["scores"].get("skipped_steps", 0))), None)
+    if "counts" in saved:
+        counts = Counts(saved["counts"]["made"], tuple(saved["counts"]["averaged"]))
     return Start(
         saved["step"],
         saved["scores"],
@@ -41,6 +60,7 @@ def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
         changed,
         saved.get("losses", {}),
         saved.get("patience", {}),
+        counts,
     )
 
 

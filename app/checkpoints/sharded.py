@@ -44,7 +44,7 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
         A function that writes it into a folder, in any thread. Every rank calls it; its second argument is the process
         group.
     """
-    tensors, objects = _collect(accelerator)
+    tensors, objects = collect(accelerator)
     # The main process writes buffers and the modules' extra state.
     own = naming.buffer_names(accelerator.models)
     mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
@@ -67,7 +67,7 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
     return write
 
 
-def _collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
+def collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
     base_model.leave_out(tensors, accelerator.models)

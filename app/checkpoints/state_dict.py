@@ -4,8 +4,6 @@ A tensor has the name of its parameter in the plain model, whatever wraps the mo
 activation checkpointing. State that is not a tensor is kept apart, as JSON.
 """
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives, naming
-from app.distributed.naming import local_shard
+from app.distributed import naming
 from app.errors import UserError
 
 # Keys of an optimizer's group that are not saved: the kernels they choose depend on the hardware.
@@ -39,52 +36,12 @@ def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> in
     return sum(tensor.numel() * tensor.element_size() for tensor in own)
 
 
-def check_finite(models: list[nn.Module], step: int) -> None:
-    """Refuse weights that are not finite on any rank. Every rank takes part, and waits for its device.
-
-    Raises:
-        UserError: on every rank; it names a parameter.
-    """
-    parts = [(name, local_shard(p.detach())) for model in models for name, p in model.named_parameters()]
-    # A sum is not finite if one of its terms is not, and takes a tenth of the time of checking each term.
-    flags = torch.stack([part.sum().isfinite() for _, part in parts]).tolist() if parts else []
-    own = [name for (name, part), good in zip(parts, flags, strict=True) if not good and not part.isfinite().all()]
-    found = collectives.gather(next(iter(own), None))
-    bad = [name for name in found if name is not None]
-    if bad:
-        raise UserError(
-            f"the weights after step {step} are not finite ({bad[0]}), and were not saved: repeat the command with a "
-            "lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
-        )
-
-
 def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
     """Give modules back what their get_extra_state returned."""
     for name, value in extras.items():
         _, index, path = name.split(".", 2)
         (model,) = naming.plain([models[int(index)]])
         model.get_submodule(path.rpartition(".")[0]).set_extra_state(value)
-
-
-def remember_buffers(models: list[nn.Module]) -> Callable[[], None]:
-    """Copy buffers and extra state, and return a function that restores them, even if a buffer was replaced."""
-    modules = [module for model in models for module in model.modules()]
-    kept = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    extras = copy.deepcopy(model_tensors(models)[1])
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for module, name, buffer, before in kept:
-                buffer.copy_(before)
-                module._buffers[name] = buffer
-        restore_extras(models, copy.deepcopy(extras))
-
-    return put_back
 
 
 def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -> tuple[dict[str, Tensor], dict]:

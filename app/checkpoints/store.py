@@ -276,6 +276,14 @@ class CheckpointStore:
             self.check_owner()
             self._remove(step)
 
+    def make_room(self) -> None:
+        """Delete all checkpoints but the newest and the best. The main process calls it."""
+        steps = self.steps()
+        wanted = Retention(1, self.retention.best).wanted({step: self.path(step) for step in steps})
+        for step in sorted(set(steps) - wanted - self._unread):
+            self.check_owner()
+            self._remove(step)
+
     def _remove(self, step: int) -> None:
         """Delete a checkpoint; one that could not be read is put aside, because it may be good."""
         if step in self._unread:

@@ -3,6 +3,7 @@
 from app.config.fields import (
     as_flag,
     check,
+    check_numbers,
     chosen,
     defaults,
     diff,
@@ -24,6 +25,7 @@ __all__ = [
     "RunConfig",
     "as_flag",
     "check",
+    "check_numbers",
     "chosen",
     "defaults",
     "diff",

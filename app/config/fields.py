@@ -9,6 +9,8 @@ from app.config import points
 from app.config.settings import OnResume, OptimConfig
 from app.errors import UserError
 
+_HUGE = 2**63
+
 
 def each_field(config: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
     """Yield every field of a config and of the configs in it: its dotted name, its declaration, its value."""
@@ -31,17 +33,31 @@ def check(config: Any) -> None:
     Raises:
         UserError: it names the first such field.
     """
-    for name, field, value in each_field(config):
-        least = field.metadata.get("at_least")
-        if least is not None and value < least:
-            raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
-    if not config.run.steps and not 0 < config.run.epochs < math.inf:
+    check_numbers(config)
+    if not config.run.steps and config.run.epochs <= 0:
         raise UserError(f"--run.epochs {config.run.epochs}: must be a number above 0, or give --run.steps")
     if config.run.slices and not config.run.exact:
         raise UserError(
             f"--run.slices {config.run.slices}: only exact mode needs slices: give --run.exact true too, or leave it "
             "out"
         )
+
+
+def check_numbers(config: Any) -> None:
+    """Refuse numbers that no setting can have: NaN, infinities, those beyond 64 bits, and those below a field's least.
+
+    Raises:
+        UserError: it names the first such field.
+    """
+    for name, field, value in each_field(config):
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, float) and field.metadata.get("finite", True) and not math.isfinite(number):
+                raise UserError(f"{as_flag(name)} {number}: must be a finite number")
+            if isinstance(number, int) and not -_HUGE <= number < _HUGE:
+                raise UserError(f"{as_flag(name)} {number}: must be a number of at most 64 bits")
+        least = field.metadata.get("at_least")
+        if least is not None and not value >= least:
+            raise UserError(f"{as_flag(name)} {value}: must be at least {least}")
 
 
 def chosen(config: Any) -> tuple[Any, list[str]]:

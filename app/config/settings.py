@@ -22,6 +22,7 @@ def setting(
     default: Any,
     *,
     at_least: float | None = None,
+    finite: bool = True,
     on_resume: OnResume = OnResume.REFUSE,
     help: str = "",
     when_begun: Callable[[], Any] | None = None,
@@ -31,12 +32,13 @@ def setting(
     Args:
         default: its value where the flag is not given.
         at_least: the smallest number that is accepted.
+        finite: whether NaN and infinities are refused, as they are of all fields that are declared without `setting`.
         on_resume: whether a run that is resumed may have another value. Fields that are declared without `setting`
             may not.
         help: in place of the docstring, of a field that several configs have.
         when_begun: gives its value where it is empty when a run begins. A run that is resumed keeps what it had.
     """
-    known = {"at_least": at_least, "on_resume": on_resume, **({"help": help} if help else {})}
+    known = {"at_least": at_least, "finite": finite, "on_resume": on_resume, **({"help": help} if help else {})}
     known |= {"when_begun": when_begun} if when_begun else {}
     return dataclasses.field(default=default, metadata=known)
 
@@ -102,7 +104,8 @@ class RunConfig:
     """Save and leave after this step, as if preempted; the learning rate follows the whole run. 0: run to the end."""
     nonfinite: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
     """What happens if a gradient has NaN or infinity in it. stop: end the run before the update. skip: leave out the
-    update, name the samples, and count the step in skipped_steps."""
+    whole step, with all that it changed in the model, name the samples, and count it in skipped_steps. Such a run holds
+    buffers and frozen weights twice."""
     check_every: int = setting(0, at_least=0, on_resume=OnResume.ACCEPT)
     """Steps between two comparisons of all ranks' weights and buffers, whose copies must agree in every bit. The first
     step is always checked. 0: compare at the end of every epoch."""
@@ -196,7 +199,7 @@ class OptimConfig:
     """Points at which multistep lowers the learning rate: fractions of the run if below 1, else steps."""
     gamma: float = setting(0.1, on_resume=OnResume.IF_ACCEPTED)
     """Factor by which multistep multiplies the learning rate at each milestone."""
-    base_batch: int = setting(0, on_resume=OnResume.IF_ACCEPTED)
+    base_batch: int = setting(0, at_least=0, on_resume=OnResume.IF_ACCEPTED)
     """Global batch for which --optim.lr was chosen; see --optim.batch-scaling. 0: the run's own."""
     batch_scaling: Literal["none", "sqrt", "linear"] = setting("none", on_resume=OnResume.IF_ACCEPTED)
     """How the learning rate grows with global-batch / base-batch: not at all, by its square root, or in proportion."""
@@ -216,7 +219,7 @@ class EMAConfig:
     """Begin with a small decay, at most (1 + n) / (10 + n) at update n, so that the first weights are soon
     forgotten."""
     every: int = setting(1, at_least=1, on_resume=OnResume.IF_ACCEPTED)
-    """Steps between two updates of the average."""
+    """Steps between two updates of the average. Only steps that have updated weights count, here and for start."""
     start: float = setting(0.0, at_least=0, on_resume=OnResume.IF_ACCEPTED)
     """When the average begins: a fraction of the run if below 1, else a step. Until then it is equal to the weights."""
     use: Literal["instead", "also"] = setting("instead", on_resume=OnResume.ACCEPT)

@@ -79,9 +79,9 @@ class TextData(Classes, EvalSets, TableData):
     txt: Literal["file", "table"] = "file"
     """How txt files are read. file: as plain text, which has no labels; table: as csv, or as tsv if tabs part the
     values of the first line."""
-    max_length: int = 128
+    max_length: int = setting(128, at_least=0)
     """Tokens of the longest text. Longer texts are cut there, and the first line of output says how many."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Texts of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
 
@@ -109,9 +109,9 @@ class TagData(Classes, EvalSets, TableData):
     only one right after another of that name, as in the first CoNLL files; becomes iob2. bioes: E-name ends it too, and
     S-name is one of a single token. plain: each token has a tag of its own, as parts of speech. auto: bioes, iob2 or
     iob1 if all tags are."""
-    max_length: int = 256
+    max_length: int = setting(256, at_least=0)
     """Sub-words of the longest sentence. Longer ones are cut there, and the first line of output says how many."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Sentences of a micro-batch are padded to a multiple of this number of sub-words, so that a compiled model sees
     few shapes."""
 
@@ -133,10 +133,10 @@ class PreferenceData(RunDate, EvalSets, TableData):
     txt: Literal["file", "table"] = "file"
     """How txt files are read. file: as plain text, which has no answers; table: as csv, or as tsv if tabs part the
     values of the first line."""
-    max_length: int = 512
+    max_length: int = setting(512, at_least=0)
     """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
     fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Answers of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
 
@@ -158,11 +158,11 @@ class PairData(EvalSets, TableData):
     """Column of the text that the model learns to write."""
     prefix: str = ""
     """Text before each source, as T5 was trained with: 'translate English to German: '."""
-    max_source: int = 96
+    max_source: int = setting(96, at_least=0)
     """Tokens of the longest source. Longer ones are cut there, and the first line of output says how many."""
-    max_target: int = 32
+    max_target: int = setting(32, at_least=0)
     """Tokens of the longest target. Longer ones are cut there."""
-    pad_to_multiple_of: int = 1
+    pad_to_multiple_of: int = setting(1, at_least=0)
     """Sources and targets of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model
     sees few shapes."""
 
@@ -190,7 +190,7 @@ class CorpusData(RunDate, EvalSets, TableData):
     packing: Literal["documents", "concat"] = "documents"
     """How documents share a block. documents: attention stays inside a document, and positions restart at each.
     concat: they form one stream, in which the end-of-text token ends each document."""
-    block: int = 256
+    block: int = setting(256, at_least=0)
     """Tokens of a block. A block is one sample: all that the model sees at a time."""
     block_ramp: tuple[str, ...] = ()
     """Shorter sequences at the beginning, as STEP:TOKENS: 100:64 200:128 cuts each block into rows of 64 tokens until
@@ -221,7 +221,7 @@ class ImageData(TableData):
     split that has those inside; the id of a data set on the Hub; a folder laid out like one; or parquet files."""
     image: str = "image"
     """Column of the image: the bytes of an image file, or its path."""
-    size: int = 0
+    size: int = setting(0, at_least=0)
     """Height and width that images are brought to, in pixels. 0: the size that the pretrained model takes; from
     scratch, the longer side of the first image, but at least 32 and at most 224."""
     cache_gb: float = 16.0
@@ -253,7 +253,7 @@ class Augment:
     """Largest rotation in each direction, in degrees."""
     erase: float = 0.0
     """Probability of blanking a rectangle whose sides are a quarter to a half of the image's."""
-    operations: int = 0
+    operations: int = setting(0, at_least=0)
     """RandAugment: how many of fourteen operations (contrast, sharpness, shear and so on) are applied to an image. 2 is
     usual; then give --augment.shift, --augment.zoom and --augment.rotate 0, which it has too."""
     magnitude: float = 9.0
@@ -288,7 +288,7 @@ class BoxData(Classes, EvalSets, ImageData):
     """What happens to boxes that end outside their image, or have no area. refuse: the first one is named, and nothing
     is trained. mend: they are cut off at the image's edges, and those without an area are left out; numbers
     that are not finite are refused."""
-    size: int = 0
+    size: int = setting(0, at_least=0)
     """Height and width that images are brought to, in pixels, whatever their shape; a multiple of 32. 0: from scratch,
     the longer side of the first image, at most 640; for a pretrained model, its own, or 640 if it takes any."""
 
@@ -337,7 +337,7 @@ class VolumeData:
     """2: images, and the slices of volumes (pages of a TIFF file, along the last axis of a NIfTI file). 3: volumes."""
     patch: tuple[int, ...] = (64,)
     """Sides of the patches that the model sees, in voxels: one number for all sides, or one for each dimension."""
-    patches_per_image: int = 4
+    patches_per_image: int = setting(4, at_least=0)
     """Patches cut from each image in an epoch, at random places. Each patch is a sample."""
     overlap: float = 0.25
     """Evaluation slides a window of the patch's size over whole images. This is the fraction of its side by which a

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives
+from app.distributed import collectives, placements
 from app.distributed.naming import local_shard
 from app.errors import UserError
 
@@ -120,10 +120,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 def _place(parameter: nn.Parameter) -> list[int]:
     """Return the coordinates of this rank's shard of a parameter; ranks with the same shard must agree."""
-    if not isinstance(parameter, DTensor):
-        return []
-    where = parameter.device_mesh.get_coordinate()
-    return [at for at, placement in zip(where, parameter.placements, strict=True) if not placement.is_replicate()]
+    return placements.coordinates(parameter) if isinstance(parameter, DTensor) else []
 
 
 def _numbers(text: str) -> tuple[int, int]:

@@ -235,6 +235,21 @@ class RunningStatistics:
         with torch.no_grad():
             self._hand_out(self._own())
 
+    def remember(self) -> Callable[[], None]:
+        """Return a function that puts the statistics back as they are now, with what waits to be folded."""
+        if not (self.modules and self._folds):
+            return lambda: None
+        waiting, values = [*self._waiting], self._values
+        tracked, seen = self._tracked.clone(), self._seen.clone()
+
+        def put_back() -> None:
+            self._waiting, self._values = [*waiting], values
+            self._tracked, self._seen = tracked.clone(), seen.clone()
+            with torch.no_grad():
+                self._hand_out(self._own())
+
+        return put_back
+
     def _bytes(self) -> int:
         return sum(rows.nbytes for rows in self._waiting)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 
-from app.config import as_flag, flatten
+from app.config import as_flag, check_numbers, each_field, flatten
 from app.config.text_files import open_text, why
 from app.errors import UserError
 from app.launching import other_names
@@ -68,7 +68,22 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
     own, others = _divided(options_class, words) if rest else (words, [])
     _name_positionals(options_class)
-    return _read(options_class, own, about, prog=name), others
+    options = _read(options_class, own, about, prog=name)
+    check_numbers(options)
+    _check_lists(options, own)
+    return options, others
+
+
+def _check_lists(options: Any, words: list[str]) -> None:
+    """Refuse an option that takes a list and is given without anything in it, which asks for nothing.
+
+    Raises:
+        UserError: it names the option.
+    """
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    for name, _, value in each_field(options):
+        if value == () and as_flag(name) in given:
+            raise UserError(f"{as_flag(name)}: give at least one after it, or leave it out")
 
 
 def _divided(options_class: type["DataclassInstance"], words: list[str]) -> tuple[list[str], list[str]]:

@@ -1,5 +1,6 @@
 """Experiment trackers: those that accelerate knows get the numbers of metrics.jsonl as well."""
 
+import math
 import netrc
 import os
 import secrets
@@ -71,8 +72,8 @@ class Trackers:
         return tracker
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """Send numbers of one step to every tracker."""
-        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        """Send numbers of one step to every tracker; those that are not finite are left out, as not all take them."""
+        numbers = {k: value for k, value in values.items() if isinstance(value, int | float) and math.isfinite(value)}
         self._each(lambda tracker: tracker.log(numbers, step=step))
 
     def log_images(self, step: int, images: Images) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.config import setting
 from app.errors import UserError
 from app.tasks.hollow import made_where_needed
 
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 class Scratch:
     """The shape of a model that is trained from scratch."""
 
-    layers: int = 2
+    layers: int = setting(2, at_least=1)
     """Number of transformer layers."""
-    width: int = 128
+    width: int = setting(128, at_least=1)
     """Length of the hidden states' vectors."""
-    heads: int = 2
+    heads: int = setting(2, at_least=1)
     """Number of attention heads; --scratch.width must be a multiple of it."""
-    vocab: int = 8192
+    vocab: int = setting(8192, at_least=0)
     """Tokens in the vocabulary of the tokenizer, which is trained on the training texts."""
     dropout: float = 0.1
     """Dropout probability of hidden states and attention weights."""
@@ -36,15 +37,15 @@ class LanguageScratch(Scratch):
     """llama: rotary positions, RMSNorm and gated feed-forward layers. gpt2: learnt positions, LayerNorm and GELU. bert:
     the same, but norms come after layers, and attention goes to both sides, which --mask.rate needs. auto: bert with
     --mask.rate, otherwise llama."""
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    kv_heads: int = 0
+    layers: int = setting(4, at_least=1)
+    width: int = setting(128, at_least=1)
+    heads: int = setting(4, at_least=1)
+    kv_heads: int = setting(0, at_least=0)
     """Number of heads of keys and values of a llama; --scratch.heads must be a multiple of it. 0: --scratch.heads."""
     tokenizer: Literal["bpe", "char", "byte"] = "bpe"
     """bpe: byte pairs, trained on the training texts, with --scratch.vocab tokens. char: each character of the training
     texts is a token. byte: each byte is a token."""
-    vocab: int = 4096
+    vocab: int = setting(4096, at_least=0)
     tied: bool = True
     """Use one matrix both to embed tokens and to predict them."""
     bias: bool = True
@@ -144,16 +145,16 @@ class VisionScratch:
 
     kind: Literal["resnet", "vit"] = "resnet"
     """resnet: three stages, each with half the resolution of the one before. vit: a transformer over patches."""
-    layers: int = 2
+    layers: int = setting(2, at_least=1)
     """Number of blocks in each stage of a resnet, or of layers of a vit."""
-    width: int = 32
+    width: int = setting(32, at_least=1)
     """Channels of a resnet's first stage, which double in each further stage; or width of a vit's hidden states."""
     norm: Literal["group", "batch"] = "group"
     """Norm of a resnet. group: GroupNorm. batch: BatchNorm, which normalises each micro-batch by itself, or with
     --run.sync-bn the micro-batches that all processes compute together."""
-    heads: int = 4
+    heads: int = setting(4, at_least=1)
     """Number of attention heads of a vit; --scratch.width must be a multiple of it."""
-    patches: int = 8
+    patches: int = setting(8, at_least=0)
     """Number of a vit's patches along each side; the size of the images must be a multiple of it."""
     dropout: float = 0.0
     """Dropout probability of a vit's hidden states and attention weights."""
@@ -218,11 +219,11 @@ class DetectorScratch:
     """dense: each place of a feature map at a quarter of the resolution says which object has its middle there
     (CenterNet). detr: queries look for an object each (Conditional DETR). After 125 steps of 16 of builtin:scenes,
     dense had a mAP@0.5 of 0.72, detr below 0.001."""
-    width: int = 16
+    width: int = setting(16, at_least=1)
     """Channels at half of the resolution; deeper levels have up to 8 times as many. A multiple of 8."""
-    layers: int = 1
+    layers: int = setting(1, at_least=1)
     """Residual units of each level."""
-    queries: int = 50
+    queries: int = setting(50, at_least=0)
     """Queries of a detr: the most objects that it finds in an image."""
 
 
@@ -241,7 +242,7 @@ class UNetScratch:
 
     channels: tuple[int, ...] = (16, 32, 64)
     """Channels of each level, from the top. Each level has half the resolution of the one above it."""
-    units: int = 1
+    units: int = setting(1, at_least=0)
     """Number of convolutions in each residual unit. 0: one convolution without a residual for each level."""
     norm: Literal["instance", "group", "batch"] = "instance"
     """group: GroupNorm with one group. batch: BatchNorm, which normalises each micro-batch by itself, or with

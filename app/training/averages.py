@@ -3,14 +3,15 @@
 They are an exponential moving average, or a uniform one, kept here; or those of an optimizer that has an average of its
 own and gives it by `eval()`, as schedule-free ones do (Defazio et al., *The Road Less Scheduled*, 2024).
 
-The update of step t is a function of t and of the weights alone, and is computed number by number, so it is the same on
-every layout. Running statistics of norms are averaged with the weights; other buffers are taken as they are.
+An update is a function of the weights and of how many updates there were, and is computed number by number, so it is
+the same on every layout. Steps that were left out do not count. Running statistics of norms are averaged with the
+weights; other buffers are taken as they are.
 (Exponential: Tarvainen and Valpola, *Mean teachers*, 2017. Uniform: Izmailov et al., *Averaging Weights Leads to Wider
 Optima*, 2018.)
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from app.checkpoints import state_dict
+from app.checkpoints.resume import Start
 from app.config import EMAConfig
 from app.config.score_names import AVERAGE, PLAIN
 from app.distributed.accelerator import Accelerator
@@ -50,6 +52,8 @@ class Averages:
         self._models: list[tuple[nn.Module, torch.optim.Optimizer]] = []
         self._switching: list[torch.optim.Optimizer] = []
         self._start = 0
+        self.counts: list[int] = []
+        """For each model, how many weights its average has of steps after the one with which it begins."""
         self.applied = False
         """Whether the models have other weights now than those in training."""
         if settings is not None:
@@ -94,33 +98,73 @@ class Averages:
             self._switching.append(plain)
         if self.settings is not None and averaged:
             self._models.append((model, optimizer))
+            self.counts.append(0)
             self.accelerator.averages |= {p: _copy(p) for p in _trained(optimizer)}
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int, start: Start) -> None:
         """Begin the loop of a run of `steps` steps; the models have the weights from which it goes on."""
         if self.settings is None:
             return
         self._start = as_steps(self.settings.start, steps)
+        known = start.counts.averaged
+        if known is None and self._were_on(start.changed):  # an earlier version counted steps
+            known = [max(0, start.made - self._start) // self.settings.every] * len(self.counts)
+        if known and len(known) == len(self.counts):
+            self.counts = [*known]
         for model, _ in self._models:
             for tensor in self._statistics(model):
                 self.accelerator.averages.setdefault(tensor, _copy(tensor))
 
-    def update(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Add the weights after step `step`, counted from 1, that an optimizer has updated. Every rank takes part."""
-        model = next((model for model, own in self._models if own is optimizer), None)
-        if model is None or (step > self._start and (step - self._start) % self.settings.every):
+    def _were_on(self, changed: dict[str, list]) -> bool:
+        """Tell whether a run had averages before settings were changed."""
+        (decay, _), (uniform, _) = (
+            changed.get(f"ema.{name}", [getattr(self.settings, name)] * 2) for name in ("decay", "uniform")
+        )
+        return bool(decay or uniform)
+
+    def _place(self, optimizer: torch.optim.Optimizer) -> int | None:
+        """Return the place in the list of models of the one that an optimizer updates; None if it has no average."""
+        return next((place for place, (_, own) in enumerate(self._models) if own is optimizer), None)
+
+    def _averaged(self, place: int) -> list[Tensor]:
+        """Return the tensors of a model that may have an average."""
+        model, optimizer = self._models[place]
+        return [*_trained(optimizer), *self._statistics(model)]
+
+    def remember(self, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Return a function that puts the average of an optimizer's weights back as it is now."""
+        if (place := self._place(optimizer)) is None:
+            return lambda: None
+        known, count = self.accelerator.averages, self.counts[place]
+        kept = {known[t]: local_shard(known[t]).clone() for t in self._averaged(place) if t in known}
+
+        def put_back() -> None:
+            self.counts[place] = count
+            for average, before in kept.items():
+                local_shard(average).copy_(before)
+
+        return put_back
+
+    def update(self, made: int, optimizer: torch.optim.Optimizer) -> None:
+        """Add the weights that an optimizer has updated. Every rank takes part.
+
+        Args:
+            made: the number of the run's steps that have updated weights, this one too.
+        """
+        place = self._place(optimizer)
+        if place is None or (made > self._start and (made - self._start) % self.settings.every):
             return
         self._buffers.statistics.fold()
-        rate, known = self._rate(step), self.accelerator.averages
-        for piece in _pieces([*_trained(optimizer), *self._statistics(model)]):
+        self.counts[place] = self.counts[place] + 1 if made > self._start else 0
+        rate, known = self._rate(self.counts[place]), self.accelerator.averages
+        for piece in _pieces(self._averaged(place)):
             pairs = [(local_shard(known[t]), local_shard(t.detach())) for t in piece if t in known]
             if not pairs:  # a plan's step is on other tensors
                 continue
             _move([average for average, _ in pairs], [newest for _, newest in pairs], rate)
 
-    def _rate(self, step: int) -> float:
-        """Return the weight of the newest weights in the average."""
-        updates = max(0, step - self._start) // self.settings.every
+    def _rate(self, updates: int) -> float:
+        """Return the weight of the newest weights in the average, which has as many of steps after its beginning."""
         if updates == 0:
             return 1.0
         if self.settings.uniform:

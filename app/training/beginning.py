@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from accelerate.utils import DistributedType
+
 from app.checkpoints.resume import contents_everywhere
 from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN
@@ -43,6 +45,11 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     """
     services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
     _check_best(loop.settings, services.averages)
+    if loop.settings.nonfinite == "skip" and ours.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError(
+            "--run.nonfinite skip: DeepSpeed's engine updates in its backward pass, so no step can be left out; use an "
+            "fsdp or ddp profile"
+        )
     order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
@@ -56,7 +63,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     loop.optimizers.check_points(plan.steps)
     loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
-    services.averages.begin(plan.steps)
+    services.averages.begin(plan.steps, start)
     about = {"steps": plan.steps, "samples": plan.samples, "recipe": asked.name, "layout": here}
     about |= {"versions": layout.versions(), **asked.facts}
     if chosen := services.gradients.arithmetic():

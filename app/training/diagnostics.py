@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from app.config import RunConfig
-from app.distributed import naming
+from app.distributed import naming, placements
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
 from app.errors import UserError
@@ -109,11 +109,11 @@ class Diagnostics:
         """Return what this rank counts of a tensor: its shard, or nothing if another rank counts the same numbers."""
         part = local_shard(tensor.detach())
         if isinstance(tensor, DTensor):
-            mesh = tensor.device_mesh
-            copy = any(mesh.get_local_rank(dim) for dim, kind in enumerate(tensor.placements) if not kind.is_shard())
+            _, which = placements.copies(tensor)
+            copy = which > 0
         else:
             copy = sharded and not self._accelerator.is_main_process
-        return part[:0] if copy else part
+        return part.flatten()[:0] if copy else part
 
     def _squares(self, values: Tensor, parameter: nn.Parameter) -> Tensor:
         """Sum squares of a weight's numbers into a few numbers that can be added up over ranks."""

@@ -1,20 +1,24 @@
 """The end of a run: the finished model, what the folder and the user are told, and everything closed."""
 
+import itertools
 import shlex
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
 from torch import nn
 
-from app.checkpoints import sharded
+from app.checkpoints import finite, sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
 from app.errors import UserError, mendable
+from app.rundir import room
 from app.training.metrics import TRY
 from app.training.step_loop import StepLoop
 
 EVALUATED = "eval/loss"
 FALLS = 1e-3  # share of the first evaluation's loss by which a later one must be lower
+PAUSE = 5.0  # seconds between two looks at how much room there is
 
 
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
@@ -26,15 +30,71 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
         return
     folder = services.model_folder
     collectives.from_main(services.folder.check)
+    keep_training(loop, waits=True)
     with services.watchdog.long_work():
         used = _choose_weights(loop)
         last = used == loop.steps_done  # of another step, the weights to export have been loaded
         with services.averages.in_place(_averaged(loop)) if last else nullcontext():
-            save_model(services.accelerator, model, folder, *parts)
+            manager = services.checkpoint_manager
+            finite.check_model(services.accelerator, model, manager.constants, manager.kept())
+            try:
+                save_model(services.accelerator, model, folder, *parts)
+            except UserError as error:
+                raise UserError(
+                    f"{error}. The training is kept, as {manager.kept()}: make room, and repeat the command, which "
+                    "writes the model without training again"
+                ) from None
     if settings.log_model:
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
     _tell(loop, use, used)
+
+
+def keep_training(loop: StepLoop, waits: bool) -> None:
+    """Have a checkpoint of the last step, also on a full disk, where older ones make room. Every rank takes part.
+
+    Args:
+        waits: until there is room, for up to --run.timeout seconds; if not, what is lost has been said.
+
+    Raises:
+        UserError: there is no room.
+    """
+    services, last, began = loop.services, loop.steps_done, time.monotonic()
+    store, manager = services.checkpoint_store, services.checkpoint_manager
+    for attempt in itertools.count():
+        manager.wait()
+        if not last or collectives.from_main(lambda: last in store.steps()):
+            return
+        if attempt > 1 and not waits:
+            return
+        if attempt > 1 and not _room_comes(loop, began):
+            raise UserError(
+                f"no checkpoint of step {last} could be saved{room.lacking(manager.needed, store.folder)}; "
+                f"{manager.kept()}, from which the same command goes on: make room first"
+            )
+        if attempt:
+            collectives.from_main(store.make_room)
+        loop.save()
+
+
+def _room_comes(loop: StepLoop, began: float) -> bool:
+    """Wait until a checkpoint may have room; return False where the user or --run.timeout ends that."""
+    services, limit = loop.services, loop.settings.timeout or float("inf")
+    folder, needed = services.checkpoint_store.folder, services.checkpoint_manager.needed
+    services.logger.progress.warn(
+        f"waiting to save step {loop.steps_done} until there is room{room.lacking(needed, folder)}. Make some, or stop "
+        f"the run, which loses its last steps: {services.checkpoint_manager.kept()}"
+    )
+
+    def comes() -> bool:
+        while time.monotonic() - began < limit and not services.preemption.asked:
+            time.sleep(min(PAUSE, limit))
+            if not room.lacking(needed, folder):
+                return True
+        return False
+
+    with services.watchdog.unwatched():
+        return collectives.from_main(comes, long=True)
 
 
 def _tell(loop: StepLoop, use: str, used: int) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from app.distributed import placements
 from app.distributed.naming import local_shard
 from app.training import grid_rounding
 
@@ -119,8 +120,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 
 def _shard_groups(tensor: DTensor) -> list[dist.ProcessGroup]:
-    mesh = tensor.device_mesh
-    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return [tensor.device_mesh.get_group(dim) for dim in placements.cut_along(tensor)]
 
 
 def _units(bound: float, count: int) -> list[float]:

@@ -1,14 +1,16 @@
 """The current step of a run: its batch, its losses and norms, and how far its body has come."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from app.distributed.running_statistics import RunningStatistics
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
 from app.sampling.seeding import seed_all
+from app.training.before_step import BeforeStep
 from app.training.gradients import Gradients
 from app.training.step_metrics import StepMetrics
 
@@ -70,18 +72,28 @@ class CurrentStep:
     its update is not made twice.
     """
 
-    def __init__(self, number: int, metrics: StepMetrics, batch: Batch, undo: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        number: int,
+        metrics: StepMetrics,
+        batch: Batch,
+        before: BeforeStep | None = None,
+        again: bool = False,
+    ):
         """Enter the body.
 
         Args:
             number: of the step, counted from 1.
-            undo: restores the buffers from before the body; only given for a step that runs again.
+            before: what the body may change; only given for a step that may be left out or that runs again.
+            again: this step runs again, its update made already.
         """
-        self.number, self.metrics, self.batch, self.undo = number, metrics, batch, undo
+        self.number, self.metrics, self.batch, self.before, self.again = number, metrics, batch, before, again
         self.open = True
         """Whether its body is running."""
         self.skipped = False
-        """Whether an update was left out, because its gradient was not finite."""
+        """Whether the step is left out, because a gradient was not finite."""
+        self.made: list[torch.optim.Optimizer] = []
+        """The optimizers that have updated weights."""
         self.updated = False
         """Whether the body has called run.step."""
         self.scores: dict[str, float] = {}
@@ -93,9 +105,14 @@ class CurrentStep:
         return [] if self.skipped else self.metrics.losses
 
     @property
-    def again(self) -> bool:
-        """Tell whether this step runs again, its update made already."""
-        return self.undo is not None
+    def counts(self) -> bool:
+        """Tell whether weights have been updated, in this very step."""
+        return bool(self.made) and not self.skipped
+
+    def put_back(self) -> None:
+        """Put back what the body has changed so far."""
+        if self.before is not None:
+            self.before.put_back()
 
     @property
     def halfway(self) -> bool:

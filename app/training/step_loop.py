@@ -1,15 +1,17 @@
 """Do everything around the body of a recipe's visible loop, step by step."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import Tensor
 
-from app.checkpoints import state_dict
 from app.checkpoints.manager import Measured
-from app.checkpoints.resume import Start
+from app.checkpoints.resume import Counts, Start
 from app.config import RunConfig
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
@@ -18,6 +20,7 @@ from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
 from app.training import parameter_groups
 from app.training.audit import Audit
+from app.training.before_step import BeforeStep
 from app.training.diagnostics import Diagnostics
 from app.training.gradients import Gradients
 from app.training.loss_means import LossMeans
@@ -50,6 +53,8 @@ class StepLoop:
         self.dry_run = False
         """Whether the recipe goes on after its loop without having made a step."""
         self.patience = Patience(settings, {})
+        self._made_here = 0  # steps of this launch, before the current one, that have updated weights
+        self._told_observed: set[str] = set()
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
         self._triggers: Triggers | None = None
         self._audit: Audit | None = None
@@ -61,6 +66,12 @@ class StepLoop:
         if self.current is None:
             return self.start.step
         return self.current.number if self.current.open else self.current.done
+
+    @property
+    def steps_counted(self) -> int:
+        """Return the number of steps that have updated weights: those that were left out do not count."""
+        here = self.current is not None and self.current.open and self.current.counts
+        return self.start.made + self._made_here + here
 
     @property
     def begun(self) -> bool:
@@ -126,16 +137,17 @@ class StepLoop:
         """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
         nothing = Step(-1, [], 0, 0.0)
         metrics = StepMetrics(self.services.accelerator, nothing, None)
-        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), undo=lambda: None)
+        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), again=True)
         return self.current.batch
 
     def _enter(self, step: Step) -> Batch:
         """Begin a step, just before its body runs."""
         number, accelerator = step.index + 1, self.services.accelerator
         statistics = self.services.buffers.statistics
-        undo = state_dict.remember_buffers(accelerator.models) if number <= self.start.step else None
-        metrics = StepMetrics(accelerator, step, self._faults, self.settings.nonfinite == "skip")
-        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), undo)
+        skips, again = self.settings.nonfinite == "skip", number <= self.start.step
+        before = BeforeStep(accelerator, statistics) if skips or again else None
+        metrics = StepMetrics(accelerator, step, self._faults, skips)
+        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.sizes.at(step.index))
         self.gradients.begin(step, self._triggers.reads_losses(number))
@@ -170,15 +182,16 @@ class StepLoop:
             parts: of the loss, by name for the log; scalars.
             loss: the sum of the parts, a scalar.
         """
-        self._inside("run.backward")
-        self.observe(parts, micro)
+        step = self._inside("run.backward")
+        for name, value in parts.items():
+            step.metrics.add(name, value, micro)
         self.gradients.backward(loss, micro)
 
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Keep means over a micro-batch, by name for the log; scalars."""
         step = self._inside("run.observe")
         for name, value in values.items():
-            step.metrics.add(name, value, micro)
+            step.metrics.add(name, value, micro, trained=False)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
@@ -191,13 +204,37 @@ class StepLoop:
         watched = self._diagnostics and not step.again
         with self._diagnostics.watching(step.number, optimizer) if watched else nullcontext():
             if step.again:
-                self._undo(step)
-            elif self._usable(step, optimizer, index, clip):
-                optimizer.step()
-                self.services.averages.update(step.number, optimizer)
-            else:
-                step.skipped = True
+                step.put_back()
+            elif step.skipped or not (self._usable(step, optimizer, index, clip) and self._made(step, optimizer)):
+                self._leave_out(step)
         self.gradients.clear(optimizer)
+
+    def _made(self, step: CurrentStep, optimizer: torch.optim.Optimizer) -> bool:
+        """Update the weights and their average; return False if the step is to be left out after all."""
+        averages, others = self.services.averages, len({*step.made, optimizer}) < len(self.optimizers.known)
+        if step.before and others:  # another optimizer's gradient may not be finite
+            step.before.keep(optimizer, averages.remember(optimizer))
+        optimizer.step()
+        if self.services.accelerator.scaler is not None and cast(AcceleratedOptimizer, optimizer).step_was_skipped:
+            return self.settings.nonfinite != "skip"
+        step.made.append(optimizer)
+        averages.update(self.steps_counted, optimizer)
+        return True
+
+    def _leave_out(self, step: CurrentStep) -> None:
+        """Leave out a step as a whole: what it has changed so far is put back.
+
+        Raises:
+            UserError: it has made an update of which no copy was kept.
+        """
+        if missing := [each for each in step.made if not step.before.keeps(each)]:
+            name = type(cast(AcceleratedOptimizer, missing[0]).optimizer).__name__
+            raise UserError(
+                f"--run.nonfinite skip cannot leave out step {step.number}: {name} had "
+                "updated weights in it before, so call run.step once in a step for each optimizer"
+            )
+        step.skipped = True
+        step.put_back()
 
     def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
         """Clip the gradient and check its norm; return False if it is not finite and --run.nonfinite is skip.
@@ -244,6 +281,9 @@ class StepLoop:
     def _close(self, step: CurrentStep) -> None:
         if step.number == 0:
             return
+        if step.skipped:
+            step.put_back()  # what came after run.step belongs to the step too
+        self._made_here += int(step.counts)
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
             self.patience.note(step.number, step.scores, self._triggers.may_be_best(step.number))
@@ -254,14 +294,9 @@ class StepLoop:
             self.services.logger.write_pending(step.number)
             self.save()  # adds the scores to the checkpoint of this step
         elif step.again and not step.updated:
-            self._undo(step)  # the checkpoint still says that the step is not evaluated
+            step.put_back()  # the checkpoint still says that the step is not evaluated
         elif not step.updated and self.stopped_in_evaluation and step.done:
             self.save()  # the step before
-
-    def _undo(self, step: CurrentStep) -> None:
-        """Undo what the forward passes of a step that runs again have done to buffers."""
-        step.undo()
-        self.services.buffers.statistics.begin()
 
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
@@ -272,6 +307,7 @@ class StepLoop:
             drift = self._drift if self._triggers.checks(step.number) else None
             losses, about = step.metrics.collect(services.buffers, self._means, self.gradients.calls, drift)
             services.logger.step(step.number, losses, {**about, **rates})
+            self._tell_observed({n: value for n, value in losses.items() if n not in step.metrics.trained}, step.number)
             for trouble in self.gradients.troubles():
                 services.logger.progress.warn(trouble)
         else:
@@ -285,6 +321,16 @@ class StepLoop:
         services.checkpoint_manager.look()
         measured = self._measured(step.scores, self._means, self.stopped_in_evaluation)
         services.checkpoint_manager.save_when_due(step.number, self._triggers, measured, self.leaving)
+
+    def _tell_observed(self, values: dict[str, float], number: int) -> None:
+        """Warn, once for each name, of numbers that nothing is trained on and that are not finite."""
+        for name, value in values.items():
+            if not math.isfinite(value) and name not in self._told_observed:
+                self._told_observed.add(name)
+                self.services.logger.progress.warn(
+                    f"warning: {name} is {value} in step {number}; nothing is trained on it, so the run goes on; "
+                    "metrics.jsonl has null for such numbers"
+                )
 
     def save(self) -> None:
         """Commit a checkpoint of the last step; in a dry run, do nothing."""
@@ -305,7 +351,8 @@ class StepLoop:
         self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
 
     def _measured(self, scores: dict[str, float], means: LossMeans, unevaluated: bool = False) -> Measured:
-        return Measured(self.scores, scores, means.record, self.patience.record, unevaluated)
+        counts = Counts(self.steps_counted, tuple(self.services.averages.counts))  # as they are now
+        return Measured(self.scores, scores, means.record, self.patience.record, unevaluated, counts)
 
     def may_stop_in_evaluation(self) -> bool:
         """Tell whether the run may stop during an evaluation now; if not, the step is finished first.

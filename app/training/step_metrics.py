@@ -31,11 +31,22 @@ class StepMetrics:
         """
         self.accelerator, self.step, self.faults, self.skips = accelerator, step, faults, skips
         self.losses: list[tuple[str, Turn, Tensor]] = []
+        self.trained: set[str] = set()
+        """The names of the losses that have gradients; the others may be NaN or infinite."""
         self.norms: dict[int, Tensor] = {}
 
-    def add(self, name: str, loss: Tensor, micro: Turn) -> None:
-        """Keep a micro-batch's mean loss, a scalar on the device."""
+    def add(self, name: str, loss: Tensor, micro: Turn, trained: bool = True) -> None:
+        """Keep a micro-batch's mean loss, a scalar on the device.
+
+        Args:
+            trained: whether it has a gradient.
+        """
         self.losses.append((name, micro, loss.detach()))
+        if trained:
+            self.trained.add(name)
+
+    def _trained_losses(self) -> list[tuple[str, Turn, Tensor]]:
+        return [each for each in self.losses if each[0] in self.trained]
 
     def add_norm(self, norm: Tensor, index: int) -> bool:
         """Keep the norm of optimizer `index`'s gradient, unless it is known not to be finite.
@@ -59,8 +70,9 @@ class StepMetrics:
 
     def note(self) -> None:
         """Check losses and norms on the device, in a step that is not logged; the host does not wait."""
-        if self.losses and not self.skips and self.accelerator.scaler is None:  # the scaler skips such steps itself
-            self.faults.note(self.step.index, self.losses, [*self.norms.values()])
+        losses, norms = self._trained_losses(), [*self.norms.values()]
+        if losses and not self.skips and self.accelerator.scaler is None:  # which skips such steps itself
+            self.faults.note(self.step.index, losses, norms)
 
     def collect(
         self, buffers: Buffers, means: LossMeans, calls: CallOrder, drift: DesyncCheck | None = None
@@ -148,7 +160,7 @@ class StepMetrics:
             return
         # The scaler leaves out a step whose gradient is not finite.
         checked = [] if self.accelerator.scaler is not None else [("gradient", norm) for norm in norms]
-        for name, value in [*losses.items(), *checked]:
+        for name, value in [*((n, v) for n, v in losses.items() if n in self.trained), *checked]:
             if not math.isfinite(value):
                 raise UserError(self._not_finite(name, value).advice())
 
@@ -161,7 +173,7 @@ class StepMetrics:
         rank = self.accelerator.process_index
         own = {
             micro.index: place(micro.index, rank, micro.ids.tolist())
-            for _, micro, loss in self.losses
+            for _, micro, loss in self._trained_losses()
             if micro.weight and not math.isfinite(loss.item())
         }
         places = {index: line for part in collectives.gather(own) for index, line in part.items()}

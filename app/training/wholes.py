@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from app.distributed.placements import cut_dimension
+
 
 def whole(part: Tensor, parameter: Tensor) -> Tensor:
     """Gather a tensor that is sharded as a parameter is. Every rank of its group takes part."""
@@ -30,8 +32,7 @@ def places(parameter: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     found = [torch.arange(count, dtype=torch.int32, device=device) for count in (rows, columns)]
     if isinstance(parameter, DTensor):
         for dim in (0, 1):
-            # is_shard denies it of the placements of FSDP2 over tensor parallelism (torch 2.13), which cut rows twice.
-            here = [getattr(each, "dim", None) == dim for each in parameter.placements]
+            here = [cut_dimension(each) == dim for each in parameter.placements]
             places = zip(here, parameter.placements, strict=True)
             # Of the vector of columns too, the first dimension is cut.
             cut = [(Shard(0) if dim else each) if ours else Replicate() for ours, each in places]

@@ -13,6 +13,8 @@ repeats the run.
 """
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from app.checkpoints import sharded
 from app.commands import weights
 from app.commands.output import size
 from app.errors import UserError
+from app.rundir import room
 
 if TYPE_CHECKING:
     from app.checkpoints.store import CheckpointStore
@@ -77,17 +80,42 @@ def main(options: Options) -> int:
     if options.dry_run:
         _say_what(options, chosen, found[-1][0], target if kept else None)
         return 0
-    if kept:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent if kept else None) as scratch:
-        folder = Path(scratch, "model")
-        _write(run, chosen, found, averaged, folder, options)
-        if options.push:
-            print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
-        if kept:
-            folder.rename(target)
-            print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
+    place = target.parent if kept else Path(tempfile.gettempdir())
+    with _explained(target if kept else place, _bytes_of(found[-1][0]), place):
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as scratch:
+            folder = Path(scratch, "model")
+            _write(run, checkpoints, chosen, found, averaged, folder, options)
+            if options.push:
+                print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
+            if kept:
+                folder.rename(target)
+                print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
     return 0
+
+
+@contextmanager
+def _explained(target: Path, needed: int, place: Path) -> Iterator[None]:
+    """Say in one line why nothing could be exported, and how much room there is on its disk.
+
+    Raises:
+        UserError: a file could not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not room.why(error) or (error.filename is not None and not Path(str(error.filename)).is_relative_to(place)):
+            raise  # of another file, such as one of the data
+        raise UserError(f"{target}: nothing is exported: {room.why(error)}{room.lacking(needed, place)}") from None
+
+
+def _bytes_of(state: Path) -> int:
+    """Return the size of the weights in a checkpoint."""
+    from app.checkpoints.safe_reader import StateReader
+
+    entries = StateReader(state).read_entries()
+    weights = [entry for name, entry in entries.items() if name.startswith("models.0.")]
+    return sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights)
 
 
 def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
@@ -125,7 +153,7 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
     entries = StateReader(state).read_entries()
     weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
     count = sum(entry.size.numel() for entry in weights.values())
-    amount = size(sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights.values()))
+    amount = size(_bytes_of(state))
     print(f"{_in_words(steps).lower()} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
     if target:
         print(f"would write {target}")
@@ -135,9 +163,16 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
 
 
 def _write(
-    run: "History", steps: list[int], found: list[tuple[Path, dict]], averaged: bool, folder: Path, options: Options
+    run: "History",
+    checkpoints: "CheckpointStore",
+    steps: list[int],
+    found: list[tuple[Path, dict]],
+    averaged: bool,
+    folder: Path,
+    options: Options,
 ) -> None:
     """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
+    from app.checkpoints import finite
     from app.checkpoints.export import save_model
     from app.commands.export import model_card
     from app.launching import dry_run
@@ -158,6 +193,8 @@ def _write(
         raise UserError(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
+    kept = f"the run has checkpoints of steps {', '.join(map(str, checkpoints.steps()))}"
+    finite.check_model(accelerator, ended.model, found[-1][1].get("nonfinite"), kept)
     plain = accelerator.unwrap_model(ended.model)
     merged = Merged(plain) if options.merge else None
     plain = merged.model if merged else plain

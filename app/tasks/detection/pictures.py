@@ -39,7 +39,8 @@ def _drawn(image: Tensor, boxes: dict[str, Tensor], names: Sequence[str]) -> np.
     low, high = pixels.min(), pixels.max()
     shown = ((pixels - low) / max(high - low, 1e-9) * 255).astype(np.uint8).transpose(1, 2, 0)
     corners, labels = boxes["boxes"].cpu().numpy(), boxes["labels"].tolist()
-    return drawn(shown, corners, labels, names, boxes.get("scores"), 2 * max(1, SIDE // max(shown.shape[:2])))
+    scores = boxes["scores"].tolist() if "scores" in boxes else None
+    return drawn(shown, corners, labels, names, scores, 2 * max(1, SIDE // max(shown.shape[:2])))
 
 
 def drawn(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.config import setting
 from app.data.reading import read_json
 from app.errors import UserError
 from app.tasks.from_scratch import check_dropout
@@ -22,9 +23,9 @@ class GraphScratch:
     kind: Literal["sage", "gat"] = "sage"
     """sage: GraphSAGE, the mean over neighbours and the node itself, each with weights of its own. gat: graph
     attention, a weighted mean over neighbours and the node itself."""
-    width: int = 128
+    width: int = setting(128, at_least=1)
     """Length of the hidden states' vectors."""
-    heads: int = 4
+    heads: int = setting(4, at_least=1)
     """Attention heads of a gat; --scratch.width must be a multiple of it."""
     dropout: float = 0.5
     """Dropout probability of features and hidden states; of a gat, of attention weights too."""

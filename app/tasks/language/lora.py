@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from accelerate.utils import DistributedType
 
+from app.config import setting
 from app.errors import UserError
 from app.launching import dry_run
 from app.tasks.language import four_bits
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Lora:
     """Train small matrices next to the pretrained ones, which do not change."""
 
-    rank: int = 0
+    rank: int = setting(0, at_least=0)
     """Rank of the adapters. 0: train the whole model."""
     alpha: float = 0.0
     """Adapters are scaled by alpha / rank. 0: twice the rank."""

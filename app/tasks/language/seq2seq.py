@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor, nn
 
+from app.config import setting
 from app.data.config import PairData
 from app.distributed import naming
 from app.distributed.fsdp_calls import allow_views
@@ -25,11 +26,11 @@ class PairScratch(Scratch):
 
     shape: Literal["bart", "t5"] = "bart"
     """bart: learnt positions and LayerNorm, after layers. t5: relative positions and RMSNorm, before layers."""
-    layers: int = 2
+    layers: int = setting(2, at_least=1)
     """Number of transformer layers of the encoder, and of the decoder."""
-    width: int = 64
-    heads: int = 4
-    vocab: int = 1024
+    width: int = setting(64, at_least=1)
+    heads: int = setting(4, at_least=1)
+    vocab: int = setting(1024, at_least=0)
     """Tokens in the vocabulary of the tokenizer, which is trained on both texts of the training pairs."""
 
 

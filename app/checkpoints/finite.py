@@ -1,0 +1,121 @@
+"""Numbers that are not finite: no checkpoint and no finished model has one that training made, in any tensor."""
+
+from collections.abc import Iterable
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from app.checkpoints import sharded, state_dict
+from app.distributed import collectives, naming
+from app.distributed.accelerator import Accelerator
+from app.distributed.naming import local_shard
+from app.errors import UserError
+
+Kinds = dict[str, list[str]]
+"""By a tensor's name in checkpoints, which numbers it may have that are not finite: nan, inf, -inf."""
+
+
+def constants(models: list[nn.Module]) -> Kinds:
+    """Find the buffers and frozen weights that are not finite before training, such as masks with -inf.
+
+    They may keep numbers of these kinds. Every rank takes part.
+    """
+    trained = {name for p, name in naming.parameter_names(models).items() if p.requires_grad}
+    tensors = {n: tensor for n, tensor in state_dict.model_tensors(models)[0].items() if n not in trained}
+    found: Kinds = {}
+    for of_rank in collectives.gather(_kinds(tensors)):
+        for name, kinds in of_rank.items():
+            found[name] = sorted({*found.get(name, []), *kinds})
+    return found
+
+
+def check_state(accelerator: Accelerator, step: int, allowed: Kinds, kept: str) -> None:
+    """Refuse to save a state in which a tensor is not finite on any rank. Every rank takes part, and waits once.
+
+    Args:
+        allowed: what `constants` found before the first step.
+        kept: says which checkpoints there are.
+
+    Raises:
+        UserError: on every rank; it names the tensor.
+    """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:  # which hides the rest
+        tensors = {name: tensor for tensor, name in naming.tensor_names(accelerator.models).items()}
+    else:
+        tensors, _ = sharded.collect(accelerator)
+    trained = {name for p, name in naming.parameter_names(accelerator.models).items() if p.requires_grad}
+    if (found := _first(tensors, allowed)) is None:
+        return
+    name, kinds = found
+    if name in trained:
+        raise UserError(
+            f"the weights after step {step} are not finite ({_shown(name)}), and were not saved; {kept}: repeat the "
+            "command with a lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
+        )
+    raise UserError(
+        f"{_shown(name)} after step {step} has {' and '.join(kinds)} in it, and nothing of it was saved; {kept}. Look "
+        "at the samples since then and at what the model computes it from; --run.nonfinite skip leaves steps out whose "
+        "gradient is not finite, with all that they changed"
+    )
+
+
+def check_model(accelerator: Accelerator, model: nn.Module, allowed: Kinds | None, kept: str) -> None:
+    """Refuse to write a model in which a tensor is not finite on any rank. Every rank takes part.
+
+    Args:
+        allowed: what `constants` found when its run began; None: not known, so any buffer may have infinities.
+        kept: says which checkpoints there are.
+
+    Raises:
+        UserError: on every rank; it names the tensor.
+    """
+    (plain,) = naming.plain([model])
+    place = next((i for i, each in enumerate(naming.plain(accelerator.models)) if each is plain), 0)
+    tensors = {f"models.{place}.{n.split('.', 2)[2]}": t for n, t in state_dict.model_tensors([model])[0].items()}
+    if allowed is None:
+        weights = {naming.in_plain_model(place, name) for name, _ in plain.named_parameters(remove_duplicate=False)}
+        allowed = {name: ["-inf", "inf"] for name in tensors.keys() - weights}
+    if found := _first(tensors, allowed):
+        raise UserError(
+            f"the model is not written: {_shown(found[0])} has {' and '.join(found[1])} in it; {kept}. Take an earlier "
+            "checkpoint (python -m app export RUN --step N), or train with a lower --optim.lr"
+        )
+
+
+def _first(tensors: dict[str, Tensor], allowed: Kinds) -> tuple[str, list[str]] | None:
+    """Return the first tensor with a number that is not allowed on any rank, and the kinds of them."""
+    own = ((n, sorted(set(kinds) - {*allowed.get(n, ())})) for n, kinds in _kinds(tensors).items())
+    found = collectives.gather(next((each for each in own if each[1]), None))
+    return next((each for each in found if each), None)
+
+
+def _kinds(tensors: dict[str, Tensor]) -> Kinds:
+    """Find the tensors whose part on this rank is not finite; waits for each device once."""
+    parts = {n: local_shard(t.detach()) for n, t in tensors.items() if t.is_floating_point() and not t.is_meta}
+    # A sum is not finite if one of its terms is not, and takes a tenth of the time of checking each term.
+    flags: dict[torch.device, list[Tensor]] = {}
+    for part in parts.values():
+        flags.setdefault(part.device, []).append(_summable(part).sum().isfinite())
+    good = {device: iter(torch.stack(of_device).tolist()) for device, of_device in flags.items()}
+    suspects = [name for name, part in parts.items() if not next(good[part.device])]
+    return {name: kinds for name in suspects if (kinds := [*_kinds_in(_summable(parts[name]))])}
+
+
+def _summable(part: Tensor) -> Tensor:
+    return part.float() if part.element_size() == 1 else part  # torch cannot sum numbers of 8 bits
+
+
+def _kinds_in(part: Tensor) -> Iterable[str]:
+    found = {"nan": part.isnan(), "inf": part.isposinf(), "-inf": part.isneginf()}
+    return (kind for kind, there in found.items() if bool(there.any()))
+
+
+def _shown(name: str) -> str:
+    """Write a tensor's name in a checkpoint for a user."""
+    kind, _, rest = name.partition(".")
+    if kind == "models":
+        return name.removeprefix("models.0.")
+    if kind == "averages":
+        return f"the average of {_shown(rest)}"
+    return name
