@@ -33,7 +33,7 @@ class LateCasts:
             device: type of the device that autocast is for.
         """
         self.device = device
-        self._sources: dict[int, nn.Parameter] = {}  # by the address of the copy, while its layer computes
+        self._sources: dict[int, Tensor] = {}  # by the address of the copy, while its layer computes
         self._roots: dict[nn.Parameter, Tensor] | None = None  # of this forward pass of the model
         for module in model.modules():
             if isinstance(module, _KINDS) and type(module).forward in {kind.forward for kind in _KINDS}:
