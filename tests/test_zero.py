@@ -50,6 +50,7 @@ def test_on_cpu_it_is_refused(rows, tmp_path):
     assert result.status == 2 and "needs GPUs" in result.output and "fsdp_cpu.yaml" in result.output
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_laws_hold(rows, tmp_path, stage):
