@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from app.distributed.naming import local_shard
-from app.distributed.tensor_parallel.last_layer import LAST
-from app.distributed.tensor_parallel.layers import is_split
+from app.distributed.tensor_parallel.layers import adds_bias_itself, is_split
 
 # Layers whose weights and biases autocast always casts, on every device.
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -51,8 +50,7 @@ class LateCasts:
 
     def _casting(self, module: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wrap a layer's forward pass; hooks before and after it still see the weights themselves."""
-        # It sums the gradient of its bias in fp32, so the bias must come in as it is.
-        kept = {"bias"} if hasattr(module, LAST) else set()
+        kept = {"bias"} if adds_bias_itself(module) else set()
         # What is cut is not a weight to autocast, which then casts it at each use.
         apart = is_split(module)
 

@@ -25,7 +25,15 @@ NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
 SLICES = 2
 
 
+# Accelerate's own example of all three dimensions: two copies of what fsdp_tp is.
+COPIES = "fsdp_tp twice"
+
+
 def settings_of(name: str) -> dict:
+    """Read a profile."""
+    if name == COPIES:
+        known = settings_of("fsdp_tp")
+        return known | {"parallelism_config": known["parallelism_config"] | {"parallelism_config_dp_replicate_size": 2}}
     return yaml.safe_load((PROFILES / f"{name}.yaml").read_text())
 
 
@@ -54,7 +62,7 @@ def trained(tmp_path_factory, rows):
 
     def flags(name, kind, split):
         exact = ["--run.exact", "true", *(["--run.slices", SLICES] if split else [])]
-        return [*SMALL, *data, "--run.dir", root / name / kind, *(exact if kind == "exact" else [])]
+        return [*SMALL, *data, "--run.dir", root / name.replace(" ", "-") / kind, *(exact if kind == "exact" else [])]
 
     @functools.cache
     def one(precision, split):
@@ -66,8 +74,8 @@ def trained(tmp_path_factory, rows):
 
     @functools.cache
     def trained(name):
-        changed, folder = smaller(name), root / name
-        file = profile_of(folder, name, **changed)
+        changed, folder = smaller(name), root / name.replace(" ", "-")
+        file = profile_of(folder, name.partition(" ")[0], **changed)
         commands = [(RECIPE, flags(name, kind, kind_of(name)[1]), None) for kind in ("ordinary", "exact")]
         if settings_of(name)["num_machines"] > 1:
             listed = folder / "commands.json"
@@ -86,7 +94,9 @@ def trained(tmp_path_factory, rows):
     return trained
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if settings_of(name)["distributed_type"] != "DEEPSPEED"])
+@pytest.mark.parametrize(
+    "name", [COPIES, *(name for name in NAMES if settings_of(name)["distributed_type"] != "DEEPSPEED")]
+)
 def test_it_trains_as_one_process_does(trained, name):
     precision, split = kind_of(name)
     found, alone = trained(name), trained.one(precision, split)

@@ -86,6 +86,11 @@ def is_split(module: nn.Module) -> bool:
     return any(_is(module, forward) for forward in (_columns, _fused, _rows, _embedding, _head, _norm_of_heads))
 
 
+def adds_bias_itself(module: nn.Module) -> bool:
+    """Tell whether a layer takes its bias as it is, without a cast for its product."""
+    return _is(module, _rows) or hasattr(module, LAST)
+
+
 def _is(module: nn.Module, forward: Callable[..., Tensor]) -> bool:
     """Tell whether a module computes by one of the functions below; FSDP's casts may be wrapped around it."""
     found = inspect.unwrap(module.forward)
