@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+APART := $(CURDIR)/.venv/apart
 
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
@@ -12,11 +13,12 @@ train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
 
 # One worker more than cores: some tests wait. A worker's launches take up to 6 GB.
-test: $(READY)  ## every test, real launches included
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(READY) $(APART)/ready  ## every test, real launches included; in the end, what was skipped and why
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not apart"
+	PYTHONPATH=$(APART) $(BIN)/python -m pytest -n 2 -m apart $$(grep -rl --include="test_*.py" "mark.apart" tests)
 
 check: lint  ## lint, and the tests that start no processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long and not apart"
 
 torture: $(READY)  ## 200 kills of the text classifier, under three profiles in turn
 	$(BIN)/python -m app torture recipes/cls.py --kills 200 \
@@ -51,4 +53,12 @@ $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+# What some tests need and others must not see: DeepSpeed builds none of its operations here.
+$(APART)/ready: requirements-apart.lock | $(READY)
+	@echo "installing the packages of requirements-apart.lock into .venv/apart: a minute, about 1.2 GB"
+	rm -rf $(APART)
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(APART) \
+		-r requirements-apart.lock
 	touch $@

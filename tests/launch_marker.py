@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", f"{MARK}: starts processes; `make check` leaves it out")
     config.addinivalue_line("markers", "long: takes seconds in this process; `make check` leaves it out")
+    about = "needs packages that others must not see; `make test` runs it by itself (requirements-apart.lock)"
+    config.addinivalue_line("markers", f"apart: {about}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -43,6 +43,11 @@ def environment(more: dict | None = None) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(more or {})}
 
 
+def python_path(*folders: Path) -> str:
+    """Return a PYTHONPATH with folders before what it has already."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def kill_with_stacks(pid: int) -> None:
     """Kill a process and all its descendants, once they have printed where each of their threads is."""
     for member in family(pid):

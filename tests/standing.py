@@ -181,7 +181,7 @@ def stand(profile: Path, processes: int, env: dict[str, str]) -> Standing:
         profile: the profile's file.
         processes: 0 for as many as the profile says.
     """
-    source, ranks = warm(env), processes or yaml.safe_load(profile.read_text())["num_processes"]
+    source, ranks = warm(env), processes or yaml.safe_load(profile.read_text()).get("num_processes", 1)
     key = (profile.read_text(), ranks, frozenset(source.env.items()))
     found = _standing.pop(key, None)
     if found is None or found.process.poll() is not None:

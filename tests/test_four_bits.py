@@ -87,6 +87,7 @@ def test_a_plan_counts_packed_weights(rows, base, tmp_path, capsys):
     assert packed["peak"]["peak"] < whole["peak"]["peak"]
 
 
+@pytest.mark.apart
 def test_a_plan_counts_what_bitsandbytes_holds():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     layer = nn.Linear(256, 96, bias=False)
@@ -97,6 +98,7 @@ def test_a_plan_counts_what_bitsandbytes_holds():
     assert sum(t.nbytes for t in held.values()) == sum(t.nbytes for t in (*counted.parameters(), *counted.buffers()))
 
 
+@pytest.mark.apart
 def test_evaluation_computes_with_the_same_weights():
     """bitsandbytes would pack them anew on CPUs that multiply in bf16."""
     pytest.importorskip("bitsandbytes")
@@ -110,6 +112,7 @@ def test_evaluation_computes_with_the_same_weights():
     assert x.grad.abs().sum() > 0 and packed.weight.grad is None
 
 
+@pytest.mark.apart
 def test_any_layout_and_stops_have_the_same_bits(rows, base, tmp_path):
     pytest.importorskip("bitsandbytes")
     flags = ["--model", base, *PACKED, "--run.steps", 4, "--run.exact", "true", "--ema.decay", 0.5]
@@ -128,6 +131,7 @@ def test_any_layout_and_stops_have_the_same_bits(rows, base, tmp_path):
     assert f"{scores(tmp_path / 'one')[-1]['eval/loss']:.4f}" in result.output, result.output
 
 
+@pytest.mark.apart
 def test_adapters_are_merged_into_whole_weights(rows, base, tmp_path):
     pytest.importorskip("bitsandbytes")
     run, flags = tmp_path / "run", ["--model", base, *PACKED, "--run.steps", 2]

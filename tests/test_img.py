@@ -225,7 +225,7 @@ def test_a_folder_of_timms_says_what_it_needs(tmp_path):
 
 
 def test_a_model_of_timm(tmp_path):
-    pytest.importorskip("timm", reason="timm, which needs torchvision, is not installed")
+    pytest.importorskip("timm", reason="needs torchvision, and timm, which needs it")
     from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 
     config = TimmWrapperConfig(architecture="resnet10t", num_labels=3)

@@ -116,7 +116,10 @@ def test_state_that_cannot_be_found_out_is_said():
 
 PLAN = """
 import sys
+from types import SimpleNamespace
 from app.__main__ import main
+from app.distributed import supported
+supported.importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))  # DeepSpeed is there
 recipe, folder, out = sys.argv[1:]
 status = [
     main(["plan", recipe, "--run.dir", f"{folder}/new", "--json", f"{out}/new.json"]),

@@ -6,6 +6,7 @@ import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
+from app.distributed import accelerate_patches
 from app.launching import profiles
 from launching import PROFILES
 
@@ -22,10 +23,21 @@ def test_profile_is_read_whole(name):
     path = str(PROFILES / f"{name}.yaml")
     profile = load_config_from_file(path)  # refuses unknown keys at the top
     flags = launch_command_parser().parse_args(["--config_file", path, "script.py"])
-    for section in (profile.fsdp_config, profile.deepspeed_config, profile.parallelism_config, profile.dynamo_config):
+    sections = profile.fsdp_config, profile.deepspeed_config, profile.parallelism_config, profile.dynamo_config
+    for section in (*sections, profile.mpirun_config):
         for key in section:
             assert hasattr(flags, key), f"accelerate launch does not know {key}"
     assert profile.num_processes >= 1 and profile.mixed_precision in ("no", "bf16")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accelerate_has_nothing_to_say(name, monkeypatch, caplog):
+    """Of what it chose because a profile left it open; on any number of cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical=True: 64)
+    words = ["--config_file", str(PROFILES / f"{name}.yaml"), "script.py"]
+    accelerate_patches.complete(launch_command_parser().parse_args(words))
+    assert caplog.messages == []
 
 
 def test_sharding_profiles_are_fsdp2():

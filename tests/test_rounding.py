@@ -14,7 +14,7 @@ from app import OptimConfig, Run
 from app.training import grid_rounding
 from app.training.gradient_grid import GRID, Grid, Sums
 from benchmarks.launches import Launches
-from launching import ROOT
+from launching import ROOT, python_path
 from tiny import Config, RunConfig
 
 DATA = list(torch.randn(40, 16, generator=torch.Generator().manual_seed(0)))
@@ -113,10 +113,11 @@ assert not rounding.agrees(kernels, torch.device("cpu")), "the comparison sees n
 """
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_kernels_have_the_bits_of_torch_where_triton_interprets_them():
     """On a CPU. tests/laws/test_cuda.py does it on a GPU, where they are compiled."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": python_path(ROOT)}
     subprocess.run([sys.executable, "-c", INTERPRETED], check=True, env=environment)
 
 
@@ -138,8 +139,9 @@ for function, signature, fixed in ((kernels._add, add, {"fresh": False}), (kerne
 """
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
 def test_kernels_compile_to_products_and_sums_that_are_rounded_each(tmp_path):
     """For three generations of GPUs, none of which is needed for it."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": python_path(ROOT)}
     subprocess.run([sys.executable, "-c", COMPILED], check=True, env=environment)

@@ -1,82 +1,25 @@
 """Law 4 on two machines: network namespaces with a cable between them, which share nothing but the run folder."""
 
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from launching import PROFILES, ROOT, Training, run, steps
+from launching import ROOT, profile_of, run, steps
+from machines import two_machines
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
-FIRST = "10.77.0.1"
 FLAGS = "@0.1:--run.save-every:2"
-
-
-def ip(*words):
-    """Run iproute2, which must succeed."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
-class Machine:
-    """One of the two, and its launcher."""
-
-    def __init__(self, number, folder, profile):
-        self.number, self.folder, self.profile = number, folder, profile
-        self.name = f"samestep-{os.getpid()}-{number}"
-        self.now = None
-
-    def start(self, *runs, more=()):
-        """Type the command that a user types here."""
-        launch = ["ip", "netns", "exec", self.name, sys.executable, "-m", "accelerate.commands.launch"]
-        launch += ["--config_file", self.profile, "--main_process_ip", FIRST, "--machine_rank", self.number, *more]
-        self.now = Training(self.folder, [*launch, SCRIPT, self.folder, *runs], f"output-{self.number}")
-
-    def cable(self, state):
-        ip("-n", self.name, "link", "set", "eth0", state)
-
-    def lose(self):
-        """Kill the launcher with its ranks, none of which gets a word out."""
-        self.now.process.send_signal(signal.SIGSTOP)
-        self.now.end()
-
-    def close(self):
-        if self.now is not None and not self.now.file.closed:
-            self.lose()
-        subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
-    """Give two machines, on which a process each trains together; nothing of them is left in the end."""
+    """Give two machines for the toy recipe."""
     folder = tmp_path_factory.mktemp("machines")
-    text = (PROFILES / "ddp_2nodes.yaml").read_text().replace("num_processes: 16", "num_processes: 2\nuse_cpu: true")
-    (folder / "profile.yaml").write_text(text.replace("mixed_precision: bf16", "mixed_precision: 'no'"))
-    both = [Machine(number, folder, folder / "profile.yaml") for number in (0, 1)]
-    try:
-        try:
-            if not shutil.which("ip"):
-                raise OSError("there is no `ip` (iproute2)")
-            for machine in both:
-                ip("netns", "add", machine.name)
-            ends = [["eth0", "netns", machine.name] for machine in both]
-            ip("link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
-            for machine, address in zip(both, (FIRST, "10.77.0.2"), strict=True):
-                ip("-n", machine.name, "address", "add", f"{address}/24", "dev", "eth0")
-                ip("-n", machine.name, "link", "set", "lo", "up")
-                machine.cable("up")
-        except OSError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
+    profile = profile_of(folder, "ddp_2nodes", num_processes=2, use_cpu=True, mixed_precision="no")
+    with two_machines(folder, profile, SCRIPT) as both:
         yield both
-    finally:
-        for machine in both:
-            machine.close()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +28,7 @@ def story(machines):
     first, second = machines
     seen = SimpleNamespace(folder=first.folder)
     for machine in machines:
-        machine.start("whole", f"hang{FLAGS}:--run.timeout:20")
+        machine.start(first.folder, "whole", f"hang{FLAGS}:--run.timeout:20")
     first.now.reach("hang", 4)
     time.sleep(0.5)
     began = time.monotonic()
@@ -98,14 +41,14 @@ def story(machines):
     (first.folder / "hang").rename(first.folder / "run")
     command = f"run{FLAGS}:--run.timeout:3:--run.stop-at:30"
     for machine in machines:
-        machine.start(command, more=["--max_restarts", "2"])
+        machine.start(first.folder, command, more=["--max_restarts", "2"])
     first.now.reach("run", 12)
     before = first.now.rank(0)
     second.cable("down")
     second.lose()
     before.wait(60)
     second.cable("up")
-    second.start(command, more=["--max_restarts", "1"])  # for the rank, later; coming back costs none
+    second.start(first.folder, command, more=["--max_restarts", "1"])  # for the rank, later; coming back costs none
     first.now.wait_for(lambda: first.now.output().count("resuming") == 2)
     first.now.reach("run", 17)
     first.now.rank(0).kill()

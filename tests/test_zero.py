@@ -8,7 +8,7 @@ import pytest
 
 from app import UserError
 from app.distributed import deepspeed
-from launching import PROFILES, ROOT, run, run_warm, scores, steps
+from launching import PROFILES, ROOT, python_path, run, run_warm, scores, steps
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SCRIPT = ROOT / "tests" / "laws" / "zero_on_cpu.py"
@@ -50,6 +50,7 @@ def test_on_cpu_it_is_refused(rows, tmp_path):
     assert result.status == 2 and "needs GPUs" in result.output and "fsdp_cpu.yaml" in result.output
 
 
+@pytest.mark.apart
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_the_laws_hold(rows, tmp_path, stage):
@@ -59,7 +60,7 @@ def test_the_laws_hold(rows, tmp_path, stage):
     text = (PROFILES / f"zero{stage}.yaml").read_text().replace("num_processes: 8", "num_processes: 2")
     (tmp_path / "zero.yaml").write_text(text.replace("mixed_precision: bf16", "mixed_precision: 'no'"))
     head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", tmp_path / "zero.yaml"]
-    env = {"PYTHONPATH": str(ROOT / "tests")}
+    env = {"PYTHONPATH": python_path(ROOT / "tests")}
     data = [*FLAGS, "--data.path", rows(101), "--data.eval-path", rows(7), "--run.dir"]
     one = run([sys.executable, RECIPE, *data, tmp_path / "one"])
     assert one.status == 0, one.output

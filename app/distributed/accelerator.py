@@ -14,7 +14,6 @@ from accelerate.utils import (
     DistributedType,
     DynamoBackend,
     InitProcessGroupKwargs,
-    ParallelismConfig,
 )
 from torch import nn
 
@@ -22,12 +21,12 @@ from app.distributed import (
     accelerate_patches,
     allocator,
     collectives,
-    deepspeed,
     environment,
     fsdp,
     made_once,
     regional_compilation,
     rendezvous,
+    supported,
 )
 from app.distributed.fsdp_autocast import LateCasts
 from app.distributed.tensor_parallel.layers import cuts, split_model
@@ -64,8 +63,7 @@ class Accelerator(accelerate.Accelerator):
             )
         environment.plain_thread_counts()
         on_cpu = _on_cpu()
-        deepspeed.check(on_cpu)
-        _check_mesh()
+        supported.check(supported.of_environment(on_cpu))
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks, accelerate would check the mesh, and before `keep_fsdp` below has set FSDP again.
@@ -108,10 +106,6 @@ class Accelerator(accelerate.Accelerator):
         Raises:
             UserError: there is one.
         """
-        if self.device.type == "cpu" and self.mixed_precision == "fp16":
-            raise UserError("mixed_precision fp16: needs a GPU; on CPU take bf16 or no")
-        if self.mixed_precision == "fp16" and self.ranks_per_data_rank > 1:
-            raise UserError("mixed_precision fp16: its loss scale does not work under tp_size yet; take bf16 or no")
         if self.gradient_accumulation_steps != 1:
             raise UserError(
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
@@ -303,17 +297,3 @@ def _may_bind() -> bool:
     """Tell whether the process group may be bound to a device. Not under DeepSpeed, nor where a mesh would split it."""
     asked = (os.environ.get(name, "false").lower() == "true" for name in ("ACCELERATE_USE_DEEPSPEED", _MESHED))
     return not any(asked)
-
-
-def _check_mesh() -> None:
-    """Refuse a profile whose mesh splits sequences, or is not for these processes, before accelerate makes the mesh."""
-    if os.environ.get(_MESHED, "false").lower() != "true":
-        return
-    mesh, processes = ParallelismConfig(), int(os.environ.get("WORLD_SIZE", "1"))
-    if mesh.tp_enabled and mesh.total_size != processes:
-        raise UserError(
-            f"tp_size {mesh.tp_size} and dp_shard_size {mesh.dp_shard_size} in the profile are for {mesh.total_size} "
-            f"processes, and {processes} were started: change the sizes, or start {mesh.total_size}"
-        )
-    if mesh.cp_enabled or mesh.sp_enabled:
-        raise UserError("cp_size, sp_size in the profile: sequences are not split over processes yet; set both to 1")

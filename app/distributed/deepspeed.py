@@ -1,18 +1,11 @@
 """Settings of DeepSpeed, whose engine clips and updates inside the backward pass."""
 
-import os
 import warnings
 
 import torch
 from accelerate.utils import DeepSpeedPlugin
 
 from app.errors import UserError
-
-
-def check(on_cpu: bool) -> None:
-    """Refuse DeepSpeed on CPU, where accelerate 1.15 would use DDP without a warning."""
-    if on_cpu and os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise UserError("a DeepSpeed profile needs GPUs: on CPU use accelerate_configs/fsdp_cpu.yaml")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from app.distributed import naming
 from app.distributed.environment import gpus_here, is_main_process
+from app.distributed.supported import SHARDING
 from app.errors import UserError
 
 ENDS = ("get_input_embeddings", "get_output_embeddings")
@@ -23,7 +24,7 @@ def read_plugin() -> FullyShardedDataParallelPlugin:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     if os.environ.get("FSDP_VERSION", "1") != "2":
-        keep_sharded = os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper() in ("1", "FULL_SHARD")
+        keep_sharded = SHARDING[os.environ.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()]
         os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": str(keep_sharded).lower()}
     os.environ["FSDP_STATE_DICT_TYPE"] = "SHARDED_STATE_DICT"
     os.environ.pop("FSDP_BACKWARD_PREFETCH", None)

@@ -3,7 +3,8 @@
 Autocast (torch 2.13) casts a weight once in a forward pass. It keeps the copy until the pass is over, and the graph
 keeps it until the backward pass. FSDP2 frees a layer's weights after its forward pass, but the copies would stay on
 every process: half the bytes of the whole model. Here, layers cast their own weights, with the same rounding, and the
-graph keeps the weight itself in place of the copy.
+graph keeps the weight itself in place of the copy. Of a layer that tensor parallelism splits, that is this process's
+part.
 """
 
 import functools
@@ -13,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from app.distributed.naming import local_shard
+from app.distributed.tensor_parallel.layers import adds_bias_itself, is_split
 
 # Layers whose weights and biases autocast always casts, on every device.
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -28,7 +32,7 @@ class LateCasts:
             device: type of the device that autocast is for.
         """
         self.device = device
-        self._sources: dict[int, nn.Parameter] = {}  # by the address of the copy, while its layer computes
+        self._sources: dict[int, Tensor] = {}  # by the address of the copy, while its layer computes
         self._roots: dict[nn.Parameter, Tensor] | None = None  # of this forward pass of the model
         for module in model.modules():
             if isinstance(module, _KINDS) and type(module).forward in {kind.forward for kind in _KINDS}:
@@ -46,6 +50,9 @@ class LateCasts:
 
     def _casting(self, module: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wrap a layer's forward pass; hooks before and after it still see the weights themselves."""
+        kept = {"bias"} if adds_bias_itself(module) else set()
+        # What is cut is not a weight to autocast, which then casts it at each use.
+        apart = is_split(module)
 
         @functools.wraps(forward)
         def casting(*args: Any, **kwargs: Any) -> Tensor:
@@ -53,8 +60,9 @@ class LateCasts:
                 return forward(*args, **kwargs)
             held: dict[str, Any] = module._parameters
             weights = dict(held)
-            copies = {n: self._cast(p) for n, p in weights.items() if p is not None and p.dtype == torch.float32}
-            places = {copy.untyped_storage().data_ptr(): weights[name] for name, copy in copies.items()}
+            cast = {n: p for n, p in weights.items() if p is not None and p.dtype == torch.float32 and n not in kept}
+            copies = {name: self._cast(weight, apart) for name, weight in cast.items()}
+            places = {copy.untyped_storage().data_ptr(): local_shard(cast[n]).detach() for n, copy in copies.items()}
             held.update(copies)
             self._sources |= places
             try:
@@ -66,17 +74,22 @@ class LateCasts:
 
         return casting
 
-    def _cast(self, weight: nn.Parameter) -> Tensor:
-        """Cast a weight; the gradients of all its uses in a forward pass are summed in that type, as autocast does."""
-        dtype = torch.get_autocast_dtype(self.device)
+    def _cast(self, weight: nn.Parameter, apart: bool) -> Tensor:
+        """Cast what is here of a weight.
+
+        Args:
+            apart: whether the gradients of its uses in a forward pass are summed in fp32; if not, in the type of the
+                cast, as autocast does.
+        """
+        dtype, here = torch.get_autocast_dtype(self.device), local_shard(weight)
         if not (weight.requires_grad and torch.is_grad_enabled()):
-            return weight.detach().to(dtype)
-        root = None if self._roots is None else self._roots.get(weight)
+            return here.detach().to(dtype)
+        root = None if self._roots is None or apart else self._roots.get(weight)
         if root is None:
-            root = _Root.apply(weight, dtype)
-            if self._roots is not None:
+            root = _Root.apply(here, dtype)
+            if self._roots is not None and not apart:
                 self._roots[weight] = root
-        return _Use.apply(root, weight)
+        return _Use.apply(root, here)
 
     def _pack(self, saved: Tensor) -> Any:
         source = self._sources.get(saved.untyped_storage().data_ptr())

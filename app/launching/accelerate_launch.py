@@ -41,13 +41,14 @@ def launch(profile: Profile, words: list[str]) -> int:
         words: options of `accelerate launch`, the script, and its flags.
 
     Raises:
-        UserError: this machine cannot train under the profile.
+        UserError: nothing, or not this machine, can train under the profile.
     """
     from accelerate.commands.launch import launch_command_parser
 
     from app.distributed import accelerate_patches
     from app.distributed.environment import LAUNCHER, check_gpus
 
+    profile.check()
     alone = profile.machines == 1
     if profile.on_cpu:  # accelerate 1.15 does not pass `use_cpu` on to processes that torchrun starts
         os.environ["ACCELERATE_USE_CPU"] = "true"

@@ -1,5 +1,6 @@
 """Starting a recipe from a notebook under any profile, in new processes."""
 
+import dataclasses
 import json
 import pickle
 import signal
@@ -33,17 +34,20 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
         processes: their number; 0: as many as the profile says.
 
     Raises:
-        UserError: there is no such profile.
+        UserError: there is no such profile, or nothing can train under it.
         RuntimeError: a process failed; its output was printed.
     """
     import cloudpickle
 
     found = profiles.read(str(profile), flag="the profile")
+    if processes:
+        found = dataclasses.replace(found, processes=processes)
+    found.check()
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
         folder = Path(name)
         (folder / "path.json").write_text(json.dumps(sys.path))
         (folder / "job").write_bytes(cloudpickle.dumps((main, config)))
-        status = _follow(launcher_words(found.file, processes or found.processes, _WORKER, str(folder)))
+        status = _follow(launcher_words(found.file, found.processes, _WORKER, str(folder)))
         if status:
             raise RuntimeError(f"the launch ended with status {status}; its output above says why")
         return pickle.loads((folder / "result").read_bytes())

@@ -1,18 +1,31 @@
 """Profiles: the files for `accelerate launch`, found by name, and the layouts that they describe."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import app
+from app.distributed import supported
 from app.errors import UserError, did_you_mean
 from app.launching.flags import read_yaml
 
 # An installed package has the profiles inside `app`; a copy of the repository has them next to it.
 _PLACES = [folder / "accelerate_configs" for folder in Path(app.__file__).parents[:2]]
 FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
-_SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
+# Sections of a profile, and what accelerate puts before a key of theirs that begins otherwise.
+_SECTIONS = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
+_SECTIONS |= dict.fromkeys(("deepspeed_config", "parallelism_config", "mpirun_config"), "")
+# Keys that accelerate accepts on a command line only, and those of old files, which it converts.
+_OLD = {"dynamo_backend", "fp16"}
+# Values that accelerate would fail on with a traceback; its own names for each.
+_CHOICES = {
+    "fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+    "fsdp_version": ("1", "2"),
+    "zero_stage": ("0", "1", "2", "3"),
+}
 # What the model is wrapped in, by distributed_type.
 _KINDS = {"NO": "", "MULTI_GPU": "DDP", "MULTI_CPU": "DDP", "FSDP": "FSDP2"}
 
@@ -39,7 +52,8 @@ class Profile:
     @property
     def precision(self) -> str:
         """Name the precision: fp32, bf16, fp16 or fp8."""
-        asked = str(self.settings.get("mixed_precision") or "no").lower()
+        old = "fp16" if self.settings.get("fp16") else "no"
+        asked = str(self.settings.get("mixed_precision") or old).lower()
         return "fp32" if asked in ("no", "false") else asked
 
     @property
@@ -112,33 +126,44 @@ class Profile:
         return asked or bool(self.section("fsdp_config").get("fsdp_offload_params"))
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a nested section; empty if there is none."""
-        return self.settings.get(name) or {}
+        """Return a nested section, with keys as accelerate completes them; empty if there is none."""
+        start, found = _SECTIONS.get(name, ""), self.settings.get(name) or {}
+        return {key if key.startswith(start) else start + key: value for key, value in found.items()}
 
     def mesh(self, dimension: str) -> int:
         """Return the size of one dimension of the mesh of processes, such as dp_replicate or tp."""
         return int(self.section("parallelism_config").get(f"parallelism_config_{dimension}_size") or 1)
 
+    @property
+    def asked(self) -> supported.Asked:
+        """Return what it asks for, as every process of a run reads it from its environment."""
+        fsdp, kind = self.section("fsdp_config"), self.settings["distributed_type"]
+        first = kind == "FSDP" and str(fsdp.get("fsdp_version", "1")) != "2"
+        return supported.Asked(
+            processes=self.processes,
+            on_cpu=self.on_cpu,
+            engine=kind if kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM") else "",
+            precision="no" if self.precision == "fp32" else self.precision,
+            mesh=supported.Mesh(*map(self.mesh, supported.Mesh._fields)),
+            fp8_backend=str(self.section("fp8_config").get("fp8_backend") or ""),
+            sharding=str(fsdp.get("fsdp_sharding_strategy") or "") if first else "",
+        )
+
     @cached_property
     def troubles(self) -> list[tuple[str, str]]:
-        """List the settings that cannot work on any machine, each with its fix."""
-        found = [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
-        if self.settings.get("distributed_type") == "MULTI_CPU" and self.processes > 1:
-            found.append(("distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"))
-        size = self.mesh("dp_replicate") * self.mesh("tp") * self.mesh("dp_shard")
-        if self.section("parallelism_config") and size > 1 and size != self.processes:
-            fix = f"start {size} processes, or change the sizes in parallelism_config"
-            found.append((f"a mesh of {size} for {self.processes} processes", fix))
-        turns = self.section("deepspeed_config").get("gradient_accumulation_steps", 1)
-        if turns not in (1, "1"):
-            found.append((f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"))
-        split = [f"{name}_size" for name in ("cp", "sp") if self.mesh(name) > 1]
-        found += [(f"{name} {self.mesh(name[:2])}: sequences are not split yet", "set it to 1") for name in split]
-        if self.on_cpu and self.zero_stage:
-            found.append(("DeepSpeed on CPU", "take accelerate_configs/fsdp_cpu.yaml"))
-        if self.on_cpu and self.precision == "fp16":
-            found.append(("mixed_precision fp16 on CPU", "take bf16 or no"))
-        return found
+        """List the settings that cannot work, each with its fix: no run begins under one."""
+        found = [*_of_kind(self)]
+        found += [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
+        return [*found, *supported.troubles(self.asked), *_of_processes(self), *_of_values(self)]
+
+    def check(self) -> None:
+        """Refuse it if it has a setting that cannot work.
+
+        Raises:
+            UserError: it has one.
+        """
+        for found, fix in self.troubles:
+            raise UserError(f"{self.file}: {found}: {fix}")
 
 
 def names() -> list[str]:
@@ -176,10 +201,105 @@ def read(text: str, flag: str = "--profile") -> Profile:
         raise UserError(f"{flag} {name} has no distributed_type: give a file that `accelerate config` writes")
     # YAML reads an unquoted NO as false.
     settings["distributed_type"] = str(settings["distributed_type"] or "NO").upper()
-    processes = count or settings.get("num_processes") or 1
+    given = settings.get("num_processes")
+    processes = count or (1 if given in (None, -1) else given)
     if not str(processes).isdigit() or int(processes) < 1:
         raise UserError(f"{flag} {text}: {processes} processes: at least 1 must train")
     return Profile(file, file.stem + (f":{count}" if count else ""), int(processes), settings)
+
+
+def _of_kind(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Find what the kind of profile rules out."""
+    from accelerate.utils import DistributedType
+
+    kind = profile.settings["distributed_type"]
+    if str(profile.settings.get("compute_environment") or "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        where = profile.settings["compute_environment"]
+        yield f"compute_environment {where}: processes start on this machine only", "write LOCAL_MACHINE"
+    if kind == "TP":
+        fix = "write MULTI_GPU, and parallelism_config_tp_size in parallelism_config, as tp.yaml does"
+        yield "distributed_type TP: accelerate 1.15 has no such type", fix
+    elif kind == "XLA":
+        yield "distributed_type XLA: TPUs have no float64, which exact sums need", "take GPUs or CPUs"
+    elif kind not in set(DistributedType):
+        yield f"distributed_type {kind}: accelerate does not know it", "write NO, MULTI_GPU, FSDP or DEEPSPEED"
+    elif kind == "NO" and profile.processes > 1:
+        fix = f"take ddp_cpu:{profile.processes} or ddp, for example"
+        yield f"distributed_type NO: starts one process, not {profile.processes}", fix
+    elif kind == "MULTI_CPU" and profile.processes > 1:
+        yield "distributed_type MULTI_CPU: starts one process", "write MULTI_GPU and use_cpu: true"
+    if profile.section("mpirun_config").get("mpirun_hostfile"):
+        yield "mpirun_hostfile: mpirun would start the processes", "write MULTI_GPU, as ddp_2nodes.yaml does"
+
+
+def _of_processes(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Find what does not fit the number of processes."""
+    here = -(-profile.processes // profile.machines)
+    missing = profile.settings.get("num_processes") in (None, -1) and ":" not in profile.name
+    if missing and profile.settings["distributed_type"] != "NO":
+        yield "num_processes is missing", "write it, or give the profile as FILE:8"
+    if profile.processes % profile.machines:
+        yield f"{profile.processes} processes on {profile.machines} machines", "give each machine as many"
+    gpus = profile.settings.get("gpu_ids")
+    if gpus is not None and not isinstance(gpus, str):
+        yield f"gpu_ids {gpus}: is not a text", f"write gpu_ids: '{gpus}', or all"
+    elif not profile.on_cpu and gpus not in (None, "all") and len(gpus.split(",")) < here:
+        yield f"gpu_ids {gpus}: {here} processes are for each machine", "write all, or as many as processes"
+
+
+def _of_values(profile: Profile) -> Iterator[tuple[str, str]]:
+    """Find values that accelerate would fail on, or take for others."""
+    if profile.settings.get("mixed_precision") is False:
+        yield "mixed_precision no: without quotes, YAML reads false", "write mixed_precision: 'no'"
+    every = {key: value for name in _SECTIONS for key, value in profile.section(name).items()}
+    for key, choices in _CHOICES.items():
+        if every.get(key) is not None and str(every[key]).upper() not in choices:
+            yield f"{key} {every[key]}: there is none", f"write {', '.join(choices[:-1])} or {choices[-1]}"
+    if str(every.get("fsdp_version")) == "2" and not _is_boolean(every.get("fsdp_reshard_after_forward", True)):
+        yield f"fsdp_reshard_after_forward {every['fsdp_reshard_after_forward']}: FSDP2 has two ways", "true or false"
+    recomputes = _is_true(every.get("fsdp_activation_checkpointing"))
+    if _is_true(every.get("fsdp_activation_checkpointing_offload")) and not recomputes:
+        yield "fsdp_activation_checkpointing_offload alone", "set fsdp_activation_checkpointing: true too"
+    synced = "fsdp_sync_module_states" not in every or _is_true(every["fsdp_sync_module_states"])
+    if not synced and _is_true(every.get("fsdp_cpu_ram_efficient_loading", True)):
+        yield "fsdp_sync_module_states false", "set fsdp_cpu_ram_efficient_loading: false too"
+    turns = every.get("gradient_accumulation_steps", 1)
+    if turns not in (1, "1", "auto"):
+        yield f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"
+    yield from _of_deepspeed_file(profile, every.get("deepspeed_config_file"))
+    backend = str(every.get("dynamo_backend") or profile.settings.get("dynamo_backend") or "no").upper()
+    if backend not in _compilers():
+        yield f"dynamo_backend {backend.lower()}: there is none", "write inductor or 'no'"
+
+
+def _of_deepspeed_file(profile: Profile, name: str | None) -> Iterator[tuple[str, str]]:
+    """Find what a file of DeepSpeed's own settings rules out."""
+    if not name or profile.settings["distributed_type"] != "DEEPSPEED":
+        return
+    try:
+        settings = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        yield f"deepspeed_config_file {name}: cannot be read ({error})", "correct its path, which is from here"
+        return
+    for section in ("optimizer", "scheduler"):
+        if section in settings:
+            yield f"{section} in {name}: --optim chooses it", "take it out of that file"
+    if (settings.get("fp16") or {}).get("enabled") is True:
+        yield f"fp16 in {name}: DeepSpeed's engine skips steps by itself", "take bf16 or no"
+
+
+def _compilers() -> set[str]:
+    from accelerate.utils import DynamoBackend
+
+    return {name.upper() for name in DynamoBackend.list()}
+
+
+def _is_boolean(value: Any) -> bool:
+    return str(value).lower() in ("true", "false", "yes", "no", "1", "0", "on", "off", "y", "n", "t", "f")
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "yes", "1", "on", "y", "t")
 
 
 def _unknown(profile: Profile) -> list[str]:
@@ -188,6 +308,6 @@ def _unknown(profile: Profile) -> list[str]:
     from accelerate.commands.launch import launch_command_parser
 
     flags = vars(launch_command_parser().parse_args(["script.py"]))
-    top = set(ClusterConfig.__dataclass_fields__)
+    top = set(ClusterConfig.__dataclass_fields__) | _OLD
     inner = [key for name in _SECTIONS for key in profile.section(name) if key not in flags]
     return [*(key for key in profile.settings if key not in top), *inner]

@@ -79,7 +79,7 @@ def test_the_same_run_twice(runs, recipe):
     assert apart(whole, again, recipe=recipe, run="again") <= ALIKE
 
 
-@pytest.mark.skipif(not GPUS, reason="compiles kernels for a GPU")
+@pytest.mark.skipif(not GPUS, reason="needs a GPU: it compiles kernels for it")
 def test_kernels_that_round_have_the_bits_of_torch():
     """Compiled for this GPU: halves, signed zeros, NaN, and many numbers of all sizes."""
     kernels = pytest.importorskip("app.training.triton_kernels", reason="Triton is not installed")
@@ -138,7 +138,7 @@ def test_half_precision_goes_on_with_its_scale(runs, recipe):
     assert bool(GPUS) == bool(json.loads(file.read_text()).get("scaler"))
 
 
-@pytest.mark.skipif(not GPUS, reason="SyncBatchNorm needs a GPU")
+@pytest.mark.skipif(not GPUS, reason="needs a GPU: SyncBatchNorm does")
 @pytest.mark.parametrize("recipe", recipes("img"))
 def test_a_model_with_synchronised_batch_norm_trains(runs, recipe):
     assert len(steps(runs(recipe) / "sync-bn")) == STEPS

@@ -150,7 +150,7 @@ def test_one_process_is_the_run_itself(tmp_path):
         (["dpp_cpu", "recipes/cls.py"], r"the profile dpp_cpu: No such file or directory; .*did you mean ddp_cpu\?"),
         (["ddp_cpu", "--run.steps", "5", "recipes/cls.py"], "--run.steps: flags of the recipe come after it"),
         (["ddp_cpu:0", "recipes/cls.py"], "the profile ddp_cpu:0: 0 processes"),
-        (["cpu:3", "recipes/cls.py"], "the profile cpu:3 starts one process"),
+        (["cpu:3", "recipes/cls.py"], "starts one process, not 3: take ddp_cpu:3"),
         (["ddp:2", "recipes/cls.py"], "GPU"),
         (["cpu", "--num_processes", "2", "recipes/cls.py"], "--num_processes: name the profile and its processes"),
         (["--config_file", "x.yaml", "recipes/cls.py"], "--config_file: name the profile"),

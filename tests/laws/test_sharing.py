@@ -102,7 +102,7 @@ def test_ordinary_mode_agrees_to_rounding(runs, layout, recipe):
     assert apart(reference, other, recipe=recipe, layout=layout) <= 1e-5
 
 
-@pytest.mark.skipif(not GPUS, reason="SyncBatchNorm needs a GPU")
+@pytest.mark.skipif(not GPUS, reason="needs a GPU: SyncBatchNorm does")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", recipes("img"))
 def test_synchronised_batch_norm_sees_all_samples_of_a_step(runs, layout, recipe):

@@ -7,7 +7,6 @@ The exit status is 0 if nothing is in the way, 1 if there is trouble, and 2 if a
 trouble. It takes some seconds, most of them for the two ranks.
 """
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +86,6 @@ def fits(profile: "Profile") -> Iterator[Finding]:
     lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False)
     if profile.precision == "bf16" and not profile.on_cpu and lacks:
         yield Finding(name, "bf16, and this GPU has none", TROUBLE, "mixed_precision: fp16, or no")
-    if profile.precision not in ("fp32", "bf16", "fp16", "fp8"):
-        yield Finding(name, f"mixed_precision {profile.precision}", TROUBLE, "use no, bf16 or fp16")
-    if profile.zero_stage and importlib.util.find_spec("deepspeed") is None:
-        yield Finding(name, "deepspeed is not installed", TROUBLE, "pip install deepspeed, or use an fsdp profile")
     if profile.machines > 1:
         address = str(profile.settings.get("main_process_ip") or "127.0.0.1")
         fix = "on each machine --machine_rank 0, 1, ...; --run.dir on a disk that all share"

@@ -66,7 +66,7 @@ def main(options: Options, flags: list[str]) -> int:
     from app.launching import profiles
     from app.rundir import history
 
-    profiles.read(options.profile)  # for its error, before anything else
+    profiles.read(options.profile).check()  # for its error, before anything else
     if models.is_model(options.run):
         found = models.of_model(options, flags)
     else:

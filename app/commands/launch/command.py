@@ -41,10 +41,6 @@ def main_of_words(words: list[str]) -> int:
             raise UserError(f"{word}: flags of the recipe come after it: {USAGE}")
         if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file", "__num_machines"):
             raise UserError(f"{word}: name the profile and its processes before the recipe, for example ddp:2")
-    if profile.settings["distributed_type"] == "NO" and profile.processes > 1:
-        raise UserError(
-            f"the profile {chosen} starts one process: take ddp_cpu:{profile.processes} or ddp, for example"
-        )
     if not Path(recipe).is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
     return accelerate_launch.launch(profile, rest)

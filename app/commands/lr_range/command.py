@@ -65,6 +65,7 @@ def main(options: Options, flags: list[str]) -> int:
 
     _check(options)
     profile = profiles.read(options.profile)
+    profile.check()
     folder = Path(options.report or f"runs/lr-range-{options.recipe.stem}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:

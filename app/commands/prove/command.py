@@ -128,8 +128,7 @@ def _check(options: Options, flags: list[str]) -> list["Chain"]:
     for profile in (*alone, *across):
         if profile.machines > 1:
             raise UserError(f"{profile.file} is for {profile.machines} machines; prove starts all on this one")
-        for trouble, fix in profile.troubles:
-            raise UserError(f"{profile.file}: {trouble}: {fix}")
+        profile.check()
     chains = [Chain([(profile, options.steps)]) for profile in alone]
     return [*chains, draw(across, options.steps, options.seed)] if across else chains
 

@@ -98,4 +98,7 @@ def _places(options: Options) -> tuple[list[profiles.Profile], Path]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     mark.touch()
-    return [profiles.read(text) for text in options.profiles], folder
+    chosen = [profiles.read(text) for text in options.profiles]
+    for profile in chosen:
+        profile.check()
+    return chosen, folder

@@ -67,7 +67,7 @@ class LastLayer:
         if targets is None:
             return None
         x = x[..., x.shape[-2] - targets.shape[-1] :, :]  # some models compute all tokens, if asked for the last ones
-        count, size = targets.numel(), len(self.layer.weight)
+        count, size = targets.numel(), self.layer.out_features  # the whole, where the weight here is a part of it
         if self.kind == "auto" and split.count == 1 and count * size < LARGE:
             return None
         fewest = 1 if self.kind == "auto" else _FEWEST

@@ -4,6 +4,7 @@ The weights keep their names and whole shapes, so checkpoints do not know how th
 that of Megatron-LM (Shoeybi et al., 2019): columns, then rows, and one sum.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -80,8 +81,20 @@ def cuts(model: nn.Module, plan: dict[str, str]) -> dict[nn.Parameter, int]:
     return found
 
 
+def is_split(module: nn.Module) -> bool:
+    """Tell whether a layer is computed in slices."""
+    return any(_is(module, forward) for forward in (_columns, _fused, _rows, _embedding, _head, _norm_of_heads))
+
+
+def adds_bias_itself(module: nn.Module) -> bool:
+    """Tell whether a layer takes its bias as it is, without a cast for its product."""
+    return _is(module, _rows) or hasattr(module, LAST)
+
+
 def _is(module: nn.Module, forward: Callable[..., Tensor]) -> bool:
-    return isinstance(module.forward, partial) and module.forward.func is forward
+    """Tell whether a module computes by one of the functions below; FSDP's casts may be wrapped around it."""
+    found = inspect.unwrap(module.forward)
+    return isinstance(found, partial) and found.func is forward
 
 
 def _split_weights(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> dict[nn.Parameter, nn.Parameter]:

@@ -1,0 +1,160 @@
+"""What a profile may ask for: settings that no run can work under, each with its fix.
+
+`plan`, `doctor` and `launch` ask before anything starts, of the profile's file; every process of a run asks again, of
+its environment, because accelerate's own launcher starts ranks without asking.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.errors import UserError
+
+# FSDP1's strategies that FSDP2 has, by name and by number, and whether they free weights after each layer.
+SHARDING = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": False}
+# The packages of the backends that accelerate 1.15 computes in fp8 with.
+_FP8 = {
+    "TE": ["transformer_engine"],
+    "AO": ["torchao"],
+    "TORCHAO": ["torchao"],
+    "MSAMP": ["msamp"],
+    "MS-AMP": ["msamp"],
+}
+
+
+class Mesh(NamedTuple):
+    """The sizes of parallelism_config."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    sp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Count the processes that it is for."""
+        return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.sp
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a profile asks for.
+
+    Args:
+        engine: FSDP, DEEPSPEED, MEGATRON_LM, or empty.
+        precision: no, bf16, fp16 or fp8.
+        fp8_backend: of fp8; empty: any.
+        sharding: FSDP1's strategy; empty under FSDP2.
+    """
+
+    processes: int
+    on_cpu: bool
+    engine: str
+    precision: str
+    mesh: Mesh
+    fp8_backend: str = ""
+    sharding: str = ""
+
+
+def of_environment(on_cpu: bool) -> Asked:
+    """Read what the launcher has put into this process's environment."""
+    engines = {"FSDP": "FSDP", "DEEPSPEED": "DEEPSPEED", "MEGATRON_LM": "MEGATRON_LM"}
+    engine = next((kind for name, kind in engines.items() if _is_true(f"ACCELERATE_USE_{name}")), "")
+    mesh = Mesh()
+    if _is_true("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        mesh = Mesh(*(int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in Mesh._fields))
+    first = engine == "FSDP" and os.environ.get("FSDP_VERSION", "1") != "2"
+    return Asked(
+        processes=int(os.environ.get("WORLD_SIZE", "1")),
+        on_cpu=on_cpu,
+        engine=engine,
+        precision=os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower(),
+        mesh=mesh,
+        fp8_backend=os.environ.get("ACCELERATE_FP8_BACKEND", ""),
+        sharding=os.environ.get("FSDP_SHARDING_STRATEGY", "") if first else "",
+    )
+
+
+def check(asked: Asked) -> None:
+    """Refuse what no run can work under.
+
+    Raises:
+        UserError: it asks for something of the kind.
+    """
+    for found, fix in troubles(asked):
+        raise UserError(f"the profile: {found}: {fix}")
+
+
+def troubles(asked: Asked) -> list[tuple[str, str]]:
+    """List the settings that no run can work under, each with its fix."""
+    return [*_of_engine(asked), *_of_mesh(asked), *_of_precision(asked)]
+
+
+def _of_engine(asked: Asked) -> list[tuple[str, str]]:
+    found = []
+    if asked.engine == "MEGATRON_LM":
+        found.append(
+            ("distributed_type MEGATRON_LM: its engine has loops of its own", "take fsdp.yaml or fsdp_tp.yaml")
+        )
+    if asked.engine == "DEEPSPEED" and asked.on_cpu:
+        found.append(("DeepSpeed on CPU: it needs GPUs", "take accelerate_configs/fsdp_cpu.yaml"))
+    if asked.engine == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
+        found.append(("deepspeed is not installed", "pip install deepspeed, or use an fsdp profile"))
+    if asked.sharding and asked.sharding.upper() not in SHARDING:
+        fix = (
+            "take ddp.yaml" if asked.sharding.upper() in ("NO_SHARD", "3") else "take hsdp.yaml, which says the groups"
+        )
+        found.append((f"fsdp_sharding_strategy {asked.sharding}: is not one of FSDP2", fix))
+    return found
+
+
+def _of_mesh(asked: Asked) -> list[tuple[str, str]]:
+    mesh, found = asked.mesh, []
+    split = [name for name in ("cp", "sp") if getattr(mesh, name) > 1]
+    found += [(f"{name}_size {getattr(mesh, name)}: sequences are not split yet", "set it to 1") for name in split]
+    if split or mesh.size == 1:
+        return found
+    if mesh.size != asked.processes:
+        fix = f"start {mesh.size} processes, or change the sizes in parallelism_config"
+        found.append((f"a mesh of {mesh.size} for {asked.processes} processes", fix))
+    if asked.engine == "DEEPSPEED":
+        found.append(("parallelism_config under DeepSpeed", "take it out, or take hsdp.yaml or fsdp_tp.yaml"))
+    elif asked.engine == "FSDP" and mesh.dp_shard == 1:
+        fix = "set dp_shard_size, or take ddp.yaml or tp.yaml"
+        found.append(("dp_shard_size 1 under FSDP: nothing is sharded", fix))
+    elif not asked.engine and mesh.dp_shard > 1:
+        found.append(
+            (f"dp_shard_size {mesh.dp_shard} without FSDP", "write distributed_type: FSDP and fsdp_version: 2")
+        )
+    elif not asked.engine and mesh.tp > 1 and mesh.dp_replicate > 1:
+        fix = "take fsdp_tp.yaml, or tp_size or dp_replicate_size 1"
+        found.append((f"tp_size {mesh.tp} with dp_replicate_size {mesh.dp_replicate} without FSDP", fix))
+    return found
+
+
+def _of_precision(asked: Asked) -> list[tuple[str, str]]:
+    found, fix = [], "take bf16 or no"
+    if asked.precision not in ("no", "bf16", "fp16", "fp8"):
+        found.append((f"mixed_precision {asked.precision}: there is none", "write 'no', bf16 or fp16"))
+    elif asked.precision in ("fp16", "fp8") and asked.on_cpu:
+        found.append((f"mixed_precision {asked.precision} on CPU: it needs a GPU", fix))
+    elif asked.precision == "fp8" and (lacks := _lacking(asked.fp8_backend)):
+        found.append((f"mixed_precision fp8: {lacks} not installed", f"install it, or {fix}"))
+    elif asked.precision == "fp16" and asked.engine == "DEEPSPEED":
+        found.append(("mixed_precision fp16 under DeepSpeed: its engine skips steps by itself", fix))
+    elif asked.precision == "fp16" and asked.mesh.tp > 1:
+        found.append(("mixed_precision fp16 under tp_size: its loss scale does not work there yet", fix))
+    return found
+
+
+def _lacking(backend: str) -> str:
+    """Say which package for fp8 is missing; empty if none is."""
+    wanted = _FP8.get(backend.upper()) or sorted({name for names in _FP8.values() for name in names})
+    there = any(importlib.util.find_spec(name) is not None for name in wanted)
+    return "" if there else (f"{wanted[0]} is" if len(wanted) == 1 else f"none of {', '.join(wanted)} is")
+
+
+def _is_true(name: str) -> bool:
+    return os.environ.get(name, "false").lower() in ("true", "1")
