@@ -6,11 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
-from app.checkpoints import sharded
+from app.checkpoints import manifest, sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
-from app.errors import UserError, mendable
+from app.errors import UserError, mendable, printable
+from app.rundir.atomic import draft_of
+from app.rundir.foreign import section
 from app.training.step_loop import StepLoop
+
+MODEL_FILES = "model_files"  # field of run.json: the files of model/ as the run has written them
 
 
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
@@ -21,16 +25,41 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
     if not loop.finished:
         return
     folder = services.model_folder
-    collectives.from_main(services.folder.check)
     with services.watchdog.long_work():
+        collectives.from_main(lambda: _keep_foreign(loop, folder), long=True)
         used = _choose_weights(loop)
         last = used == loop.steps_done  # of another step, the weights to export have been loaded
         with services.averages.in_place(_averaged(loop)) if last else nullcontext():
             save_model(services.accelerator, model, folder, *parts)
+        if services.accelerator.is_main_process:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            services.logger.note(**{MODEL_FILES: manifest.entries(folder, files, services.watchdog.moved)})
     if settings.log_model:
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
     _tell(loop, use, used)
+
+
+def _keep_foreign(loop: StepLoop, folder: Path) -> None:
+    """Put an earlier finished model aside where it holds anything that this run has not written, on the main process.
+
+    Raises:
+        UserError: another run has taken the folder.
+    """
+    services = loop.services
+    services.folder.check()
+    if not folder.exists():
+        return
+    known = {n: e for n, e in section(services.folder.info, MODEL_FILES).items() if manifest.lies_inside(n)}
+    more = manifest.foreign_to(folder, known)
+    if not more:
+        there = [folder / name for name in known if (folder / name).is_file()]
+        found = manifest.entries(folder, there, services.watchdog.moved)
+        more = next((name for name, entry in found.items() if entry != known[name]), "")
+    if more:
+        aside = draft_of(folder).with_suffix(".kept")
+        folder.rename(aside)
+        services.logger.progress.say(printable(f"{folder} has {more}, which this run did not write: kept in {aside}"))
 
 
 def _tell(loop: StepLoop, use: str, used: int) -> None:

@@ -41,7 +41,7 @@ def as_records(file: str, folder: Path, named: str) -> str:
             '[{"text": ..., "label": ...}, ...], or one in each line, or else columns of one length, '
             '{"text": [...], "label": [...]}'
         )
-    with drafted(place, unique=True) as draft:
+    with drafted(place) as draft:
         draft.write_text("".join(json.dumps(row) + "\n" for row in frame.to_dict("records")))
     return str(place)
 
