@@ -99,11 +99,11 @@ def curves_of(panel: Panel, run: History) -> list[Curve]:
 
 def marks(run: History) -> list[Mark]:
     """List the steps after which a run was resumed, with the layout and the settings that had changed."""
-    changed = {segment["step"]: segment["changed"] for segment in run.info.get("segments", [])}
+    changed = run.record.segments
     found: dict[int, str] = {}
     before = None
     for launch in run.launches:
-        step, layout = launch["step"], launch["layout"]
+        step, layout = launch.step, launch.layout
         if 0 < step < run.step and before is not None:
             settings = [f"{name} {old} to {new}" for name, (old, new) in changed.get(step, {}).items()]
             found[step] = ", ".join(["resumed" if layout == before else f"resumed on {layout}", *settings])
@@ -125,7 +125,7 @@ def neighbours(found: Sequence[Mark], apart: float) -> list[list[Mark]]:
 def labels(runs: Sequence[History]) -> list[str]:
     """Name runs by their folders; by their whole paths if two folders have the same name."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+    return names if len(set(names)) == len(names) else [run.place for run in runs]
 
 
 def widths(count: int) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from app.errors import UserError, mendable
+from app.errors import UserError, mendable, printable
 
 
 def is_main_process() -> bool:
@@ -273,7 +273,7 @@ def report_user_errors() -> None:
         if getattr(error, "audible", local_rank() == 0):
             # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
             with suppress(OSError):  # nobody reads it any more
-                print(f"error: {told}", file=sys.__stderr__, flush=True)
+                print(f"error: {printable(str(told), also=chr(10))}", file=sys.__stderr__, flush=True)
         elif not hasattr(error, "audible"):
             # The launcher ends all processes at the first end, and the one that prints may be slower.
             time.sleep(SILENCE)

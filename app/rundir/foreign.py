@@ -51,15 +51,19 @@ def read_bytes(path: Path) -> bytes:
 
 def fields_of(path: Path) -> dict[str, Any] | None:
     """Read a file of fields, JSON or YAML by its name, as `plain` values; None where it is missing or damaged."""
+    found = raw_fields_of(path)
+    return None if found is None else plain(found)
+
+
+def raw_fields_of(path: Path) -> dict[str, Any] | None:
+    """Read a file of fields as they are in it, for what is compared or used as a name; errors as in `fields_of`."""
     try:
-        text = read_bytes(path).decode("utf-8")
-        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        cleaned = plain(found)
-    except (OSError, ValueError, RecursionError, OverflowError, yaml.YAMLError):
+        words = read_bytes(path).decode("utf-8")
+        found = json.loads(words) if path.suffix == ".json" else yaml.safe_load(words)
+        plain(found)  # for its error
+    except Exception:  # PyYAML's constructors raise anything, such as a TypeError for a key that cannot be one
         return None
-    except Exception:  # PyYAML's constructors raise more, such as a TypeError for a key that cannot be one
-        return None
-    return cleaned if isinstance(cleaned, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def plain(value: Any) -> Any:

@@ -95,9 +95,9 @@ class MetricsFile:
 
         atomic.write_text(path, "".join(f"{line.text}\n" for line in lines if stays(line.fields)))
         self.path, self.warn = path, warn
-        self.file = open(
-            path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)
-        )
+        # A link that has just taken its place is not followed.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.file = os.fdopen(descriptor, "ab", buffering=0)
         self.waiting = b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:

@@ -213,12 +213,12 @@ def _summary(runs: Sequence[History]) -> list[list[Any]]:
     """List each run's label, status, steps, score and the layouts that it ran on."""
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
-        layouts = [(launch["layout"], launch["step"]) for launch in run.launches]
+        layouts = [(launch.layout, launch.step) for launch in run.launches]
         moves = [
             pair for before, pair in zip([None, *layouts], layouts, strict=False) if not before or before[0] != pair[0]
         ]
         layout = "; ".join(f"{layout} (from step {step})" if step else layout for layout, step in moves)
-        rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
+        rows.append([label, run.status, f"{run.step} of {run.record.length}", run.score_in_words, layout])
     return rows
 
 

@@ -65,7 +65,7 @@ def main(options: Options) -> int:
     print(table(head, [_row(run, settings) for run in runs], right=(2,)))
     for run in runs:
         if run.status == "failed":
-            print(f"\n{run.folder}: {run.info.get('error')}")
+            print(f"\n{run.place}: {run.record.error}")
     write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
 
@@ -74,10 +74,10 @@ def _row(run: "History", settings: list[str]) -> list[Any]:
     from app.commands.runs import listing
     from app.rundir import history
 
-    best, steps = run.best, f"{run.step}/{run.info.get('steps', '?')}"
+    best, steps = run.best, f"{run.step}/{run.record.length}"
     values = [listing.in_words(listing.setting(run, name)) for name in settings]
     score = [run.score_in_words, best.in_words if best else "", *values]
-    return [str(run.folder), run.status, steps, *score, listing.layout(run), history.age(run.changed)]
+    return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]
 
 
 def _about(run: "History", settings: list[str]) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def _about(run: "History", settings: list[str]) -> dict[str, Any]:
         "folder": str(run.folder),
         "status": run.status,
         "step": run.step,
-        "steps": run.info.get("steps"),
+        "steps": run.record.steps,
         "score": dict([score] if score else []),
         "best": {best.name: best.value, "step": best.step} if best else {},
         "settings": {name: listing.setting(run, name) for name in settings},
-        "layout": listing.layout(run),
+        "layout": run.layout,
         "changed": run.changed,
     }
