@@ -29,8 +29,6 @@ class RunRecord:
     """Of the whole run."""
     recipe: str
     error: str
-    stopped_by: str
-    """What ended the last launch of a preempted run: a signal, or --run.stop-at."""
     launches: list[Launch]
     segments: dict[int, dict[str, tuple[str, str]]]
     """By the step after which they were changed: settings by name, as they were and as they became."""
@@ -54,7 +52,6 @@ class RunRecord:
             steps=whole(fields.get("steps")),
             recipe=_text(fields, "recipe"),
             error=text(raw.get("error") or "", lines=True),
-            stopped_by=_text(fields, "stopped_by"),
             launches=[Launch.of(each) for each in _dictionaries(_launches(fields))],
             segments=dict(map(_segment, segments_of(fields))),
             versions={name: text(version) for name, version in section(fields, "versions").items()},

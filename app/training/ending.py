@@ -159,6 +159,15 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
         services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
 
 
+def preempted(loop: StepLoop) -> bool:
+    """Tell whether a signal has made a run leave early, with a checkpoint; --run.stop-at does not count."""
+    if not loop.begun:
+        return False
+    reached = 0 < loop.settings.stop_at <= loop.steps_done
+    early = loop.stopped_in_evaluation or (loop.services.preemption.happened and not loop.finished)
+    return early and not reached
+
+
 def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
     """Write the run's status into run.json: finished, preempted or failed; and tell the user how to go on.
 

@@ -3,6 +3,7 @@
     python -m app runs
     python -m app runs /data/runs other --columns optim.lr run.global-batch --sort best
     python -m app runs runs/cls --verify
+    python -m app runs runs/cls --status
 
 Looks into folders three levels deep. A run is `running`, `finished`, `preempted` (stopped with steps left), `failed`,
 or `lost` (its folder says running, but its process is gone). Repeating its command resumes it. For a folder that is a
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from app.commands.output import table, write_json
+from app.distributed.environment import PREEMPTED
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.rundir.history import History
+
+RUNNING = 3  # the exit status of --status for a run that some process goes on with
 
 
 @dataclass
@@ -33,6 +37,9 @@ class Options:
     sort: str = ""
     """Order of the runs: best (the best score first), score, changed, run, status, steps, layout, or a setting. With a
     minus sign, the other way round: --sort=-optim.lr. Default: the one that changed last comes first."""
+    status: bool = False
+    """For one run: print its status alone, and end with 0 if it is finished, 75 if it is preempted (repeat its command
+    to go on), 3 if it is running, and 1 if it has failed or is lost."""
     verify: bool = False
     """For one run: read every file of its checkpoints, and compare it with its checksum."""
     json: str = ""
@@ -40,7 +47,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """Print the list, and return the exit status: 1 if a checkpoint is damaged.
+    """Print the list, and return the exit status: 1 if a checkpoint is damaged; see --status for its own.
 
     Raises:
         UserError: a folder does not exist, or no run has such a setting.
@@ -48,6 +55,8 @@ def main(options: Options) -> int:
     from app.commands.runs import checkpoints, listing
     from app.rundir import history
 
+    if options.status:
+        return _status(options)
     runs = history.find(options.folders)
     if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
         if options.columns or options.sort:
@@ -68,6 +77,17 @@ def main(options: Options) -> int:
             print(f"\n{run.place}: {run.record.error}")
     write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
+
+
+def _status(options: Options) -> int:
+    """Print the status of one run, and return the exit status that stands for it."""
+    from app.rundir import history
+
+    if len(options.folders) != 1 or options.columns or options.sort or options.verify or options.json:
+        raise UserError("--status is about one run: give its folder, as in runs/cls, and nothing else")
+    status = history.read(options.folders[0]).status
+    print(status)
+    return {"finished": 0, "preempted": PREEMPTED, "running": RUNNING}.get(status, 1)
 
 
 def _row(run: "History", settings: list[str]) -> list[Any]:
