@@ -18,7 +18,7 @@ import tyro
 
 from app.commands.output import table, write_json
 from app.distributed.environment import PREEMPTED
-from app.errors import UserError
+from app.errors import UserError, printable
 
 if TYPE_CHECKING:
     from app.rundir.history import History
@@ -37,6 +37,9 @@ class Options:
     sort: str = ""
     """Order of the runs: best (the best score first), score, changed, run, status, steps, layout, or a setting. With a
     minus sign, the other way round: --sort=-optim.lr. Default: the one that changed last comes first."""
+    all: bool = False
+    """List the runs that prove, torture and lr-range have trained too. Without it they are listed only if their folder
+    is named."""
     status: bool = False
     """For one run: print its status alone, and end with 0 if it is finished, 75 if it is preempted (repeat its command
     to go on), 3 if it is running, and 1 if it has failed or is lost."""
@@ -58,6 +61,8 @@ def main(options: Options) -> int:
     if options.status:
         return _status(options)
     runs = history.find(options.folders)
+    hidden = [] if options.all else [run for run in runs if _is_left_out(run, options.folders)]
+    runs = [run for run in runs if run not in hidden]
     if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
         if options.columns or options.sort:
             raise UserError(f"--columns and --sort are about several runs, and {runs[0].folder} is one: leave them out")
@@ -65,7 +70,8 @@ def main(options: Options) -> int:
     if options.verify:
         raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
     if not runs:
-        print(f"no runs in {', '.join(map(str, options.folders))}")
+        print(f"no runs in {', '.join(printable(str(folder)) for folder in options.folders)}")
+        _tell_hidden(len(hidden))
         write_json(options.json, {"runs": []})
         return 0
     settings = listing.settings_named(options.columns, runs)
@@ -75,6 +81,7 @@ def main(options: Options) -> int:
     for run in runs:
         if run.status == "failed":
             print(f"\n{run.place}: {run.record.error}")
+    _tell_hidden(len(hidden))
     write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
 
@@ -88,6 +95,20 @@ def _status(options: Options) -> int:
     status = history.read(options.folders[0]).status
     print(status)
     return {"finished": 0, "preempted": PREEMPTED, "running": RUNNING}.get(status, 1)
+
+
+def _is_left_out(run: "History", asked: tuple[Path, ...]) -> bool:
+    """Tell whether a command trained a run for a report, and nobody has asked for its folder."""
+    from app.commands.own_folder import lies_in_one
+
+    named = {folder.absolute() for folder in asked}
+    place = run.folder.absolute()
+    return not named & {place, place.parent} and lies_in_one(place)
+
+
+def _tell_hidden(count: int) -> None:
+    if count:
+        print(f"\nleft out: {count} run{'s' * (count != 1)} of prove, torture or lr-range; --all lists them too")
 
 
 def _row(run: "History", settings: list[str]) -> list[Any]:
