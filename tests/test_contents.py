@@ -5,10 +5,10 @@ import os
 import shutil
 
 import pytest
+from test_damage import snapshot
 
 from app.errors import UserError
 from app.rundir import atomic, contents
-from test_damage import snapshot
 from tiny import saved, train
 
 SECRET = "of somebody else"

@@ -101,7 +101,7 @@ def number(value: int | float) -> int | float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def text(value: Any, lines: bool = False) -> str:

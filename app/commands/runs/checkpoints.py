@@ -7,6 +7,7 @@ from typing import Any
 
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
+from app.errors import printable
 from app.rundir.foreign import plain, section, text
 from app.rundir.history import History, age
 
@@ -33,11 +34,11 @@ def show(run: History, verify: bool, json: str) -> int:
         print(table(head, [_row(checkpoint, asked, run) for checkpoint in found], right=(0, 3)))
     for checkpoint in found:
         if checkpoint["problem"]:
-            print(f"\nstep {checkpoint['step']}: {checkpoint['problem']}")
+            print(f"\nstep {checkpoint['step']}: {printable(checkpoint['problem'])}")
     if found and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
-        print(f"\nthe best one as a model: python -m app export {shlex.quote(str(run.folder))} --best")
+        print(f"\nthe best one as a model: python -m app export {printable(shlex.quote(str(run.folder)))} --best")
     about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.record.steps}
     write_json(json, {**about, "checkpoints": found})
     return int(any(checkpoint["problem"] for checkpoint in found))
