@@ -223,7 +223,7 @@ def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -
             look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[curve.style % 3], "linewidth": thick[place]}
             look |= {"marker": "." if has_markers(curve, len(steps)) else "", "alpha": 1 if thick[place] < 2 else 0.5}
             if (turn := turns.get((place, curve.name), Turn())).of > 1:
-                dash = (turn.number * TURN, (TURN, TURN * (turn.of - 1)))
+                dash: Any = (turn.number * TURN, (TURN, TURN * (turn.of - 1)))
                 look |= {"linestyle": dash, "linewidth": 1.8, "alpha": 1}
             if curve.behind:
                 look |= {"alpha": 0.3, "linewidth": 0.8}
