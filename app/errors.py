@@ -46,6 +46,19 @@ class UserError(Exception):
     """
 
 
+def printable(text: str, also: str = "") -> str:
+    r"""Return a text in which all that a terminal would act on, or not show, is written out, as \x1b is.
+
+    Texts that come from files, names of files included, go through here before they are shown.
+
+    Args:
+        also: characters that may stay, such as the ends of lines.
+    """
+    return "".join(
+        each if each.isprintable() or each in also else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
 def mendable(error: BaseException | None) -> UserError | None:
     """Return the UserError to show for an error: itself, or which package to install; None for other faults."""
     if isinstance(error, UserError):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
-from app.distributed import batch_norm, collectives, regional_compilation, rendezvous
+from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
 from app.distributed.preemption import StoppedInEvaluation
@@ -158,6 +158,7 @@ class Run:
             finally:
                 self._taken.close()
                 collectives.leave(clean=error is None)
+        environment.tell_preempted(error is None and ending.preempted(self._loop))
         if advice is not None:
             raise advice from cause
         if error is None and self.services.preemption.stops_cell:

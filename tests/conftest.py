@@ -49,6 +49,13 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_sessionfinish():
+    """Have this process end with pytest's own status, also after a run that a test has stopped by a signal."""
+    from app.distributed import environment
+
+    environment.leave_with = None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory):
     """Keep the user's caches out of the tests, and the tests out of the user's caches.
@@ -59,6 +66,7 @@ def caches(tmp_path_factory):
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "caches"
     folder.mkdir(exist_ok=True)
     os.environ |= {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "datasets")}
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")  # which recipes this user has trained with
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     return folder
 

@@ -1,6 +1,7 @@
 """app.rundir.atomic: what has a name is whole, a failure leaves what was, and no draft stays."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,11 @@ def text_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("folder", [False, True])
-@pytest.mark.parametrize("unique", [False, True])
-def test_a_draft_takes_its_name_when_the_block_has_succeeded(tmp_path, folder, unique):
+def test_a_draft_takes_its_name_when_the_block_has_succeeded(tmp_path, folder):
     path = tmp_path / "name"
     if not folder:
         path.write_text("before")
-    with atomic.drafted(path, unique) as draft:
+    with atomic.drafted(path) as draft:
         make(draft, "now", folder)
         assert draft.parent == tmp_path and path.exists() != folder
     assert text_of(path) == "now" and os.listdir(tmp_path) == ["name"]
@@ -43,7 +43,9 @@ def test_a_failure_leaves_what_was_and_no_draft(tmp_path, folder, error):
 
 
 def test_the_draft_of_a_killed_process_is_not_mixed_in(tmp_path):
-    make(tmp_path / "name.tmp", "of the killed one", folder=True)
+    for name in ("name.tmp", atomic.draft_of(tmp_path / "name").name):
+        make(tmp_path / name, "of the killed one", folder=True)
+    assert len(atomic.drafts_of(tmp_path / "name")) == 2
     with atomic.drafted(tmp_path / "name") as draft:
         draft.mkdir()
     assert list((tmp_path / "name").iterdir()) == []
@@ -51,17 +53,18 @@ def test_the_draft_of_a_killed_process_is_not_mixed_in(tmp_path):
 
 def test_a_durable_file_is_on_disk_before_it_has_its_name(tmp_path, flushes_and_renames):
     atomic.write_text(tmp_path / "name", "text", durable=True)
-    assert flushes_and_renames == ["name.tmp", "rename", tmp_path.name]
+    draft, *rest = flushes_and_renames
+    assert re.fullmatch(r"name\.[0-9a-f]{16}\.tmp", draft) and rest == ["rename", tmp_path.name]
 
 
-def test_unique_drafts_differ(tmp_path):
-    drafts = {atomic.draft_of(tmp_path / "name", unique=True) for _ in range(100)}
+def test_drafts_differ(tmp_path):
+    drafts = {atomic.draft_of(tmp_path / "name") for _ in range(100)}
     assert len(drafts) == 100 and all(d.name.startswith("name.") and d.suffix == ".tmp" for d in drafts)
 
 
 def test_a_deleted_folder_loses_its_name_first(tmp_path, monkeypatch):
     """A process that is killed while it deletes leaves nothing under the name."""
     make(tmp_path / "name", "text", folder=True)
-    monkeypatch.setattr(atomic, "_delete", lambda path: None)
+    monkeypatch.setattr(atomic, "delete", lambda path: None)
     atomic.delete_folder(tmp_path / "name")
     assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]

@@ -565,7 +565,7 @@ def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monk
     original = getattr(Path, failing)
 
     def fail(path, *args, **options):
-        if path.name in (RECORD, f"{SCORES}.tmp"):
+        if path.name == RECORD or (path.name.startswith(SCORES) and path.suffix == ".tmp"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(path, *args, **options)
 

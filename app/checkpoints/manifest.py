@@ -1,9 +1,10 @@
 """The list of a checkpoint's files, with sizes and checksums, by which a folder is known to be whole."""
 
 import json
+import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,23 @@ def write(folder: Path, files: dict[str, dict]) -> None:
         flush(inner)
 
 
+def listed(folder: Path) -> dict[str, tuple[int, str]]:
+    """Read a folder's manifest: the size and the checksum of each file, by its name.
+
+    Raises:
+        ValueError: it is damaged, or names a file outside the folder.
+        OSError: it cannot be read.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
+        if not all(map(lies_inside, files)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
+    return files
+
+
 def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], None] = lambda: None) -> None:
     """Check a folder's files, or the share `part` of `parts`, against its manifest.
 
@@ -46,11 +64,7 @@ def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], N
         ValueError: it names the first file that is not as it was written.
         OSError: a file cannot be read.
     """
-    try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-        files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
+    files = listed(folder)
     for name in sorted(files)[part::parts]:
         path, (size, expected) = folder / name, files[name]
         if not path.is_file():
@@ -59,6 +73,30 @@ def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], N
             raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
         if checksum(path, on_block) != expected:
             raise ValueError(f"{path} does not have the contents that were written")
+
+
+def lies_inside(name: str) -> bool:
+    """Tell whether the name of a file, relative to a folder, leads to a file in that folder."""
+    path = Path(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def foreign_to(folder: Path, known: Iterable[str]) -> str:
+    """Return the name of something in a folder that is none of its own files, or of a link; empty if all are its own.
+
+    Args:
+        known: the names of the folder's own files, relative to it.
+    """
+    if folder.is_symlink():
+        return folder.name
+    files = {folder / name for name in known}
+    own = files.union(*(file.parents for file in files)) if files else set()
+    for inner, folders, names in os.walk(folder):
+        for name in sorted(folders) + sorted(names):
+            path = Path(inner, name)
+            if path.is_symlink() or path not in own:
+                return str(path.relative_to(folder))
+    return ""
 
 
 def verify_patiently(*args: Any, seconds: float = 1.0, tries: int = 3) -> None:

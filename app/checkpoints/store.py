@@ -21,6 +21,7 @@ from app.rundir import atomic
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
+_DRAFT = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{16}})?\.tmp")
 
 T = TypeVar("T")
 
@@ -239,9 +240,10 @@ class CheckpointStore:
         """Make a draft's folder. Its name is new: a run that lost this folder may still be writing its own draft."""
         self.check_owner()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("step-*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        draft = atomic.draft_of(self.path(step), unique=True)
+        for leftover in self.folder.iterdir():
+            if _DRAFT.fullmatch(leftover.name):
+                atomic.delete(leftover)
+        draft = atomic.draft_of(self.path(step))
         draft.mkdir()
         return draft
 
@@ -285,9 +287,27 @@ class CheckpointStore:
             self._remove(step)
 
     def _remove(self, step: int) -> None:
-        """Delete a checkpoint; one that could not be read is put aside, because it may be good."""
+        """Delete a checkpoint; put aside one that could not be read, because it may be good, or that holds more."""
+        folder = self.path(step)
         if step in self._unread:
-            self.path(step).rename(atomic.draft_of(self.path(step), unique=True).with_suffix(".unread"))
+            folder.rename(atomic.draft_of(folder).with_suffix(".unread"))
             self._unread.discard(step)
+        elif _holds_more(folder):
+            folder.rename(atomic.draft_of(folder).with_suffix(".kept"))
         else:
-            atomic.delete_folder(self.path(step))  # where that fails, the next save tries again
+            atomic.delete_folder(folder)  # where that fails, the next save tries again
+
+
+def _holds_more(folder: Path) -> bool:
+    """Tell whether a folder holds something that no checkpoint has, such as a user's notes.
+
+    A folder without a list of files is a damaged checkpoint if it has a record and a state, and nothing else.
+    """
+    try:
+        known = manifest.listed(folder)
+    except (OSError, ValueError):
+        names = {path.name for path in folder.iterdir()}
+        of_checkpoints = {STATE, record.RECORD, record.SCORES, manifest.MANIFEST}
+        return not (names & {STATE, record.RECORD} and names <= of_checkpoints)
+    later = [record.SCORES, *(draft.name for draft in atomic.drafts_of(folder / record.SCORES))]
+    return bool(manifest.foreign_to(folder, [*known, manifest.MANIFEST, *later]))

@@ -8,10 +8,14 @@ from typing import Any
 
 from app.config.score_names import PLAIN, ScoreName
 from app.errors import UserError, not_installed
+from app.rundir import atomic
 from app.rundir.history import History
 from app.rundir.throughput import SPEEDS
 
 FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
+MARK = "samestep plot"  # in the files that are drawn
+TURN = 5  # length of the dashes of curves that lie on each other, in line widths
+_MARKED = 60  # points of a score that are marked
 _LABEL = 36  # characters of a mark's text that fit next to its line in the picture
 
 
@@ -99,11 +103,11 @@ def curves_of(panel: Panel, run: History) -> list[Curve]:
 
 def marks(run: History) -> list[Mark]:
     """List the steps after which a run was resumed, with the layout and the settings that had changed."""
-    changed = {segment["step"]: segment["changed"] for segment in run.info.get("segments", [])}
+    changed = run.record.segments
     found: dict[int, str] = {}
     before = None
     for launch in run.launches:
-        step, layout = launch["step"], launch["layout"]
+        step, layout = launch.step, launch.layout
         if 0 < step < run.step and before is not None:
             settings = [f"{name} {old} to {new}" for name, (old, new) in changed.get(step, {}).items()]
             found[step] = ", ".join(["resumed" if layout == before else f"resumed on {layout}", *settings])
@@ -125,12 +129,39 @@ def neighbours(found: Sequence[Mark], apart: float) -> list[list[Mark]]:
 def labels(runs: Sequence[History]) -> list[str]:
     """Name runs by their folders; by their whole paths if two folders have the same name."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+    return names if len(set(names)) == len(names) else [run.place for run in runs]
 
 
 def widths(count: int) -> list[float]:
     """Return the line width of each run, in points. Earlier lines are wider, so that they show under later ones."""
     return [1.4 + 3 * (count - 1 - place) / max(count - 1, 1) for place in range(count)]
+
+
+def has_markers(curve: Curve, count: int) -> bool:
+    """Tell whether a curve's points are marked: those of scores, which are measured now and then, and the only ones."""
+    return count == 1 or (count <= _MARKED and ScoreName.parse(curve.name) is not None)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which part of a dashed line is a curve's own, where several curves lie on each other."""
+
+    number: int = 0
+    of: int = 1
+
+
+def turns_of(runs: Sequence[History], drawn: Sequence[Sequence[Curve]]) -> dict[tuple[int, str], Turn]:
+    """Give curves of several runs that lie on each other dashes in turn, so that each colour shows.
+
+    Returns:
+        By the place of the run and the name of the curve.
+    """
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for place, (run, found) in enumerate(zip(runs, drawn, strict=True)):
+        for curve in found:
+            if not curve.behind:
+                alike.setdefault(repr(run.column(curve.name)), []).append((place, curve.name))
+    return {key: Turn(number, len(keys)) for keys in alike.values() for number, key in enumerate(keys)}
 
 
 def draw(runs: Sequence[History], file: Path) -> None:
@@ -160,8 +191,18 @@ def draw(runs: Sequence[History], file: Path) -> None:
             _draw_curves(axis, panel, runs, told=axis is axes[0])
     for axis in axes[len(shown) :]:
         axis.set_visible(False)
+    save(figure, file)
+
+
+def save(figure: Any, file: Path) -> None:
+    """Write a figure of matplotlib as PNG, with a mark by which a later one may replace it; texts are no formulas."""
+    import matplotlib
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    for text in figure.findobj(matplotlib.text.Text):
+        text.set_parse_math(False)  # names may hold dollar signs
+    with atomic.drafted(file) as draft:
+        figure.savefig(draft, dpi=120, format="png", metadata={"Software": MARK})
 
 
 def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -> None:
@@ -173,11 +214,17 @@ def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -
     last, thick = max(run.step for run in runs), widths(len(runs))
     drawn = [curves_of(panel, run) for run in runs]
     several = max(len([curve for curve in found if not curve.behind]) for found in drawn) > 1
+    turns = turns_of(runs, drawn)
+    if all(turn.of > 1 for turn in turns.values()) and len(runs) > 1:
+        axis.set_title(f"{panel.title} (the same in {'both' if len(runs) == 2 else f'all {len(runs)}'})", fontsize=10)
     for place, (run, label, found) in enumerate(zip(runs, labels(runs), drawn, strict=True)):
         for curve in found:
             steps, values = run.column(curve.name)
             look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[curve.style % 3], "linewidth": thick[place]}
-            look |= {"marker": "." if len(steps) == 1 else "", "alpha": 1 if thick[place] < 2 else 0.5}
+            look |= {"marker": "." if has_markers(curve, len(steps)) else "", "alpha": 1 if thick[place] < 2 else 0.5}
+            if (turn := turns.get((place, curve.name), Turn())).of > 1:
+                dash: Any = (turn.number * TURN, (TURN, TURN * (turn.of - 1)))
+                look |= {"linestyle": dash, "linewidth": 1.8, "alpha": 1}
             if curve.behind:
                 look |= {"alpha": 0.3, "linewidth": 0.8}
             name = f"{label}: {curve.name}" if several else label
@@ -188,7 +235,9 @@ def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -
             where = {"transform": axis.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
             axis.text(group[0].step, 0.98, _in_short(group), fontsize=6, color="0.3", **where)
     if len(runs) > 1 or several:
-        axis.legend(fontsize=7)
+        for line in axis.legend(fontsize=7).get_lines():
+            # A dash of a later turn does not begin within the short line of a legend.
+            line.set_linestyle("-" if turns and not several else line.get_linestyle())
     axis.set_xlim(0, last * 1.02)
     axis.set_xlabel("step", fontsize=8)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config import finite
-from app.errors import UserError
+from app.errors import UserError, printable
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> str:
@@ -14,8 +14,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[in
 
     Args:
         right: the columns to align on the right, which hold numbers.
+
+    Cells may hold texts of others, such as names of classes: they are made printable.
     """
-    texts = [[str(cell) for cell in row] for row in (head, *rows)]
+    texts = [[printable(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(head) - 1)]
     widths.append(len(head[-1]))  # the last column may hold long texts
 

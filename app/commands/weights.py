@@ -9,6 +9,7 @@ import tyro
 from app.config import BestMetric, EMAConfig
 from app.config.score_names import AVERAGE, PLAIN, ScoreName
 from app.errors import UserError
+from app.rundir.foreign import section
 
 if TYPE_CHECKING:
     from app.checkpoints.store import CheckpointStore
@@ -27,6 +28,9 @@ class Options:
     weights: Literal["auto", "plain", "ema"] = "auto"
     """plain: the weights themselves. ema: their average, of a run with --ema. auto: the weights that the run itself
     scored; with --best, those that have the best score."""
+    trust_code: bool = False
+    """Run the recipe that lies in the folder, whoever wrote it. Recipes of this installation, and those that you have
+    trained with on this machine, need no such word."""
 
 
 def one_step(options: Options, checkpoints: "CheckpointStore") -> int:
@@ -68,7 +72,7 @@ def averaged(options: Options, config: dict[str, Any]) -> bool:
     settings = averaging(config)
     if options.weights == "ema" and not settings.on:
         raise UserError(f"--weights ema: {options.run} was trained without --ema.decay, so it has no average")
-    best = BestMetric.parse(str(config.get("run", {}).get("best") or ""))
+    best = BestMetric.parse(str(section(config, "run").get("best") or ""))
     by_average = options.best and bool(best.of_average)
     chosen = settings.use == "instead" or by_average
     return settings.on and (options.weights == "ema" or (options.weights == "auto" and chosen))
@@ -76,12 +80,14 @@ def averaged(options: Options, config: dict[str, Any]) -> bool:
 
 def averaging(config: dict[str, Any]) -> EMAConfig:
     """Return a run's settings of averages; those of an earlier version are off."""
-    return EMAConfig(**config.get("ema", {}))
+    usual, given = vars(EMAConfig()), section(config, "ema")
+    kinds = {name: (int, float) if isinstance(value, float) else type(value) for name, value in usual.items()}
+    return EMAConfig(**{name: given[name] for name in usual if isinstance(given.get(name), kinds[name])})
 
 
 def scores_of(record: dict[str, Any], config: dict[str, Any], averaged: bool) -> dict[str, Any]:
     """Return the scores in a checkpoint's record that were measured with these weights, named as a run's own."""
-    scores, settings = record.get("scores", {}), averaging(config)
+    scores, settings = section(record, "scores"), averaging(config)
     if settings.on and settings.use == "instead":
         return scores if averaged else {}
     names = {name: ScoreName.parse(name) for name in scores}

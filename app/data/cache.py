@@ -59,7 +59,7 @@ def remember(file: Path, compute: Callable[[], Any]) -> Any:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(file.read_text())
     value = compute()
-    with drafted(file, unique=True) as draft:
+    with drafted(file) as draft:
         draft.write_text(json.dumps(value))
     return value
 
@@ -76,7 +76,7 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
                 if time.time() - newest > SECONDS_KEPT:
                     shutil.rmtree(left, ignore_errors=True)
         try:
-            with drafted(folder, unique=True) as draft:
+            with drafted(folder) as draft:
                 draft.mkdir(parents=True)
                 make(draft)
         except OSError:

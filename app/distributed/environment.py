@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from app.errors import UserError, mendable
+from app.errors import UserError, mendable, printable
 
 
 def is_main_process() -> bool:
@@ -254,6 +254,9 @@ SILENCE = 10.0  # seconds that a process waits which has an error and leaves its
 LAUNCHER = "SAMESTEP_LAUNCHER"
 """Environment variable with the process number of the launcher, where that is `python -m app launch`."""
 _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to every process
+OUTCOME = "SAMESTEP_OUTCOME"
+"""Environment variable with the file in which ranks tell such a launcher of several that their run was preempted."""
+PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, repeat the command
 # The exit status, set when only the interpreter's own end is left to do.
 leave_with: int | None = None
 
@@ -268,6 +271,23 @@ def _leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(leave_with)
+
+
+def tell_preempted(preempted: bool) -> None:
+    """Have this program end with status 75 if its last run was preempted, where no launcher takes that for a failure.
+
+    torchrun and `accelerate launch` do: their ranks end with 0. Those of `samestep launch` tell it by a file.
+    """
+    global leave_with
+    if in_notebook():
+        return
+    outcome = os.environ.get(OUTCOME)
+    if outcome and local_rank() == 0:
+        with suppress(OSError):  # the launcher has gone
+            Path(outcome).write_text("preempted" if preempted else "")
+    ranks = "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ
+    if preempted and not ranks and (os.environ.get(LAUNCHER) == str(os.getpid()) or _launcher_command() is None):
+        leave_with = PREEMPTED
 
 
 def report_user_errors() -> None:
@@ -290,7 +310,7 @@ def report_user_errors() -> None:
         if getattr(error, "audible", local_rank() == 0):
             # torch's own hook around this one buffers sys.stderr, and loses it when this one ends the process.
             with suppress(OSError):  # nobody reads it any more
-                print(f"error: {told}", file=sys.__stderr__, flush=True)
+                print(f"error: {printable(str(told), also=chr(10))}", file=sys.__stderr__, flush=True)
         elif not hasattr(error, "audible"):
             # The launcher ends all processes at the first end, and the one that prints may be slower.
             time.sleep(SILENCE)

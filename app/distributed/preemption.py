@@ -52,6 +52,11 @@ class Preemption:
         self._pipe: tuple[int, int] | None = None
 
     @property
+    def happened(self) -> bool:
+        """Tell whether a signal has asked this run to stop, on this rank or, as far as is known here, on another."""
+        return bool(self.asked) or self._last is not None
+
+    @property
     def stops_cell(self) -> bool:
         """Tell whether an interrupt of a notebook's cell has stopped the run: the cell must then not go on."""
         return bool(self.asked) and environment.in_notebook()

@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -22,15 +21,22 @@ _runs = 0
 class Watchdog:
     """Ends all ranks when one of them makes no progress for too long."""
 
-    def __init__(self, seconds: float, failed: Callable[[str], None], folders: Sequence[Path] = ()):
+    def __init__(
+        self,
+        seconds: float,
+        failed: Callable[[str], None],
+        folders: Sequence[Path] = (),
+        drafts: Callable[[], Sequence[Path]] = lambda: (),
+    ):
         """Prepare to watch; `start` begins.
 
         Args:
             seconds: to wait for a step, a micro-batch of an evaluation, or a checkpoint; 0: do not watch.
             failed: notes, on the main process, why the run ends.
-            folders: in which checkpoints and the finished model are written.
+            folders: in which checkpoints are written.
+            drafts: lists the folders in which the finished model is written.
         """
-        self.seconds, self.failed, self.folders = seconds, failed, folders
+        self.seconds, self.failed, self.folders, self._drafts = seconds, failed, folders, drafts
         self.step = 0
         self._beat = time.monotonic()
         self._closed = threading.Event()
@@ -46,7 +52,9 @@ class Watchdog:
         self.beat(self.step)
         if collectives.rank() == 0 and self.folders:
             # Files of an earlier run on more ranks would be mixed with those of this one.
-            shutil.rmtree(self._collectives, ignore_errors=True)
+            for record in self._collectives.glob("rank_*"):
+                with contextlib.suppress(OSError):
+                    record.unlink()
         if self.seconds:
             # A connection of its own, as another thread may be waiting on the shared one.
             store = None if collectives.alone() else collectives.store().clone()  # type: ignore[attr-defined]  # torch's stub lacks it
@@ -124,7 +132,7 @@ class Watchdog:
         """Count as progress what has moved in a long block, here or on another rank."""
         moved = False
         if self._long:
-            seen, self._seen = self._seen, (self._blocks, _bytes_in(self.folders))
+            seen, self._seen = self._seen, (self._blocks, _bytes_in([*self.folders, *self._drafts()]))
             moved = self._seen != seen
         if store is not None:
             heard, self._heard = self._heard, store.add(key, int(moved))
@@ -136,7 +144,9 @@ class Watchdog:
         """Write this rank's last collectives to a file; NCCL would do so only after this process has ended."""
         folder = self._collectives
         folder.mkdir(exist_ok=True)
-        (folder / f"rank_{collectives.rank()}").write_bytes(accelerate_patches.last_collectives())
+        # A new file: a link with its name is not followed.
+        with open(folder / f"rank_{collectives.rank()}", "xb") as file:
+            file.write(accelerate_patches.last_collectives())
         if collectives.rank() == 0:
             # torchfrtrace reads the record of NCCL only; that of gloo is a plain pickle.
             how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"

@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from app.distributed.environment import OUTCOME, PREEMPTED
 from app.launching.launcher import environment
 from app.launching.profiles import Profile
 
@@ -121,6 +123,9 @@ def _start_all(arguments: Namespace) -> int:
     # It writes what becomes of each rank when one has failed.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     signals = _Signals()
+    scratch = tempfile.TemporaryDirectory(prefix="samestep-")
+    outcome = Path(scratch.name, "outcome")
+    os.environ[OUTCOME] = str(outcome)
     before = {number: signal.signal(number, signals.pass_on) for number in _PASSED_ON}
     try:
         launch_command(arguments)
@@ -135,7 +140,9 @@ def _start_all(arguments: Namespace) -> int:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 0
+        told = outcome.read_text() if outcome.exists() else ""
+        scratch.cleanup()
+    return PREEMPTED if told else 0
 
 
 def _told(rank: int, status: int) -> int:

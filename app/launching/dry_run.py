@@ -197,7 +197,7 @@ def run_to_end(recipe: Path, flags: list[str], import_folder: str = "") -> Finis
     """Run a recipe's file as `run_to_loop` does, leave out its loop, and return what it hands to run.finish.
 
     Args:
-        import_folder: a further folder for its imports: the one that the recipe was in when it was trained.
+        import_folder: see `play`.
 
     Raises:
         UserError: there is no such file, the run would refuse to begin, or the recipe never calls run.finish.
@@ -220,26 +220,25 @@ def play(recipe: Path, flags: list[str], dry: DryRun, import_folder: str = "") -
     """Run a recipe's file with something else in the place of training.
 
     Args:
-        import_folder: a further folder for its imports.
+        import_folder: the folder for its imports, where that is not the one in which it lies.
 
     Raises:
         UserError: there is no such file, or the run would refuse to begin.
     """
     if not recipe.is_file():
         raise UserError(f"{recipe}: there is no such file; give a recipe such as recipes/cls.py")
-    with _as_a_program(recipe, flags, dry):
-        sys.path[1:1] = [import_folder] if import_folder else []
+    with _as_a_program(recipe, flags, dry, import_folder or str(recipe.resolve().parent)):
         runpy.run_path(str(recipe), run_name="__main__")
 
 
 @contextmanager
-def _as_a_program(recipe: Path, flags: list[str], dry: DryRun) -> Iterator[None]:
+def _as_a_program(recipe: Path, flags: list[str], dry: DryRun, import_folder: str) -> Iterator[None]:
     """Set sys.argv, sys.path and the environment as if the recipe were started by itself, on a CPU if `dry` says so."""
     global _current
     before = sys.argv, sys.path, dict(os.environ)
     if dry.on_cpu:
         os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
-    sys.argv, sys.path = [str(recipe), *flags], [str(recipe.resolve().parent), *sys.path]
+    sys.argv, sys.path = [str(recipe), *flags], [import_folder, *sys.path]
     _current = dry
     try:
         yield

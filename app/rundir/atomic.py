@@ -2,21 +2,34 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+_RANDOM = 8  # bytes in the name of a draft
 
-def draft_of(path: Path, unique: bool = False) -> Path:
-    """Return the name, next to `path`, under which a file or folder is written before it is called `path`.
 
-    Args:
-        unique: make a name that nobody else uses, where several processes may write the same thing at once. It is
-            random: the processes of two containers that share a disk may have the same number and host name.
+def draft_of(path: Path) -> Path:
+    """Return a new name, next to `path`, under which a file or folder is written before it is called `path`.
+
+    It is random. Nobody can put a link in its place, as nobody can foretell it; and several processes may write the
+    same thing at once, also those of two containers that share a disk and have the same number and host name.
     """
-    middle = f".{secrets.token_hex(8)}" if unique else ""
-    return path.with_name(f"{path.name}{middle}.tmp")
+    return path.with_name(f"{path.name}.{secrets.token_hex(_RANDOM)}.tmp")
+
+
+def drafts_of(path: Path) -> list[Path]:
+    """List the drafts of a file or folder that are there: of this process, of others, or of some that were killed.
+
+    Earlier versions left out the random part of the name.
+    """
+    name = re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{{2 * _RANDOM}}})?\.tmp")
+    try:
+        return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
+    except OSError:
+        return []
 
 
 def flush(path: Path) -> None:
@@ -35,17 +48,16 @@ def publish(draft: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def drafted(path: Path, unique: bool = False, durable: bool = False) -> Iterator[Path]:
+def drafted(path: Path, durable: bool = False) -> Iterator[Path]:
     """Yield the name of a draft, which takes the name `path` when the block succeeds and is deleted when it fails.
 
+    A link that is called `path` is replaced, and not followed.
+
     Args:
-        unique: see `draft_of`.
         durable: of a file: after a power failure, `path` is the old file or the new one, never an empty one.
     """
-    draft = draft_of(path, unique)
+    draft = draft_of(path)
     try:
-        if draft.is_dir():  # left by a process that was killed
-            shutil.rmtree(draft)
         yield draft
         if durable:
             flush(draft)
@@ -53,27 +65,28 @@ def drafted(path: Path, unique: bool = False, durable: bool = False) -> Iterator
         else:
             draft.rename(path)
     except BaseException:
-        _delete(draft)
+        delete(draft)
         raise
 
 
 def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a file so that readers see all of the old text or all of the new one; `durable` as in `drafted`."""
-    with drafted(path, durable=durable) as draft:
-        draft.write_text(text)
+    with drafted(path, durable) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def delete_folder(path: Path) -> None:
     """Rename a folder, then delete it, so that no half-deleted folder is called `path`."""
-    gone = draft_of(path, unique=True)
+    gone = draft_of(path)
     with contextlib.suppress(OSError):
         path.rename(gone)
-    _delete(gone)
+    delete(gone)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a file, a folder or a link, but never what a link leads to; where that fails, leave it."""
     with contextlib.suppress(OSError):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

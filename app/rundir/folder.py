@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from app.config import OnResume, RunConfig, defaults, diff, finite, on_resume
-from app.errors import UserError
-from app.rundir import atomic, recipe_source
+from app.errors import UserError, printable
+from app.rundir import atomic, contents, recipe_source
+from app.rundir.foreign import read_bytes
 from app.rundir.lock import FolderLock
 
 
@@ -68,10 +69,12 @@ class RunFolder:
             UserError: it cannot be written, is in use, holds another run, or --run.resume does not allow it.
         """
         try:
+            contents.check(self.path, has_checkpoint)
             there = self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._made = [] if there else [self.path]
             self._take()
+            contents.sweep(self.path)
             notes = self._check(config, settings, has_checkpoint)
         except OSError as error:
             self.release(discard=True)
@@ -136,7 +139,7 @@ class RunFolder:
                 f"give the settings of that run to go on with it{accept}, or another --run.dir to start one"
             )
         told = [change for change in changes if change.effect in LASTING]
-        return [f"{name} was {old}, is {new}: {effect.value}" for name, old, new, effect in told]
+        return [printable(f"{name} was {old}, is {new}: {effect.value}") for name, old, new, effect in told]
 
     def changed_since(self, saved: dict) -> dict[str, list]:
         """List, by name, what a checkpoint's settings were and are now, for those that change what follows it.
@@ -186,8 +189,8 @@ class RunFolder:
         if not self.source or not kept.exists() or not kept.stat().st_size:
             return []
         try:
-            lines = recipe_source.differences(kept.read_text(encoding="utf-8"), self.source)
-        except (SyntaxError, ValueError):
+            lines = recipe_source.differences(read_bytes(kept).decode("utf-8"), self.source)
+        except (SyntaxError, ValueError, RecursionError):
             return [f"warning: {kept} is damaged: the recipe was not compared with it"]
         shown = "".join(f"\n  {line}" for line in lines)
         if lines and settings.changed == "refuse":
@@ -199,11 +202,11 @@ class RunFolder:
         return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []
 
     def begin(self, **fields: Any) -> None:
-        """Write config.yaml, recipe.py and the first fields of run.json."""
+        """Write the first fields of run.json, by which the folder is a run's, config.yaml and recipe.py."""
+        self.update(**fields)
         self._write("config.yaml", yaml.safe_dump(self.config, sort_keys=False))
         if self.source:
             self._write("recipe.py", self.source)
-        self.update(**fields)
 
     def update(self, **fields: Any) -> None:
         """Change fields of run.json.
@@ -222,8 +225,8 @@ class RunFolder:
     def _read(self, name: str, parse: Callable[[str], Any]) -> dict | None:
         """Read a file of fields; None where it is damaged or missing."""
         try:
-            fields = parse((self.path / name).read_text())
-        except (ValueError, yaml.YAMLError, FileNotFoundError):
+            fields = parse(read_bytes(self.path / name).decode("utf-8"))
+        except (ValueError, yaml.YAMLError, RecursionError, FileNotFoundError):
             return None
         return fields if isinstance(fields, dict) else None
 

@@ -1,21 +1,23 @@
 """Runs as their folders show them. Nothing here changes a folder or imports torch."""
 
+import contextlib
 import functools
-import json
 import math
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from app.config import BestMetric
 from app.config.score_names import ScoreName
-from app.errors import UserError
-from app.rundir import lock, metrics_file
+from app.errors import UserError, printable
+from app.rundir import images, lock, metrics_file
+from app.rundir.foreign import fields_of, raw_fields_of, section, text
+from app.rundir.run_record import Launch, RunRecord, layers_of, line_of
 
+_PICTURE = re.compile(r"step-(\d{8,12})(-\d+)?\.png")
 NOT_SHOWN = ("step", "ids", "samples", "epoch")
 # Parts of the names of scores that are better if they are lower, for runs whose --run.best does not say it.
 _LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
@@ -38,35 +40,51 @@ class Best(NamedTuple):
 
 @dataclass
 class History:
-    """One run: whether a process holds it, run.json, its settings, and the lines of metrics.jsonl."""
+    """One run: whether a process holds it, run.json, its settings, and the lines of metrics.jsonl.
+
+    Its texts are printable, whoever wrote them.
+    """
 
     folder: Path
     held: bool
-    info: dict[str, Any]
+    record: RunRecord
     config: dict[str, Any]
     lines: list[dict[str, Any]]
 
     @property
     def name(self) -> str:
-        """Return the name of the run's folder."""
-        return self.folder.resolve().name
+        """Return the name of the run's folder, printable."""
+        return printable(self.folder.resolve().name)
+
+    @property
+    def place(self) -> str:
+        """Return the run's folder, printable."""
+        return printable(str(self.folder))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the settings of one section, such as `run`; none where there is no such section."""
+        return section(self.config, name)
 
     @property
     def step(self) -> int:
         """Return the last step known."""
-        return max([int(self.info.get("step") or 0), *(line["step"] for line in self.lines[-2:])])
+        return max([self.record.step, *(line["step"] for line in self.lines[-2:])])
 
     @property
     def status(self) -> str:
         """Return run.json's status; `lost` for a run that says it is running and whose process is gone."""
-        status = str(self.info.get("status", "?"))
+        status = self.record.status
         return "lost" if status == "running" and not self.held else status
 
     @property
     def changed(self) -> float:
         """Return when the run last wrote something, in seconds since the epoch."""
         files = (self.folder / name for name in ("metrics.jsonl", "run.json"))
-        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        times = []
+        for file in files:
+            with contextlib.suppress(OSError):  # it is not there, or not any more
+                times.append(file.lstat().st_mtime)
+        return max(times, default=0.0)
 
     @property
     def columns(self) -> list[str]:
@@ -82,7 +100,7 @@ class History:
     @property
     def asked_best(self) -> str:
         """Return the run's --run.best; empty if it has none."""
-        return str(self.config.get("run", {}).get("best") or "")
+        return str(self.section("run").get("best") or "")
 
     @property
     def score(self) -> tuple[str, float] | None:
@@ -120,15 +138,20 @@ class History:
         return f"{score[0]} {score[1]:.4g}" if score else ""
 
     @property
-    def launches(self) -> list[dict[str, Any]]:
-        """List the launches of the run: the `step` after which each began, when, and its `layout` in a few words."""
-        return list(self.info.get("launches", self.info.get("sittings", [])))  # as an earlier version called them
+    def launches(self) -> list[Launch]:
+        """List the launches of the run."""
+        return self.record.launches
+
+    @property
+    def layout(self) -> str:
+        """Return the layout of the last launch in a few words; empty if there was none."""
+        return self.launches[-1].layout if self.launches else ""
 
     @functools.cached_property
     def diagnostics(self) -> list[dict[str, Any]]:
         """List the lines of diagnostics.jsonl; empty for a run without --run.inspect-every, and if it is unreadable."""
-        lines = _lines(self.folder / metrics_file.DIAGNOSTICS)
-        return [line for line in lines if isinstance(line.get("layers"), dict)]
+        lines = map(layers_of, _lines(self.folder / metrics_file.DIAGNOSTICS))
+        return [line for line in lines if line is not None]
 
     @property
     def pictures(self) -> dict[str, list[Path]]:
@@ -136,7 +159,10 @@ class History:
         folder = self.folder / "images"
         found: dict[str, dict[str, list[Path]]] = {}
         for file in sorted(folder.rglob("step-*.png")):
-            found.setdefault(file.parent.relative_to(folder).as_posix(), {}).setdefault(file.stem[:13], []).append(file)
+            known = _PICTURE.fullmatch(file.name)
+            if known and file.is_file() and not file.is_symlink() and images.lies_in(file, folder):
+                name = text(file.parent.relative_to(folder).as_posix())
+                found.setdefault(name, {}).setdefault(known[1], []).append(file)
         return {name: steps[max(steps)] for name, steps in found.items()}
 
 
@@ -152,19 +178,14 @@ def read(folder: Path) -> History:
         UserError: it holds no run.
     """
     held = lock.in_use(folder)  # looked at before the status, which a run writes before it releases the lock
-    try:
-        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        info = None
-    if not isinstance(info, dict):
+    info = raw_fields_of(folder / "run.json")
+    if info is None:
         raise UserError(
             f"{folder} holds no run: there is no run.json, or it is damaged; `python -m app runs` lists runs"
         )
-    try:
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        config = None
-    return History(folder, held, info, config if isinstance(config, dict) else {}, _lines(folder / "metrics.jsonl"))
+    lines = map(line_of, _lines(folder / "metrics.jsonl"))
+    config = fields_of(folder / "config.yaml") or {}
+    return History(folder, held, RunRecord.of(info), config, [line for line in lines if line is not None])
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from app.distributed.environment import is_alive, this_process, was_here
-from app.errors import UserError
+from app.errors import UserError, printable
+from app.rundir.foreign import open_plain
 
 BEAT = 5.0  # seconds from one touch to the next
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead
 NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+_LONGEST = 1000  # characters of a lock
 _TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ \S+)\n")
 
 _held: dict[Path, "FolderLock"] = {}
@@ -62,8 +65,10 @@ class FolderLock:
         if key in _held:
             raise self._in_use("another run of this process")
         # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(f"{self.path} is not a file: move it away")
             self._take(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -114,8 +119,8 @@ class FolderLock:
 
     def _mark(self) -> tuple[int, str]:
         # Opened anew each time: otherwise a network disk may answer from its cache.
-        with self.path.open() as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+        with open(open_plain(self.path), encoding="utf-8", errors="replace") as file:
+            return os.fstat(file.fileno()).st_mtime_ns, file.read(_LONGEST)
 
     def _read(self) -> str:
         return self._mark()[1]
@@ -131,7 +136,7 @@ class FolderLock:
             try:
                 if not self._is_ours():
                     return self._lost.set()
-                os.utime(self.path)
+                os.utime(self.path, follow_symlinks=False)
             except OSError:  # the disk is away for a while
                 continue
 
@@ -177,14 +182,31 @@ class FolderLock:
 
 def in_use(folder: Path) -> bool:
     """Tell whether a run seems to use a folder, without taking it; a run of another machine counts for a minute."""
-    try:
-        text, touched = (folder / "lock").read_text(), (folder / "lock").stat().st_mtime
-    except OSError:
-        return False
-    host, process = _parse(text)
+    text, touched = _text_of(folder)
+    host, process = _parse(text or "")
     if _is_here(host, process):
         return is_alive(process)
     return bool(host) and time.time() - touched < 60  # its clock may differ from ours
+
+
+def is_lock(folder: Path) -> bool:
+    """Tell whether the file `lock` in a folder is a run's: with its text, or empty once the run has released it."""
+    text, _ = _text_of(folder)
+    return text is not None and (not text or bool(_TEXT.fullmatch(text)))
+
+
+def is_released(folder: Path) -> bool:
+    """Tell whether the file `lock` is one that a run has released, or that it has made and not yet written."""
+    return _text_of(folder)[0] == ""
+
+
+def _text_of(folder: Path) -> tuple[str | None, float]:
+    """Return the text of a folder's lock, and when it was touched; None for a text that cannot be read."""
+    try:
+        with open(open_plain(folder / "lock"), encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST), os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return None, 0.0
 
 
 def _is_here(host: str, process: str) -> bool:
@@ -212,4 +234,4 @@ def _parse(text: str) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    return text.partition("\n")[0].strip()
+    return printable(text.partition("\n")[0].strip())

@@ -10,8 +10,10 @@ from app.config import RunConfig
 from app.distributed.layout import in_short
 from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
+from app.rundir.foreign import section
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
+from app.rundir.run_record import launches_of, segments_of
 from app.rundir.throughput import Cost
 from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
@@ -50,13 +52,13 @@ class RunLogger:
             UserError: the folder cannot be written.
         """
         before = self.folder.info if done else {}
-        ids = before.get("trackers", {})
+        ids = {name: each for name, each in section(before, "trackers").items() if isinstance(each, str)}
         began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
         launches = [
-            *(launch for launch in before.get("launches", before.get("sittings", [])) if launch["step"] <= done),
+            *(launch for launch in launches_of(before) if launch["step"] <= done),
             began,
         ]
-        segments = [segment for segment in before.get("segments", []) if segment["step"] < done]
+        segments = [segment for segment in segments_of(before) if segment["step"] < done]
         segments += [{"step": done, "changed": changed}] if changed else []
         try:
             self.folder.begin(

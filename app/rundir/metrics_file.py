@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from app.config import finite
 from app.rundir import atomic
+from app.rundir.foreign import open_plain
 
 DIAGNOSTICS = "diagnostics.jsonl"
 _OF_STEPS = {"ids", "skipped_steps"}  # a line that the step itself writes has one of them, whatever its body logs
@@ -48,7 +49,8 @@ def read_lines(path: Path) -> tuple[list[Line], int]:
     A last line without its end is neither: it is being written, or its writer was killed.
     """
     try:
-        *whole, cut = path.read_bytes().decode(errors="replace").split("\n")
+        with open(open_plain(path), "rb") as file:
+            *whole, cut = file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return [], 0
     parsed = [(text, _parse(text)) for text in whole]
@@ -75,7 +77,7 @@ class Follower:
     def new(self) -> list[dict[str, Any]]:
         """Return the fields of the lines that were finished since the last call."""
         try:
-            with self.path.open("rb") as file:
+            with open(open_plain(self.path), "rb") as file:
                 file.seek(self._place)
                 data = file.read()
         except FileNotFoundError:
@@ -105,7 +107,9 @@ class MetricsFile:
 
         atomic.write_text(path, "".join(f"{line.text}\n" for line in lines if stays(line.fields)))
         self.path, self.warn = path, warn
-        self.file = path.open("ab", buffering=0)
+        # A link that has just taken its place is not followed.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.file = os.fdopen(descriptor, "ab", buffering=0)
         self.waiting = b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -113,12 +117,12 @@ class MetricsFile:
         self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
         whole = None
         try:
-            whole = self.path.stat().st_size
+            whole = os.fstat(self.file.fileno()).st_size
             if self.file.write(self.waiting) < len(self.waiting):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.waiting = b""
         except OSError as error:
             if whole is not None:
-                os.truncate(self.path, whole)
+                os.ftruncate(self.file.fileno(), whole)
             if not held:
                 self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")

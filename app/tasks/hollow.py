@@ -45,4 +45,6 @@ def load_shapes(kind: type[Any], name: str, settings: dict[str, Any]) -> Any:
 
     own = {key: value for key, value in settings.items() if key not in ("dtype", "ignore_mismatched_sizes")}
     with torch.device("meta"):
-        return kind.from_config(AutoConfig.from_pretrained(name, **own), dtype=settings["dtype"])
+        return kind.from_config(
+            AutoConfig.from_pretrained(name, trust_remote_code=False, **own), dtype=settings["dtype"]
+        )

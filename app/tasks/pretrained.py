@@ -76,8 +76,10 @@ def read_tokenizer(
     with loading(name, "tokenizer"):
         if Path(name).is_dir() and not _has(Path(name), "tokenizer"):
             raise OSError("there is no tokenizer")  # transformers makes up an empty one for some kinds of models
-        config = AutoConfig.from_pretrained(name)
-        tokenizer = AutoTokenizer.from_pretrained(name, **({"add_prefix_space": True} if in_words else {}))
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, **({"add_prefix_space": True} if in_words else {})
+        )
     longest = longest_input(config)
     if longest is not None and max_length > longest:
         raise UserError(
@@ -111,7 +113,7 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
 
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
-            model, found = kind.from_pretrained(name, **asked, output_loading_info=True)
+            model, found = kind.from_pretrained(name, trust_remote_code=False, **asked, output_loading_info=True)
         check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
         check_sizes(name, model, found["mismatched_keys"], may_differ)
         new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
@@ -153,12 +155,12 @@ def load_processor(name: str, size: int = 0) -> ImageProcessor:
 
     check_timm(name)
     with loading(name, "image processor"):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_timm(name, config.model_type)
         if config.model_type == "timm_wrapper":
             processor = _timm_processor(config)
         else:
-            processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=False)
     if size:
         processor.size = type(processor.size)(height=size, width=size)
         processor.do_center_crop = False
@@ -246,6 +248,8 @@ def loading(name: str, part: str = "configuration") -> Iterator[None]:
 def _reason(name: str, part: str, error: Exception) -> str:
     """Say what is wrong with a model, and what to do: a folder may lack a file, another name is taken for a Hub id."""
     reason, folder = " ".join(str(error).split()), Path(name)
+    if "custom code" in reason:
+        return "it needs code that comes with it (auto_map), and code of a model is never run here"
     if not folder.is_dir():
         return (
             f"{reason} Give a folder that save_pretrained wrote, tokenizer or image processor included, or a Hub id; "

@@ -11,6 +11,7 @@ from app.config.score_names import PLAIN
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
+from app.launching import trust
 from app.rundir import recipe_source
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan
@@ -71,6 +72,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
 
     def write() -> None:
         origin = recipe_source.origin_of(asked.config)
+        trust.remember(recipe_source.source_of(asked.config), origin["recipe_folder"])
         evaluates = start.unevaluated or (loop.settings.eval_first and not start.step)
         logger.open(start.step, loop.settings, asked.fields, evaluates, start.changed, **about, **origin)
 

@@ -8,17 +8,20 @@ from pathlib import Path
 
 from torch import nn
 
-from app.checkpoints import finite, sharded
+from app.checkpoints import finite, manifest, sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
-from app.errors import UserError, mendable
+from app.errors import UserError, mendable, printable
 from app.rundir import room
+from app.rundir.atomic import draft_of
+from app.rundir.foreign import section
 from app.training.metrics import TRY
 from app.training.step_loop import StepLoop
 
 EVALUATED = "eval/loss"
 FALLS = 1e-3  # share of the first evaluation's loss by which a later one must be lower
 PAUSE = 5.0  # seconds between two looks at how much room there is
+MODEL_FILES = "model_files"  # field of run.json: the files of model/ as the run has written them
 
 
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
@@ -32,6 +35,7 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
     collectives.from_main(services.folder.check)
     keep_training(loop, waits=True)
     with services.watchdog.long_work():
+        collectives.from_main(lambda: _keep_foreign(loop, folder), long=True)
         used = _choose_weights(loop)
         last = used == loop.steps_done  # of another step, the weights to export have been loaded
         with services.averages.in_place(_averaged(loop)) if last else nullcontext():
@@ -44,6 +48,9 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
                     f"{error}. The training is kept, as {manager.kept()}: make room, and repeat the command, which "
                     "writes the model without training again"
                 ) from None
+        if services.accelerator.is_main_process:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            services.logger.note(**{MODEL_FILES: manifest.entries(folder, files, services.watchdog.moved)})
     if settings.log_model:
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
@@ -95,6 +102,28 @@ def _room_comes(loop: StepLoop, began: float) -> bool:
 
     with services.watchdog.unwatched():
         return collectives.from_main(comes, long=True)
+
+
+def _keep_foreign(loop: StepLoop, folder: Path) -> None:
+    """Put an earlier finished model aside where it holds anything that this run has not written, on the main process.
+
+    Raises:
+        UserError: another run has taken the folder.
+    """
+    services = loop.services
+    services.folder.check()
+    if not folder.exists():
+        return
+    known = {n: e for n, e in section(services.folder.info, MODEL_FILES).items() if manifest.lies_inside(n)}
+    more = manifest.foreign_to(folder, known)
+    if not more:
+        there = [folder / name for name in known if (folder / name).is_file()]
+        found = manifest.entries(folder, there, services.watchdog.moved)
+        more = next((name for name, entry in found.items() if entry != known[name]), "")
+    if more:
+        aside = draft_of(folder).with_suffix(".kept")
+        folder.rename(aside)
+        services.logger.progress.say(printable(f"{folder} has {more}, which this run did not write: kept in {aside}"))
 
 
 def _tell(loop: StepLoop, use: str, used: int) -> None:
@@ -204,6 +233,15 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
             _record(loop, error, before)
     finally:
         services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
+
+
+def preempted(loop: StepLoop) -> bool:
+    """Tell whether a signal has made a run leave early, with a checkpoint; --run.stop-at does not count."""
+    if not loop.begun:
+        return False
+    reached = 0 < loop.settings.stop_at <= loop.steps_done
+    early = loop.stopped_in_evaluation or (loop.services.preemption.happened and not loop.finished)
+    return early and not reached
 
 
 def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:

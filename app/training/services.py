@@ -11,7 +11,7 @@ from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
 from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
-from app.rundir.atomic import draft_of
+from app.rundir.atomic import drafts_of
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
@@ -36,7 +36,9 @@ class Services:
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
         gradients.calls.failed = self.logger.failed
         checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
-        self.watchdog = Watchdog(settings.timeout, self.logger.failed, [checkpoints, draft_of(self.model_folder)])
+        self.watchdog = Watchdog(
+            settings.timeout, self.logger.failed, [checkpoints], lambda: drafts_of(self.model_folder)
+        )
         self.checkpoint_store = CheckpointStore(
             checkpoints,
             accelerator.process_index,

@@ -14,6 +14,7 @@ from toy import Config, train
 from app import parse
 from app.checkpoints import resume, sharded
 from app.distributed import collectives
+from app.rundir.atomic import draft_of
 from app.training import ending
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
@@ -69,7 +70,7 @@ def stuck_save(*args, **how):
 def slow_write(accelerator, model, folder, *parts):
     """Write the finished model slowly on the main process."""
     if not LAST:
-        grow(folder.with_name("model.tmp") / "slow")
+        grow(draft_of(folder) / "slow")
     WRITE(accelerator, model, folder, *parts)
 
 

@@ -139,7 +139,20 @@ def test_one_process_is_the_run_itself(tmp_path):
         (rank,) = ranks(tmp_path)
         assert rank.pid == now.process.pid and "launch" not in rank.cmdline()
         now.process.terminate()
-        assert now.process.wait(10) == 0 and now.status("run") == "preempted"
+        assert now.process.wait(20) == 75 and now.status("run") == "preempted"
+
+
+@pytest.mark.parametrize("on", ["the launcher", "a rank"])
+def test_a_preempted_run_of_several_processes_ends_with_75(tmp_path, on):
+    """Wherever the signal has come; and with 0 once it is finished, or has reached the step where it was to stop."""
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.1", python=warm_python()) as now:
+        now.reach("run", 3)
+        (now.process if on == "the launcher" else ranks(tmp_path)[1]).send_signal(signal.SIGTERM)
+        assert now.process.wait(30) == 75 and now.status("run") == "preempted", now.output()
+    if on == "the launcher":
+        for words, status in (["run:--run.stop-at:35", "preempted"], ["run", "finished"]):
+            assert run_warm([*LAUNCH, "ddp_cpu", SCRIPT, tmp_path, words]).status == 0
+            assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == status
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ on are needed. Nothing is written there. Flags that are not named below go to th
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,11 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from app.commands import weights
+from app.errors import printable
 
 if TYPE_CHECKING:
     from app.commands.evaluate.subject import Subject
 
 WORKER = Path(__file__).with_name("worker.py")
+PACKAGE = Path(__file__).parents[3]  # the folder of `app`
 MOST = 12  # pairs of classes that are named
 
 
@@ -90,20 +93,24 @@ def _launch(profile: str, found: "Subject", job: Path, flags: list[str]) -> int:
     """Run the recipe on the profile's processes, with its loop entered once to evaluate; return the exit status."""
     own = [str(job), str(found.recipe), found.imports, *found.flags, *flags]
     sys.stdout.flush()
-    return subprocess.run([sys.executable, "-m", "app", "launch", profile, str(WORKER), *own]).returncode
+    # -P and the path: the working folder may have an `app` of somebody else.
+    paths = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-P", "-m", "app", "launch", profile, str(WORKER), *own]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
 
 
 def _show(found: dict[str, Any], what: str) -> None:
     """Print scores, a report of each class or type of entity, and where there are classes, what is confused."""
     from app.rundir.logger import with_meaning
 
-    print(f"\n{what}:")
+    print(f"\n{printable(what)}:")
     for head in dict.fromkeys(name.partition("/")[0] for name in found["scores"]):  # a line for each set
         own = {name: value for name, value in found["scores"].items() if name.startswith(f"{head}/")}
         means = found["meanings"]
-        print("  " + ", ".join(f"{name} {with_meaning(_short(value), means.get(name))}" for name, value in own.items()))
+        told = (f"{name} {with_meaning(_short(value), means.get(name))}" for name, value in own.items())
+        print("  " + printable(", ".join(told)))
     for fault in found["warnings"]:
-        print(f"  warning: {fault}")
+        print(printable(f"  warning: {fault}"))
     if "entities" in found:
         _show_each("entity", "support", found["entities"])
     if "classes" in found:

@@ -1,13 +1,12 @@
 """Finished models as they are: which recipe scores them, and with which flags."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from app.commands.evaluate.subject import Subject, data_of, eval_flags, recipe_of, settings
+from app.commands.evaluate.subject import Subject, data_of, eval_flags, settings
 from app.errors import UserError
+from app.launching import trust
+from app.rundir.foreign import fields_of, section
 from app.tasks.graphs.shape import read_config
 from app.tasks.kinds import kind_of
 from app.tasks.pretrained import ADAPTERS
@@ -45,7 +44,7 @@ def of_model(options: "Options", given: list[str]) -> Subject:
         raise UserError(
             f"--weights {options.weights}: {name} is a finished model, with weights of one kind: leave it out"
         )
-    recipe, imports, file, config = _origin(Path(name), options.recipe)
+    code, file, config = _origin(Path(name), options.recipe, options.trust_code)
     data = data_of(options, config)
     kind = _kind(name, config)
     flags = ["--run.trackers"] if file is None else settings(file, config)
@@ -61,41 +60,50 @@ def of_model(options: "Options", given: list[str]) -> Subject:
         name,
         *eval_flags(data.path, data.split or options.split, config),
     ]
-    return Subject({"model": name}, name, recipe or _recipe(kind), flags, imports)
+    code = code or _recipe(kind, options.trust_code)
+    return Subject({"model": name}, name, code.file, flags, code.imports)
 
 
-def _origin(folder: Path, asked: str) -> tuple[Path | None, str, Path | None, dict[str, Any]]:
-    """Find what trained a model: the recipe, a folder for its imports, the file of its settings, and these.
+def _origin(folder: Path, asked: str, allowed: bool) -> tuple[trust.Code | None, Path | None, dict[str, Any]]:
+    """Find what trained a model: the recipe, the file of its settings, and these.
+
+    Args:
+        asked: the recipe that the user names.
+        allowed: see `trust.checked`.
 
     Raises:
-        UserError: the recipe cannot evaluate a model.
+        UserError: the recipe cannot evaluate a model, or nobody vouches for it.
     """
     from app.rundir import history
 
-    recipe, imports, file = Path(asked) if asked else None, "", None
+    code, file = trust.Code(Path(asked)) if asked else None, None
     if folder.name == "model" and (folder.parent / "run.json").exists():
-        own, imports = recipe_of(history.read(folder.parent))
-        file, recipe = folder.parent / "config.yaml", recipe or own
+        run = history.read(folder.parent)
+        code = code or trust.recipe_of(run.folder, run.record.recipe_folder, allowed)
+        file = folder.parent / "config.yaml"
     elif (folder / "training_config.yaml").is_file():  # python -m app export wrote it
         found = _recipes_in(folder)
-        if not recipe and len(found) != 1:
+        if not code and len(found) != 1:
             raise UserError(f"{folder} has {len(found)} files that may be its recipe: name it with --recipe")
-        file, recipe = folder / "training_config.yaml", recipe or found[0]
-    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+        file, code = folder / "training_config.yaml", code or trust.checked(found[0], "", allowed)
+    config = fields_of(file) if file else {}
+    if config is None:
+        raise UserError(f"{file} is damaged, and has the settings of the recipe: evaluate with --recipe elsewhere")
     data = config.get("data")
     if file and not ("model" in config and isinstance(data, dict) and "eval_path" in data):
         raise UserError(
             f"{folder} was trained by a recipe without --model or --data.eval-path, which cannot load it: evaluate a "
             "checkpoint instead, by naming the run's folder"
         )
-    return recipe, imports, file, config
+    return code, file, config
 
 
 def _recipes_in(folder: Path) -> list[Path]:
     """List the Python files of an exported model, without those of its network, which config.json names."""
-    file = folder / "config.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    networks = {f"{place.partition('.')[0]}.py" for place in known.get("auto_map", {}).values()}
+    networks = {
+        f"{str(place).partition('.')[0]}.py"
+        for place in section(fields_of(folder / "config.json"), "auto_map").values()
+    }
     return [file for file in folder.glob("*.py") if file.name not in networks]
 
 
@@ -131,19 +139,20 @@ def _config(name: str) -> "PreTrainedConfig":
 
     make_known()
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         there = "" if Path(name).exists() else "there is no such folder of a run or a model, and as a Hub id it fails: "
         raise UserError(f"{name}: {there}{str(error).splitlines()[0]}") from None
 
 
-def _recipe(kind: str) -> Path:
-    """Return the file of a recipe, in this folder or next to the package."""
-    places = [Path("recipes"), Path(__file__).parents[3] / "recipes"]
-    found = next((place / f"{kind}.py" for place in places if (place / f"{kind}.py").is_file()), None)
-    if found is None:
+def _recipe(kind: str, allowed: bool) -> trust.Code:
+    """Return the recipe that scores a kind of models: this installation's, or one in recipes/ that is vouched for."""
+    own, here = trust.RECIPES / f"{kind}.py", Path("recipes", f"{kind}.py")
+    if own.is_file():
+        return trust.Code(own)
+    if not here.is_file():
         raise UserError(f"recipes/{kind}.py, which scores such a model, is not here: give the file with --recipe")
-    return found
+    return trust.checked(here, str(here.resolve().parent), allowed)
 
 
 def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from app.commands import weights
 from app.config import EMAConfig
 from app.data.tables.splits import NamedSet, named_sets
 from app.errors import UserError, did_you_mean
+from app.launching import trust
 
 if TYPE_CHECKING:
     from app.commands.evaluate.command import Options
@@ -29,7 +30,7 @@ class Subject:
     recipe: Path
     flags: list[str]
     imports: str = ""
-    """A further folder for the recipe's imports."""
+    """The folder for the recipe's imports; empty: its own."""
     state: str = ""
     """The folder of a checkpoint's state; empty: the model has its weights already."""
     averaged: bool = False
@@ -48,7 +49,7 @@ def of_run(options: "Options", run: "History") -> Subject:
     checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
     step = weights.one_step(options, checkpoints)
     state, _ = checkpoints.at(step)
-    recipe, imports = recipe_of(run)
+    recipe, imports = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
     flags, only = settings(run.folder / "config.yaml", run.config), ""
     known = run.config.get("data")
     known = known if isinstance(known, dict) else {}
@@ -73,16 +74,6 @@ def _scored_on(path: str, split: str) -> str:
 
 def _words(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
-
-
-def recipe_of(run: "History") -> tuple[Path, str]:
-    """Return the recipe that a run has kept, and the folder that it was in."""
-    recipe = run.folder / "recipe.py"
-    if not recipe.is_file():
-        raise UserError(
-            f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe: put it into a file"
-        )
-    return recipe, str(run.info.get("recipe_folder", ""))
 
 
 def settings(file: Path, config: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ the tokenizer or the processor, the recipe with its settings, and a model card: 
 repeats the run.
 """
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from app.checkpoints import sharded
 from app.commands import weights
 from app.commands.output import size
 from app.errors import UserError
+from app.launching import trust
 from app.rundir import room
+from app.rundir.foreign import section
 
 if TYPE_CHECKING:
     from app.checkpoints.store import CheckpointStore
@@ -67,25 +70,26 @@ def main(options: Options) -> int:
     chosen = _steps(options, checkpoints)
     found = [checkpoints.at(step) for step in chosen]
     for state, record in found:
-        if layout.is_bound(record["layout"]):
+        if layout.is_bound(section(record, "layout")):
             raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
     name = f"step-{chosen[-1]:08d}" if len(chosen) == 1 else f"average-{chosen[0]:08d}-{chosen[-1]:08d}"
     target = Path(options.to) if options.to else run.folder / "export" / name
     kept = bool(options.to) or not options.push
-    if kept and target.exists():
+    if kept and os.path.lexists(target):
         raise UserError(f"{target} exists already: give another folder with --to, or move it away")
     averaged = weights.averaged(options, run.config)
     if options.dry_run:
         _say_what(options, chosen, found[-1][0], target if kept else None)
         return 0
+    code = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
     place = target.parent if kept else Path(tempfile.gettempdir())
     with _explained(target if kept else place, _bytes_of(found[-1][0]), place):
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as scratch:
             folder = Path(scratch, "model")
-            _write(run, checkpoints, chosen, found, averaged, folder, options)
+            _write(run, code, checkpoints, chosen, found, averaged, folder, options)
             if options.push:
                 print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
             if kept:
@@ -164,6 +168,7 @@ def _say_what(options: Options, steps: list[int], state: Path, target: Path | No
 
 def _write(
     run: "History",
+    code: trust.Code,
     checkpoints: "CheckpointStore",
     steps: list[int],
     found: list[tuple[Path, dict]],
@@ -178,14 +183,10 @@ def _write(
     from app.launching import dry_run
     from app.tasks.language.merging import Merged
 
-    recipe, flags = run.folder / "recipe.py", ["--config", str(run.folder / "config.yaml")]
-    if not recipe.is_file():
-        raise UserError(
-            f"{recipe} is missing, and it builds the model. A run from a notebook has no recipe; its finished model is "
-            "in model/. To export other checkpoints, put the recipe into a file"
-        )
+    recipe, imports = code
+    flags = ["--config", str(run.folder / "config.yaml")]
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
-    ended = dry_run.run_to_end(recipe, flags, import_folder=run.info.get("recipe_folder", ""))
+    ended = dry_run.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator
     try:
         sharded.load_mean(accelerator, [str(state) for state, _ in found], averaged)

@@ -1,6 +1,7 @@
 """The card of a model: what it is, what it was trained on and how good it is, as its run has recorded it."""
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +9,15 @@ import yaml
 
 from app.config import as_flag, flatten
 from app.config.score_names import PLAIN, ScoreName
+from app.rundir import foreign
+from app.rundir.foreign import section
 from app.rundir.history import History
 from app.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCardData
+
+_NAME = re.compile(r"[\w-]{1,64}")  # of a recipe
 
 
 def write(
@@ -28,13 +33,13 @@ def write(
     """
     from huggingface_hub import ModelCard
 
-    recipe = str(run.info.get("recipe", "recipe"))
-    length = f"{step:,} of {run.info.get('steps', '?')} steps"
+    recipe = run.record.recipe if _NAME.fullmatch(run.record.recipe) else "recipe"  # it becomes the name of a file
+    length = f"{step:,} of {run.record.length} steps"
     (folder / "training_config.yaml").write_text(yaml.safe_dump(_without_place(run.config), sort_keys=False))
     (folder / f"{recipe}.py").write_bytes((run.folder / "recipe.py").read_bytes())
     parts = [
         f"---\n{_metadata(run, recipe, scores, kind).to_yaml()}\n---",
-        f"# {run.name}",
+        f"# {_text(run.name)}",
         f"{kind}, trained by `{recipe}.py` with Samestep for {length}. {weights}".rstrip(),
         f"## Use it\n\n```{'python' if use.startswith('from ') else 'bash'}\n{use}\n```" if use else "",
         _scores(scores),
@@ -47,7 +52,7 @@ def write(
 
 
 def _without_place(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, "run": {name: value for name, value in config.get("run", {}).items() if name != "dir"}}
+    return {**config, "run": {name: value for name, value in section(config, "run").items() if name != "dir"}}
 
 
 def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "ModelCardData":
@@ -73,7 +78,7 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
         tags=["samestep", recipe],
         library_name="transformers" if task else None,
         pipeline_tag=task,
-        base_model=base if isinstance(base, str) and base and not Path(base).exists() else None,
+        base_model=base if isinstance(base, str) and base and not _there(base) else None,
         datasets=[path for path in paths if _on_hub(path)] or None,
         metrics=list(metrics) or None,
         eval_results=results or None,
@@ -83,14 +88,26 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
 def _on_hub(path: object) -> bool:
     if not isinstance(path, str):
         return False
-    return path.count("/") == 1 and not path.startswith(("builtin:", ".", "/")) and not Path(path).exists()
+    return path.count("/") == 1 and not path.startswith(("builtin:", ".", "/")) and not _there(path)
+
+
+def _text(value: Any) -> str:
+    """Return a value as text of the card: in one line, in one cell of a table, and without HTML or links."""
+    return re.sub(r"([|`\[\]<>*])", r"\\\1", foreign.text(value))
+
+
+def _there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # no such name can be
+        return False
 
 
 def _scores(scores: dict[str, Any]) -> str:
     if not scores:
         return ""
     rows = [
-        f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |"
+        f"| {_text(name)} | {value:.4g} |" if isinstance(value, float) else f"| {_text(name)} | {_text(value)} |"
         for name, value in scores.items()
     ]
     return "\n".join(["## Results", "", "| score | value |", "| --- | --- |", *rows])
@@ -109,15 +126,15 @@ def _curves(run: History, folder: Path) -> str:
 
 def _settings(run: History) -> str:
     fields = {n: v for n, v in flatten(run.config).items() if v not in ("", None, []) and n != "run.dir"}
-    rows = [f"| `{as_flag(name)}` | {value} |" for name, value in fields.items()]
+    rows = [f"| `{_text(as_flag(name))}` | {_text(value)} |" for name, value in fields.items()]
     return "\n".join(["## Settings", "", "| setting | value |", "| --- | --- |", *rows])
 
 
 def _history(run: History) -> str:
-    launches = "; ".join(f"from step {launch['step']} on {launch['layout']}" for launch in run.launches)
-    versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
-    if run.info.get("commit"):
-        versions += f"; git commit {run.info['commit']}"
+    launches = "; ".join(f"from step {launch.step} on {_text(launch.layout)}" for launch in run.launches)
+    versions = ", ".join(f"{_text(name)} {_text(version)}" for name, version in run.record.versions.items())
+    if run.record.commit:
+        versions += f"; git commit {_text(run.record.commit)}"
     parts = [
         "## How it was trained",
         f"{launches[:1].upper()}{launches[1:]}." if launches else "",

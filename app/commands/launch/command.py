@@ -7,8 +7,9 @@
 A profile is a file of accelerate's, or one of ours by its name; `:N` starts N processes. Without a profile, a recipe
 trains on all GPUs of this machine, or on its CPU. Words before the recipe are options of `accelerate launch`; words
 after it are flags of the recipe. This is `accelerate launch` with a port that is free, without a traceback that is not
-the recipe's, and with the status of the run: 0 if it is finished or was stopped with a checkpoint, 2 for a mistake in
-its flags or data, 130 after Ctrl-C twice, 128 and a signal's number if a signal ended it.
+the recipe's, and with the status of the run: 0 if it is finished or has reached --run.stop-at, 75 if a signal made it
+save and leave early (repeat the command), 2 for a mistake in its flags or data, 130 after Ctrl-C twice, 128 and a
+signal's number if a signal ended it.
 """
 
 from pathlib import Path

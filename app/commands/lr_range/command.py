@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from app.commands.own_folder import LR_RANGE
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.launching.profiles import Profile
 
-CHART, DATA, OUTPUT = "lr-range.png", "lr-range.json", "output.txt"
+CHART, DATA, OUTPUT = "lr-range.png", LR_RANGE.mark, "output.txt"
 PART = 20  # a loss is smoothed over a twentieth of all steps, in both directions
 FEWEST = 10
 PATIENCE = 600.0  # seconds without a step after which the run is given up
@@ -66,8 +67,7 @@ def main(options: Options, flags: list[str]) -> int:
     _check(options)
     profile = profiles.read(options.profile)
     profile.check()
-    folder = Path(options.report or f"runs/lr-range-{options.recipe.stem}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = LR_RANGE.make_room(Path(options.report or f"runs/lr-range-{options.recipe.stem}"), keep=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         rates, losses = _train(options, flags, profile, folder, Path(scratch) / "run")
     smoothed = smooth(losses)

@@ -10,6 +10,7 @@ slider, and holds the last pictures and the settings in which the runs differ. I
 plotly.min.js, which pages share.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ from typing import Annotated
 
 import tyro
 
-from app.errors import UserError, is_installed, not_installed
+from app.errors import UserError, is_installed, not_installed, printable
+from app.rundir.foreign import open_plain
+
+_BEGINNING = 2000  # bytes of a file that has the mark of its maker
 
 
 @dataclass
@@ -55,6 +59,10 @@ def main(options: Options) -> int:
     for kind, why in missing.items():
         print(f"warning: {stem.name}.{kind} is left out: {why}", file=sys.stderr)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds if kind not in missing]
+    _check_free([*files, stem.with_name(f"{stem.name}-layers.png")], stem.with_name(page.LIBRARY))
+    if len(runs) > 1 and not options.to:
+        there = printable(str(stem.parent))
+        print(f"writing into {there}, the folder of the run that changed last; --to names another", file=sys.stderr)
     try:
         for file in files:
             kinds[file.suffix[1:]][1](runs, file)
@@ -65,5 +73,27 @@ def main(options: Options) -> int:
     except OSError as error:
         raise UserError(f"--to {stem}: {error.strerror}; give a place that can be written") from None
     for file in files:
-        print(file)
+        print(printable(str(file)))
     return 0
+
+
+def _check_free(files: list[Path], library: Path) -> None:
+    """Refuse to replace what plot has not drawn; a link is none of its files.
+
+    Raises:
+        UserError: such a file is there.
+    """
+    from app.commands.curves import MARK
+
+    for file, mark in [*((file, MARK) for file in files), (library, "plotly.js")]:
+        if os.path.lexists(file) and not _starts_with(file, mark):
+            raise UserError(f"{file} is there, and plot has not made it: move it away, or give another name with --to")
+
+
+def _starts_with(file: Path, mark: str) -> bool:
+    """Tell whether the beginning of a file has a mark."""
+    try:
+        with open(open_plain(file), "rb") as stream:
+            return mark.encode() in stream.read(_BEGINNING)
+    except OSError:
+        return False

@@ -1,10 +1,11 @@
 """The diagnostics of a run: norms and update-to-weight ratios by layer, and the sizes of gradients as a heat map."""
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.commands.curves import labels
+from app.commands.curves import labels, save
 from app.rundir.history import History
 
 CHARTS = {"update-to-weight ratio": "update_ratio", "gradient norm": "gradient_norm"}
@@ -67,8 +68,8 @@ def figure(run: History) -> Any:
         for name, colour in zip(layers, colours, strict=True):
             steps, values = column(run, name, what)
             look = {"mode": "lines+markers" if len(steps) < 20 else "lines", "line": {"color": colour, "width": 1.4}}
-            hover = f"{name} %{{y:.4g}}<br>step %{{x}}<extra></extra>"
-            shown = {"name": name, "legendgroup": name, "showlegend": col == 1}
+            hover = f"{escape(name)} %{{y:.4g}}<br>step %{{x}}<extra></extra>"
+            shown = {"name": escape(name), "legendgroup": name, "showlegend": col == 1}
             drawn.add_trace(Scatter(x=steps, y=values, hovertemplate=hover, **shown, **look), row=1, col=col)
         drawn.update_yaxes(type="log", exponentformat="power", dtick=1, row=1, col=col)
     bar = {"title": "% of numbers", "len": 0.42, "y": 0.2}
@@ -115,4 +116,4 @@ def draw(runs: Sequence[History], file: Path) -> None:
         for axis in axes:
             axis.set_xlabel("step", fontsize=8)
             axis.tick_params(labelsize=8)
-    picture.savefig(file, dpi=120)
+    save(picture, file)

@@ -2,10 +2,26 @@
 
 import base64
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from app.commands.curves import Panel, class_names, curves_of, labels, last_values, marks, neighbours, panels, widths
+from app.commands.curves import (
+    MARK,
+    TURN,
+    Panel,
+    Turn,
+    class_names,
+    curves_of,
+    has_markers,
+    labels,
+    last_values,
+    marks,
+    neighbours,
+    panels,
+    turns_of,
+    widths,
+)
 from app.commands.plot import layers
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
@@ -19,6 +35,7 @@ PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
+<meta name="generator" content="{{ mark }}">
 <title>{{ title }}</title>
 <style>
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -41,6 +58,10 @@ input { vertical-align: middle; width: 14em } output { font-variant-numeric: tab
 {% endmacro %}
 <h1>{{ title }}</h1>
 {{ table(["run", "status", "steps", "score", "layout"], summary) }}
+{% if labels | length > 1 %}
+<h2>Where the settings differ</h2>
+{% if differences %}{{ table(["setting"] + labels, differences) }}{% else %}<p>The settings are the same.</p>{% endif %}
+{% endif %}
 <h2>Curves</h2>
 <p><label>Smoothing <input id="smoothing" type="range" min="0" max="0.99" step="0.01" value="0"></label>
 <output id="weight">0.00</output></p>
@@ -58,10 +79,6 @@ input { vertical-align: middle; width: 14em } output { font-variant-numeric: tab
 <h2>{{ title }}</h2>
 {{ table(["class"] + labels, rows) }}
 {% endfor %}
-{% if labels | length > 1 %}
-<h2>Where the settings differ</h2>
-{% if differences %}{{ table(["setting"] + labels, differences) }}{% else %}<p>The settings are the same.</p>{% endif %}
-{% endif %}
 {% for label, figures in pictures %}
 <h2>Pictures of {{ label }}</h2>
 {% for name, step, files in figures %}
@@ -117,6 +134,7 @@ def write(runs: Sequence[History], file: Path) -> None:
     page = Environment(autoescape=True, trim_blocks=True).from_string(PAGE)
     text = page.render(
         title=", ".join(names),
+        mark=MARK,
         labels=names,
         summary=_summary(runs),
         curves=curves,
@@ -132,7 +150,7 @@ def write(runs: Sequence[History], file: Path) -> None:
         pictures=[(name, _pictures(run)) for run, name in zip(runs, names, strict=True) if run.pictures],
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    atomic.write_text(file, text)
     library = plotly.offline.get_plotlyjs()
     there = file.with_name(LIBRARY)
     if not there.exists() or there.stat().st_size != len(library.encode()):
@@ -154,20 +172,24 @@ def _figure(runs: Sequence[History]) -> Any:
     across = min(2, len(shown))
     down = -(-len(shown) // across)
     gap = 0.35 / down
-    figure = make_subplots(down, across, subplot_titles=[p.title for p in shown], vertical_spacing=min(0.2, gap))
+    figure = make_subplots(
+        down, across, subplot_titles=[escape(p.title) for p in shown], vertical_spacing=min(0.2, gap)
+    )
     last, named = max(run.step for run in runs), set[str]()
     for number, panel in enumerate(shown):
         place = {"row": number // across + 1, "col": number % across + 1}
-        looks = zip(runs, labels(runs), _colours(len(runs)), widths(len(runs)), strict=True)
+        looks = zip(runs, map(escape, labels(runs)), _colours(len(runs)), widths(len(runs)), strict=True)
+        turns = turns_of(runs, [curves_of(panel, run) for run in runs])
         for nth, (run, label, colour, width) in enumerate(looks):
-            for trace in _traces(panel, run, label, colour, width):
+            own = {name: turn for (of, name), turn in turns.items() if of == nth}
+            for trace in _traces(panel, run, label, colour, width, own):
                 front = trace.meta not in ("raw", "behind")
                 figure.add_trace(trace.update(showlegend=front and label not in named), **place)
                 named |= {label} if front else set()
             for mark in marks(run):
                 figure.add_vline(mark.step, line_dash="dot", line_width=1, line_color=colour, **place)
             for group in neighbours(marks(run), apart=last * 0.025) if number == 0 else []:
-                told = "<br>".join(f"{label}, step {mark.step}: {mark.text}" for mark in group)
+                told = "<br>".join(f"{label}, step {mark.step}: {escape(mark.text)}" for mark in group)
                 look = {"text": "▼", "showarrow": False, "font": {"size": 11, "color": colour}, "hovertext": told}
                 figure.add_annotation(x=group[0].step, y=1, yref="y domain", yshift=7 + 10 * nth, **look, **place)
         figure.update_xaxes(title_text="step", matches="x", rangemode="tozero", **place)
@@ -177,8 +199,13 @@ def _figure(runs: Sequence[History]) -> Any:
     return figure
 
 
-def _traces(panel: Panel, run: History, label: str, colour: str, width: float) -> Iterator[Any]:
-    """Draw a run in a panel. What the slider smooths has the raw curve behind it, which the slider shows."""
+def _traces(panel: Panel, run: History, label: str, colour: str, width: float, turns: dict[str, Turn]) -> Iterator[Any]:
+    """Draw a run in a panel. What the slider smooths has the raw curve behind it, which the slider shows.
+
+    Args:
+        label: of the run, in HTML.
+        turns: of curves by name, where they lie on those of other runs.
+    """
     from plotly.graph_objects import Scatter
 
     curves = curves_of(panel, run)
@@ -186,16 +213,20 @@ def _traces(panel: Panel, run: History, label: str, colour: str, width: float) -
         steps, values = run.column(curve.name)
         smooth = not curve.behind and curve.name.split("/")[0] != "lr"
         look: dict[str, Any] = {"line": {"color": colour, "dash": DASHES[curve.style % len(DASHES)], "width": width}}
+        turn = turns.get(curve.name, Turn())
+        if turn.of > 1:  # no dash, the turns before, the own one, and those after
+            lengths = (0, turn.number * TURN, TURN, (turn.of - 1 - turn.number) * TURN)
+            look["line"] |= {"dash": ",".join(f"{2 * length}px" for length in lengths), "width": 2}
         look |= {"x": steps, "y": values, "name": label, "legendgroup": label}
-        look |= {"mode": "lines+markers" if len(steps) < 20 else "lines"}
+        look |= {"mode": "lines+markers" if len(steps) < 20 or has_markers(curve, len(steps)) else "lines"}
         faint: dict[str, Any] = {"mode": "lines", "line": {"color": colour, "width": 1}, "meta": "raw"}
-        hover = f"{label}: {curve.name} %{{y:.5g}}<br>step %{{x}}<extra></extra>"
+        hover = f"{label}: {escape(curve.name)} %{{y:.5g}}<br>step %{{x}}<extra></extra>"
         if curve.behind:
             yield Scatter(**{**look, **faint, "meta": "behind"}, opacity=0.3, hovertemplate=hover)
             continue
         if smooth and not any(other.behind for other in curves):
             yield Scatter(**{**look, **faint}, opacity=0, hoverinfo="skip")
-        opacity = 1 if width < 2 else 0.5
+        opacity = 1 if width < 2 or turn.of > 1 else 0.5
         yield Scatter(**look, opacity=opacity, hovertemplate=hover, meta="smooth" if smooth else "")
 
 
@@ -213,12 +244,12 @@ def _summary(runs: Sequence[History]) -> list[list[Any]]:
     """List each run's label, status, steps, score and the layouts that it ran on."""
     rows = []
     for run, label in zip(runs, labels(runs), strict=True):
-        layouts = [(launch["layout"], launch["step"]) for launch in run.launches]
+        layouts = [(launch.layout, launch.step) for launch in run.launches]
         moves = [
             pair for before, pair in zip([None, *layouts], layouts, strict=False) if not before or before[0] != pair[0]
         ]
         layout = "; ".join(f"{layout} (from step {step})" if step else layout for layout, step in moves)
-        rows.append([label, run.status, f"{run.step} of {run.info.get('steps', '?')}", run.score_in_words, layout])
+        rows.append([label, run.status, f"{run.step} of {run.record.length}", run.score_in_words, layout])
     return rows
 
 

@@ -192,7 +192,7 @@ def _task(model: str) -> str:
         )
     make_known()  # else transformers asks whether to run the code next to a detector
     try:
-        kinds = AutoConfig.from_pretrained(model).architectures or []
+        kinds = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or []
     except (OSError, ValueError) as error:
         raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
     known = kind_of(kinds)
@@ -321,7 +321,7 @@ def _predict(task: str, model: str, inputs: Iterator[Any], batch: int) -> Iterat
     device = 0 if torch.cuda.is_available() else -1
     transformers.utils.logging.disable_progress_bar()
     pipeline: Any = transformers.pipeline  # whose types know each task's name alone
-    run = pipeline(task, model, device=device)
+    run = pipeline(task, model, device=device, trust_remote_code=False)
     if run.tokenizer is not None:
         check_vocabulary(model, run.model.config, run.tokenizer)
     # All classes: pipelines of texts understand None, those of images (5.23) a number.

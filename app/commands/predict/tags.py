@@ -67,7 +67,7 @@ class Tagger:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = load_model(AutoModelForTokenClassification, name).eval().to(self.device)
         with loading(name, "tokenizer"):
-            self.tokenizer = AutoTokenizer.from_pretrained(name, add_prefix_space=True)
+            self.tokenizer = AutoTokenizer.from_pretrained(name, add_prefix_space=True, trust_remote_code=False)
         if not self.tokenizer.is_fast:
             raise UserError(f"{name}: its tokenizer does not say which token a sub-word is from (no tokenizer.json)")
         said = min(self.tokenizer.model_max_length, longest_input(self.model.config) or self.tokenizer.model_max_length)

@@ -9,20 +9,20 @@ trained once more in exact mode, which tells a mistake from rounding that grows.
 take the same steps or differ by such rounding alone, 1 if one does not, and 2 if an option is wrong.
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from app.commands.own_folder import PROVE
 from app.errors import UserError
 
 if TYPE_CHECKING:
     from app.commands.prove.report import Report
     from app.commands.prove.trial import Chain
 
-REPORT, CHART = "report.json", "report.png"
+REPORT, CHART = PROVE.mark, "report.png"
 # Flags of the run that are set by an option here.
 INSTEAD = {"--run.dir": "--report", "--run.stop-at": "--steps", "--run.exact": "--exact"}
 
@@ -135,13 +135,4 @@ def _check(options: Options, flags: list[str]) -> list["Chain"]:
 
 def _make_room(folder: Path) -> Path:
     """Make the report's folder. An earlier report in it is deleted; anything else is refused."""
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            if not (folder / REPORT).exists():
-                raise UserError(f"--report {folder}: it holds something other than a report; give another folder")
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / REPORT).touch()  # so that one that is interrupted can be deleted too
-    except OSError as error:
-        raise UserError(f"--report {folder}: {error.strerror}; give a folder that can be written") from None
-    return folder
+    return PROVE.make_room(folder)

@@ -7,6 +7,8 @@ from typing import Any
 
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
+from app.errors import printable
+from app.rundir.foreign import plain, section, text
 from app.rundir.history import History, age
 
 
@@ -26,18 +28,18 @@ def show(run: History, verify: bool, json: str) -> int:
     for checkpoint in found:
         checkpoint["best"] = best is not None and checkpoint["step"] == best[0]
     count = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
-    print(f"{run.folder}: {run.status}, step {run.step} of {run.info.get('steps', '?')}, {count}")
+    print(f"{run.place}: {run.status}, step {run.step} of {run.record.length}, {count}")
     if found:
         head = ["step", "score", "", "size", "layout", "saved", "files"]
         print(table(head, [_row(checkpoint, asked, run) for checkpoint in found], right=(0, 3)))
     for checkpoint in found:
         if checkpoint["problem"]:
-            print(f"\nstep {checkpoint['step']}: {checkpoint['problem']}")
+            print(f"\nstep {checkpoint['step']}: {printable(checkpoint['problem'])}")
     if found and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
-        print(f"\nthe best one as a model: python -m app export {shlex.quote(str(run.folder))} --best")
-    about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.info.get("steps")}
+        print(f"\nthe best one as a model: python -m app export {printable(shlex.quote(str(run.folder)))} --best")
+    about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.record.steps}
     write_json(json, {**about, "checkpoints": found})
     return int(any(checkpoint["problem"] for checkpoint in found))
 
@@ -47,21 +49,24 @@ def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
     from app.checkpoints import manifest, record
     from app.distributed import layout
 
-    problem, saved = "", {}
+    problem, saved, here = "", {}, ""
     try:
-        saved = record.read(folder)
+        saved = plain(record.read(folder))
+        here = layout.in_short(saved["layout"]) if section(saved, "layout") else ""
         if verify:
             manifest.verify(folder)
     except (OSError, ValueError) as error:
-        problem = str(error)
-    here, listed = saved.get("layout"), folder / manifest.MANIFEST  # which nothing changes once it is written
+        problem = text(error)
+    except (KeyError, TypeError, AttributeError):
+        problem = f"{folder / record.RECORD} is not the record that was written"
+    listed = folder / manifest.MANIFEST  # which nothing changes once it is written
     return {
         "step": step,
-        "scores": saved.get("metrics", {}),
+        "scores": section(saved, "metrics"),
         "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        "layout": layout.in_short(here) if here else "",
+        "layout": here,
         "saved": (listed if listed.exists() else folder).stat().st_mtime,
-        "unevaluated": bool(saved.get("unevaluated")),
+        "unevaluated": isinstance(saved, dict) and bool(saved.get("unevaluated")),
         "verified": (not problem) if verify else None,
         "problem": problem,
     }

@@ -3,6 +3,7 @@
     python -m app runs
     python -m app runs /data/runs other --columns optim.lr run.global-batch --sort best
     python -m app runs runs/cls --verify
+    python -m app runs runs/cls --status
 
 Looks into folders three levels deep. A run is `running`, `finished`, `preempted` (stopped with steps left), `failed`,
 or `lost` (its folder says running, but its process is gone). Repeating its command resumes it. For a folder that is a
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from app.commands.output import table, write_json
-from app.errors import UserError
+from app.distributed.environment import PREEMPTED
+from app.errors import UserError, printable
 
 if TYPE_CHECKING:
     from app.rundir.history import History
+
+RUNNING = 3  # the exit status of --status for a run that some process goes on with
 
 
 @dataclass
@@ -33,6 +37,12 @@ class Options:
     sort: str = ""
     """Order of the runs: best (the best score first), score, changed, run, status, steps, layout, or a setting. With a
     minus sign, the other way round: --sort=-optim.lr. Default: the one that changed last comes first."""
+    all: bool = False
+    """List the runs that prove, torture and lr-range have trained too. Without it they are listed only if their folder
+    is named."""
+    status: bool = False
+    """For one run: print its status alone, and end with 0 if it is finished, 75 if it is preempted (repeat its command
+    to go on), 3 if it is running, and 1 if it has failed or is lost."""
     verify: bool = False
     """For one run: read every file of its checkpoints, and compare it with its checksum."""
     json: str = ""
@@ -40,7 +50,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """Print the list, and return the exit status: 1 if a checkpoint is damaged.
+    """Print the list, and return the exit status: 1 if a checkpoint is damaged; see --status for its own.
 
     Raises:
         UserError: a folder does not exist, or no run has such a setting.
@@ -48,7 +58,11 @@ def main(options: Options) -> int:
     from app.commands.runs import checkpoints, listing
     from app.rundir import history
 
+    if options.status:
+        return _status(options)
     runs = history.find(options.folders)
+    hidden = [] if options.all else [run for run in runs if _is_left_out(run, options.folders)]
+    runs = [run for run in runs if run not in hidden]
     if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
         if options.columns or options.sort:
             raise UserError(f"--columns and --sort are about several runs, and {runs[0].folder} is one: leave them out")
@@ -56,7 +70,8 @@ def main(options: Options) -> int:
     if options.verify:
         raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
     if not runs:
-        print(f"no runs in {', '.join(map(str, options.folders))}")
+        print(f"no runs in {', '.join(printable(str(folder)) for folder in options.folders)}")
+        _tell_hidden(len(hidden))
         write_json(options.json, {"runs": []})
         return 0
     settings = listing.settings_named(options.columns, runs)
@@ -65,19 +80,45 @@ def main(options: Options) -> int:
     print(table(head, [_row(run, settings) for run in runs], right=(2,)))
     for run in runs:
         if run.status == "failed":
-            print(f"\n{run.folder}: {run.info.get('error')}")
+            print(f"\n{run.place}: {run.record.error}")
+    _tell_hidden(len(hidden))
     write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
+
+
+def _status(options: Options) -> int:
+    """Print the status of one run, and return the exit status that stands for it."""
+    from app.rundir import history
+
+    if len(options.folders) != 1 or options.columns or options.sort or options.verify or options.json:
+        raise UserError("--status is about one run: give its folder, as in runs/cls, and nothing else")
+    status = history.read(options.folders[0]).status
+    print(status)
+    return {"finished": 0, "preempted": PREEMPTED, "running": RUNNING}.get(status, 1)
+
+
+def _is_left_out(run: "History", asked: tuple[Path, ...]) -> bool:
+    """Tell whether a command trained a run for a report, and nobody has asked for its folder."""
+    from app.commands.own_folder import lies_in_one
+
+    named = {folder.absolute() for folder in asked}
+    place = run.folder.absolute()
+    return not named & {place, place.parent} and lies_in_one(place)
+
+
+def _tell_hidden(count: int) -> None:
+    if count:
+        print(f"\nleft out: {count} run{'s' * (count != 1)} of prove, torture or lr-range; --all lists them too")
 
 
 def _row(run: "History", settings: list[str]) -> list[Any]:
     from app.commands.runs import listing
     from app.rundir import history
 
-    best, steps = run.best, f"{run.step}/{run.info.get('steps', '?')}"
+    best, steps = run.best, f"{run.step}/{run.record.length}"
     values = [listing.in_words(listing.setting(run, name)) for name in settings]
     score = [run.score_in_words, best.in_words if best else "", *values]
-    return [str(run.folder), run.status, steps, *score, listing.layout(run), history.age(run.changed)]
+    return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]
 
 
 def _about(run: "History", settings: list[str]) -> dict[str, Any]:
@@ -89,10 +130,10 @@ def _about(run: "History", settings: list[str]) -> dict[str, Any]:
         "folder": str(run.folder),
         "status": run.status,
         "step": run.step,
-        "steps": run.info.get("steps"),
+        "steps": run.record.steps,
         "score": dict([score] if score else []),
         "best": {best.name: best.value, "step": best.step} if best else {},
         "settings": {name: listing.setting(run, name) for name in settings},
-        "layout": listing.layout(run),
+        "layout": run.layout,
         "changed": run.changed,
     }

@@ -10,11 +10,6 @@ from app.errors import UserError
 from app.rundir.history import History
 
 
-def layout(run: History) -> str:
-    """Return the layout of a run's last launch in a few words; empty if there was none."""
-    return run.launches[-1]["layout"] if run.launches else ""
-
-
 def setting(run: History, name: str) -> Any:
     """Return a run's setting by its dotted name; None if it has none of that name."""
     return flatten(run.config).get(name)
@@ -97,5 +92,5 @@ _COLUMNS: dict[str, Callable[[History], Any]] = {
     "run": lambda run: str(run.folder),
     "status": lambda run: run.status,
     "steps": lambda run: run.step,
-    "layout": layout,
+    "layout": lambda run: run.layout,
 }

@@ -11,7 +11,6 @@ itself.
 """
 
 import random
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Annotated
 
 import tyro
 
+from app.commands.own_folder import TORTURE
 from app.commands.torture.kills import MOMENTS, Lost, Torture
 from app.errors import UserError
 from app.launching import profiles
@@ -91,13 +91,7 @@ def _flags(options: Options, flags: list[str]) -> list[str]:
 
 
 def _places(options: Options) -> tuple[list[profiles.Profile], Path]:
-    folder = Path(options.folder or f"runs/torture-{options.recipe.stem}")
-    mark = folder / "torture"
-    if folder.exists() and any(folder.iterdir()) and not mark.exists():
-        raise UserError(f"--folder {folder}: it holds something other than an earlier torture; give another folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    mark.touch()
+    folder = TORTURE.make_room(Path(options.folder or f"runs/torture-{options.recipe.stem}"))
     chosen = [profiles.read(text) for text in options.profiles]
     for profile in chosen:
         profile.check()

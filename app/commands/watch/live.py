@@ -10,12 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from app.config import RunConfig
+from app.errors import UserError
 from app.rundir.history import History, age
 from app.rundir.progress import duration
 from app.sampling.batch_plan import batch_sizes
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
+_LONGEST = 1e9  # seconds of a time that is shown
 STYLES = {"running": "green", "finished": "green", "preempted": "yellow", "failed": "red", "lost": "red"}
 
 
@@ -35,19 +37,23 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 def seconds_left(run: History) -> float | None:
     """Estimate, by the last speed, the seconds that the remaining steps take; None if no speed is known."""
     speeds = [value for value in run.column("samples_per_second")[1] if value > 0]
-    settings, steps = run.config.get("run", {}), run.info.get("steps")
-    if not speeds or not settings.get("global_batch") or not steps:
+    settings, steps = run.section("run"), run.record.steps
+    if not speeds or not steps:
         return None
-    sizes = batch_sizes(RunConfig(global_batch=settings["global_batch"], batch_ramp=settings.get("batch_ramp", ())))
-    return max(0, sizes.before(steps) - sizes.before(run.step)) / speeds[-1]
+    try:
+        sizes = batch_sizes(RunConfig(global_batch=settings["global_batch"], batch_ramp=settings.get("batch_ramp", ())))
+        left = max(0, sizes.before(steps) - sizes.before(run.step)) / speeds[-1]
+    except (UserError, KeyError, TypeError, ValueError, ArithmeticError):  # of settings that no run has
+        return None
+    return left if left < _LONGEST else None
 
 
 def view(run: History) -> RenderableType:
     """Lay out the state of a run: how far it is, its numbers, its error."""
-    status, steps = run.status, int(run.info.get("steps") or 0)
-    head = Text.assemble((str(run.folder), "bold"), "  ", (status, STYLES.get(status, "")))
+    status, steps = run.status, run.record.steps or 0
+    head = Text.assemble((run.place, "bold"), "  ", (status, STYLES.get(status, "")))
     if run.launches:
-        head.append(f"  {run.launches[-1]['layout']}")
+        head.append(f"  {run.layout}")
     left = seconds_left(run) if status == "running" else None
     about = [f"step {run.step} of {steps or '?'}"]
     about += [f"{duration(left)} left"] if left is not None else []
@@ -59,12 +65,12 @@ def view(run: History) -> RenderableType:
         values = [value for value in run.column(name)[1] if math.isfinite(value)]
         if values:
             shown = (f"{value:.5g}" for value in (values[-1], min(values), max(values)))
-            numbers.add_row(name, *shown, sparkline(values))
+            numbers.add_row(Text(name), *shown, sparkline(values))  # as a plain str it could be markup
     bar = Table.grid(padding=(0, 2))
     bar.add_row(ProgressBar(total=max(1, steps), completed=run.step, width=WIDTH), ", ".join(about))
     parts: list[RenderableType] = [head, bar, numbers]
-    if run.info.get("error"):
-        parts.append(Text(str(run.info["error"]), style="red"))
+    if run.record.error:
+        parts.append(Text(run.record.error, style="red"))
     if status == "lost":
         parts.append(Text("its process is gone; the same command resumes it from the last checkpoint", style="red"))
     return Group(*parts)

@@ -170,7 +170,7 @@ def trained_once(key: Sequence[object], train: "Callable[[], PreTrainedTokenizer
     folder = cache_folder() / f"tokenizer-{key_of(FORMAT, tokenizers.__version__, *key)}"
     with using_cache():
         made_once(folder, lambda draft: train().save_pretrained(draft))
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def read_texts(table: "Dataset", columns: Sequence[str]) -> Iterator[str]:

@@ -86,7 +86,7 @@ def _read(file: Path, rows: int) -> np.ndarray | None:
 
 def _write(file: Path, values: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(file, unique=True) as draft, draft.open("wb") as stream:
+    with drafted(file) as draft, draft.open("wb") as stream:
         np.save(stream, values)
 
 

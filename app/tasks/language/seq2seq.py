@@ -83,7 +83,7 @@ def load_pretrained(name: str) -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     with loading(name):
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f"--model {name} has no encoder and decoder: give a model such as T5 or BART; recipes/lm.py trains those "
@@ -107,7 +107,7 @@ def load_pair_tokenizer(name: str, data: PairData) -> "PreTrainedTokenizerBase":
             "model of one pair of languages, such as one of Helsinki-NLP, or a T5 with --data.prefix"
         )
     with loading(name):
-        longest = longest_input(AutoConfig.from_pretrained(name))
+        longest = longest_input(AutoConfig.from_pretrained(name, trust_remote_code=False))
     if longest is not None and data.max_target > longest:
         raise UserError(
             f"--data.max-target {data.max_target} is more than the {longest} positions that --model {name} has: use a "

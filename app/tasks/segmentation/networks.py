@@ -62,7 +62,7 @@ def checked_card(folder: str) -> dict[str, Any]:
         from transformers import AutoConfig
 
         with loading(folder):
-            single = AutoConfig.from_pretrained(folder).num_labels == 1
+            single = AutoConfig.from_pretrained(folder, trust_remote_code=False).num_labels == 1
     return {**card, "outputs": 1 if single else len(card["classes"])}
 
 
@@ -132,7 +132,7 @@ def image_channels(name: str) -> int:
     from transformers import AutoConfig
 
     with loading(name):
-        return getattr(AutoConfig.from_pretrained(name), "num_channels", 3)
+        return getattr(AutoConfig.from_pretrained(name, trust_remote_code=False), "num_channels", 3)
 
 
 def check_patches(model: nn.Module, name: str, channels: int, sides: Sequence[int]) -> None:

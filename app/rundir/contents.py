@@ -1,0 +1,105 @@
+"""What lies in a folder that a run is to have: whether it is a run's, or holds other things, or leads elsewhere."""
+
+import os
+import re
+from pathlib import Path
+
+from app.errors import UserError, printable
+from app.rundir import atomic
+from app.rundir.foreign import fields_of
+from app.rundir.lock import is_lock, is_released
+
+STATUSES = ("running", "finished", "preempted", "failed")
+# All that a run writes by itself; no other name is ever written, and none of these may be a link.
+FILES = ("run.json", "config.yaml", "recipe.py", "metrics.jsonl", "diagnostics.jsonl", "audit.jsonl", "lock")
+FOLDERS = ("checkpoints", "images", "model", "collectives", "wandb", "tensorboard")
+# What a file system, a desktop or git puts into a folder that is otherwise empty.
+_OF_SYSTEMS = re.compile(
+    r"\.DS_Store|\._.*|\.(git)?keep|\.gitignore|\.directory|\.nfs.*|\.snapshots?|\.Trash-\d+|lost\+found|Thumbs\.db|"
+    r"desktop\.ini"
+)
+_OF_OUTPUT = re.compile(r".*\.(log|out|err)|log(\.txt)?")  # where the output of a launch usually goes
+_SHOWN = 4  # names in a message
+
+
+def is_run(folder: Path, has_checkpoint: bool = False) -> bool:
+    """Tell whether a folder is a run's, by what only a run has written: its run.json.
+
+    If that is damaged or missing, it is the lock of a run that was killed, or checkpoints. Whether those are a run's is
+    seen when the newest good one is looked for, before anything is written.
+    """
+    info = fields_of(folder / "run.json")
+    if info is not None:
+        ours = is_lock(folder) or {"recipe", "layout", "versions"} <= info.keys()
+        return info.get("status") in STATUSES and ours
+    return has_checkpoint or (is_lock(folder) and not is_released(folder))
+
+
+def others(folder: Path) -> list[str]:
+    """List what lies in a folder that no run has, and that is neither a system's nor the output of a launch.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        released = path.name == "lock" and is_released(folder)
+        draft = any(path in atomic.drafts_of(folder / name) for name in (*FILES, *FOLDERS))
+        if not (released or draft or _OF_SYSTEMS.fullmatch(path.name) or _takes_output(path)):
+            found.append(path.name)
+    return found
+
+
+def _takes_output(path: Path) -> bool:
+    """Tell whether a file holds what a launch prints: by its name, or because this process writes there."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return bool(_OF_OUTPUT.fullmatch(path.name)) or any(_is_at(path, descriptor) for descriptor in (1, 2))
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def check(folder: Path, has_checkpoint: bool) -> None:
+    """Refuse a folder that holds other things than a run, and one whose parts are links. It may be a link itself.
+
+    Args:
+        has_checkpoint: whether it has folders that are called as checkpoints are.
+
+    Raises:
+        UserError: it does, and what they are.
+        OSError: the folder cannot be read.
+    """
+    if not folder.is_dir():
+        return
+    for name in (*FILES, *FOLDERS):
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"--run.dir {folder}: {name} is a link, and a run follows no link out of its folder: remove it, or "
+                "keep the whole folder elsewhere and make the folder itself the link"
+            )
+    if is_run(folder, has_checkpoint):
+        return
+    names = others(folder)
+    if not names:
+        return
+    shown = ", ".join(printable(name) for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    damaged = ""
+    if "run.json" in names:
+        damaged = " (its run.json is damaged or another program's, and no checkpoint or lock shows that it is a run's)"
+    raise UserError(
+        f"--run.dir {folder} holds other things than a run: {shown}{more}{damaged}. Give the name of a new folder, or "
+        "move them away; nothing was written there"
+    )
+
+
+def sweep(folder: Path) -> None:
+    """Delete the drafts of files and of the model that killed launches of the run have left."""
+    for name in (*FILES, "model"):
+        for draft in atomic.drafts_of(folder / name):
+            atomic.delete(draft)

@@ -1,0 +1,122 @@
+"""Reading what others may have written: files that are no files, endless texts, and values of any type.
+
+A run folder may come from somebody else, or be damaged. What is read from it is text to show and numbers to draw, and
+nothing in it can stop a command, write to the terminal by itself, or lead out of the folder.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.errors import printable
+
+LARGEST = 1 << 26  # bytes of a file of fields that are read
+_DEEPEST, _MOST = 20, 100_000  # levels and values of a file of fields
+_LONGEST = 4000  # characters of a text
+_GREATEST = 2**63  # larger whole numbers are drawn and compared as floating-point numbers
+
+
+def open_plain(path: Path) -> int:
+    """Open a file for reading and return its descriptor. A link is not followed, and a pipe does not make it wait.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is a folder, a pipe or a device, and no file", str(path))
+    return descriptor
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file of fields.
+
+    Raises:
+        OSError: see `open_plain`.
+        ValueError: it is larger than any such file.
+    """
+    with open(open_plain(path), "rb") as file:
+        found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise ValueError(f"{path} has more than {LARGEST} bytes")
+    return found
+
+
+def fields_of(path: Path) -> dict[str, Any] | None:
+    """Read a file of fields, JSON or YAML by its name, as `plain` values; None where it is missing or damaged."""
+    found = raw_fields_of(path)
+    return None if found is None else plain(found)
+
+
+def raw_fields_of(path: Path) -> dict[str, Any] | None:
+    """Read a file of fields as they are in it, for what is compared or used as a name; errors as in `fields_of`."""
+    try:
+        words = read_bytes(path).decode("utf-8")
+        found = json.loads(words) if path.suffix == ".json" else yaml.safe_load(words)
+        plain(found)  # for its error
+    except Exception:  # PyYAML's constructors raise anything, such as a TypeError for a key that cannot be one
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def plain(value: Any) -> Any:
+    """Return a value with printable texts, and numbers that fit: what JSON can hold, of a bounded depth and size.
+
+    Raises:
+        ValueError: it is too deep or too large, as YAML's references can make it.
+    """
+    return _Cleaner().clean(value, 0)
+
+
+class _Cleaner:
+    def __init__(self) -> None:
+        self._count = 0
+
+    def clean(self, value: Any, depth: int) -> Any:
+        self._count += 1
+        if depth > _DEEPEST or self._count > _MOST:
+            raise ValueError("too many values, or too many inside each other")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            return number(value)
+        if isinstance(value, dict):
+            return {text(key): self.clean(inner, depth + 1) for key, inner in value.items()}
+        if isinstance(value, list | tuple | set):
+            return [self.clean(inner, depth + 1) for inner in value]
+        return text(value)
+
+
+def number(value: int | float) -> int | float:
+    """Return a number; a whole one that is too large as a floating-point number, which may be infinite."""
+    if isinstance(value, float) or abs(value) < _GREATEST:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def text(value: Any, lines: bool = False) -> str:
+    """Return a value as a printable text of a bounded length, in one line; `lines`: it may have several."""
+    found = str(value)
+    short = found if len(found) <= _LONGEST else f"{found[:_LONGEST]}..."
+    return printable(short, "\n\t" if lines else "")
+
+
+def whole(value: Any) -> int | None:
+    """Return a count; None where it is none."""
+    return value if type(value) is int and 0 <= value < _GREATEST else None
+
+
+def section(fields: Any, name: str) -> dict[str, Any]:
+    """Return a dictionary inside another; an empty one where there is none."""
+    found = fields.get(name) if isinstance(fields, dict) else None
+    return found if isinstance(found, dict) else {}
