@@ -423,6 +423,12 @@ def test_boxes_are_those_that_a_run_is_scored_by(detector, tmp_path):
     assert [line["probability"] for line in lines] == [result["score"] for result in results]
     assert [[line["left"], line["top"]] for line in lines] == [result["bbox"][:2] for result in results]
     assert {Path(line["file"]).name for line in lines} <= {f"{index}.png" for index in range(6)}
+    words[2] = str(path.parent / "images")  # the pictures alone
+    assert app([*words, str(tmp_path / "b.jsonl")]) == 0
+    plain = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert [(line["row"], line["probability"]) for line in plain] == [
+        (line["row"], line["probability"]) for line in lines
+    ]
 
 
 @pytest.mark.parametrize(

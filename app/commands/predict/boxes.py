@@ -75,6 +75,22 @@ class Detector:
         return Found(values["boxes"][order].astype(float), labels, values["scores"][order].astype(float))
 
 
+def photos(data: str) -> "Dataset | None":
+    """Return the pictures of a folder that holds nothing else, or a single picture; None of data of another kind."""
+    import datasets
+
+    from app.data.boxes.files import images_in, is_image
+    from app.data.folders import files_below
+
+    place = Path(data).expanduser()
+    if place.is_dir():
+        files = images_in(place)
+        only = files and len(files) == sum(1 for _ in files_below(str(place)))
+    else:
+        files, only = [place], place.is_file() and is_image(place.name)
+    return datasets.Dataset.from_dict({"image": list(map(str, files))}) if only else None
+
+
 class Ids:
     """Numbers of images and of classes in COCO's results: those of an annotation file, or else counted."""
 
@@ -146,7 +162,8 @@ def main(options: "Options", model: str, data: dict[str, Any], rows: "Dataset") 
             writer.whole(json.dumps(results))
     drawn = f"; drawn in {pictures}" if pictures else ""
     more = f" (no box has a score of {options.threshold:g} or more: --threshold)" if not count else ""
-    print(f"{file}: {count:,} boxes in {len(column):,} images{more}{drawn}")
+    images = f"{len(column):,} image{'s' * (len(column) != 1)}"
+    print(f"{file}: {count:,} boxes in {images}{more}{drawn}")
     return 0
 
 

@@ -249,8 +249,11 @@ def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -
 
 def _open(data: str, split: str, task: str) -> "Dataset":
     from app.data.cache import using_cache
+    from app.commands.predict import boxes
     from app.data.tables.sources import open_source
 
+    if task == BOXES and (photos := boxes.photos(data)) is not None:
+        return photos
     with using_cache():
         source = open_source("DATA", [data], txt={TAGS: "conll", BOXES: "boxes"}.get(task, "file"))
         only = next(iter(source.tables)) if len(source.tables) == 1 else split
