@@ -248,8 +248,8 @@ def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -
 
 
 def _open(data: str, split: str, task: str) -> "Dataset":
-    from app.data.cache import using_cache
     from app.commands.predict import boxes
+    from app.data.cache import using_cache
     from app.data.tables.sources import open_source
 
     if task == BOXES and (photos := boxes.photos(data)) is not None:
