@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from app.__main__ import main as app
 from app.commands.export import command as export
 from app.commands.runs import command
 from app.errors import UserError
@@ -142,3 +143,49 @@ def test_a_best_one_that_is_not_known_is_refused(folder, tmp_path):
     train(tmp_path / "other", best="eval/nothing")
     with pytest.raises(UserError, match="was scored with eval/nothing; take one with --step, of 6, 8"):
         export.main(export.Options(tmp_path / "other", best=True, dry_run=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("prove", {"report.json": '{"recipe": "a", "exact": true, "steps": 3}'}),
+        ("torture", {"torture": ""}),
+        ("lr-range", {"lr-range.json": '{"lr": [], "loss": []}'}),
+        ("mine", {"report.json": "{}"}),
+    ],
+)
+def test_runs_of_a_report_are_left_out_unless_asked_for(folder, tmp_path, capsys, name, files):
+    """A folder that only has such a file by chance is the user's."""
+    (tmp_path / "runs" / name).mkdir(parents=True)
+    shutil.copytree(folder / "small", tmp_path / "runs" / name / "01-cpu")
+    shutil.copytree(folder / "small", tmp_path / "runs" / "own")
+    for file, text in files.items():
+        (tmp_path / "runs" / name / file).write_text(text)
+    hidden = name != "mine"
+    for words, there in (([], not hidden), (["--all"], True)):
+        assert app(["runs", str(tmp_path / "runs"), *words]) == 0
+        out = capsys.readouterr().out
+        assert ("01-cpu" in out) is there and "own" in out and ("left out: 1 run of" in out) is not there
+    assert app(["runs", str(tmp_path / "runs" / name)]) == 0 and "01-cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [("finished", "finished", 0), ("preempted", "preempted", 75), ("failed", "failed", 1), ("running", "lost", 1)],
+)
+def test_the_status_of_a_run_for_programs(folder, tmp_path, capsys, status, said, code):
+    run = shutil.copytree(folder / "small", tmp_path / "run")
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | {"status": status}))
+    assert app(["runs", str(run), "--status"]) == code
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_a_run_that_goes_on_has_a_status_of_its_own(tmp_path, capsys):
+    def ask(run, model):
+        if run.steps_done == 1:
+            capsys.readouterr()
+            assert app(["runs", str(tmp_path / "run"), "--status"]) == 3
+            assert capsys.readouterr().out == "running\n"
+
+    train(tmp_path / "run", ask)

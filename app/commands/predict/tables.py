@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UserError
+from app.rundir.atomic import draft_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,7 @@ class Writer:
             kinds: types of columns whose first lines may not show them.
         """
         self._kinds = kinds
-        self.path, self.draft = path, path.with_name(f"{path.name}.tmp")
+        self.path, self.draft = path, draft_of(path)
         self._lines: list[dict[str, Any]] = []
         self._parquet: Any = None
         path.parent.mkdir(parents=True, exist_ok=True)
