@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,8 +79,8 @@ class CallOrder:
         for name, module in model.named_modules():
             if is_sharded(module) and next(own_parameters(module), None):
                 self._modules += 1
-                layer = name or "the model"
-                accelerate_patches.watch_fsdp(module, lambda what, of=layer: self._comes_to(f"{what} {of}"))
+                layer = f" {name or 'the model'}"
+                accelerate_patches.watch_fsdp(module, partial(self._comes_to, layer))
 
     def begin(self, step: int) -> None:
         """Begin step number `step`, counted from 0."""
@@ -101,7 +102,7 @@ class CallOrder:
         self._departures.begin()
         try:
             yield
-            self._comes_to(END)
+            self._comes_to("", END)
         finally:
             self._here = None
         if last:
@@ -109,13 +110,13 @@ class CallOrder:
             for model in models:
                 self._add(hash(tuple(parameter.grad is None for parameter in model.parameters())))
 
-    def _comes_to(self, call: str) -> None:
+    def _comes_to(self, layer: str, what: str) -> None:
         """Note a call, and compare it with other ranks' where it may be another one there.
 
         Raises:
             UserError: it is.
         """
-        here = self._here
+        here, call = self._here, what + layer
         if here is None:
             return
         if len(here) != 1 or call not in here:
@@ -133,7 +134,7 @@ class CallOrder:
         if told := self._mixed_up(found):
             raise UserError(told)
 
-    def _mixed_up(self, found: list[str]) -> str:
+    def _mixed_up(self, found: Sequence[str]) -> str:
         """Say which rank differs from rank 0 in what it comes to next; empty if none does."""
         apart = [rank for rank, call in enumerate(found) if call != found[0]]
         if not apart:

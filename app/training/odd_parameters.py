@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from app.distributed.fsdp_calls import is_sharded, own_parameters
 from app.errors import UserError
@@ -48,7 +48,7 @@ def _is_dense(parameter: nn.Parameter) -> bool:
 # In this order: what has a later oddity may not be asked for it where it has an earlier one.
 ODDITIES = (
     Oddity(
-        lambda p: isinstance(p, UninitializedTensorMixin),
+        lambda p: isinstance(p, UninitializedParameter),
         lambda where: where.processes > 1 or where.exact,
         "has no size yet: pass one row through the model before run.prepare, or take a layer that is not lazy",
     ),
@@ -129,7 +129,7 @@ def _own(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _shape(parameter: nn.Parameter) -> str:
-    return "" if isinstance(parameter, UninitializedTensorMixin) else str(tuple(parameter.shape))
+    return "" if isinstance(parameter, UninitializedParameter) else str(tuple(parameter.shape))
 
 
 def _article(module: nn.Module) -> str:
