@@ -66,7 +66,7 @@ class CallOrder:
     """What FSDP2 gathers and reduces in the micro-batches of this rank's training steps, in order."""
 
     def __init__(self) -> None:
-        self._modules, self._so_far, self._size = 0, 0, 0
+        self._models, self._modules, self._so_far, self._size = 0, 0, 0, 0
         self._known: dict[tuple[Any, ...], Known] = {}  # where the micro-batches of each kind begin
         self._step, self._loop = 0, 0
         self._here: Known | None = None  # how far this micro-batch has come; None outside of one
@@ -76,10 +76,12 @@ class CallOrder:
 
     def watch(self, model: nn.Module) -> None:
         """Compare what FSDP2 gathers and reduces for a prepared model."""
+        self._models += 1
+        of = f" of model {self._models}" if self._models > 1 else ""
         for name, module in model.named_modules():
             if is_sharded(module) and next(own_parameters(module), None):
                 self._modules += 1
-                layer = f" {name or 'the model'}"
+                layer = f" {name or 'the outermost weights'}{of}"
                 accelerate_patches.watch_fsdp(module, partial(self._comes_to, layer))
 
     def begin(self, step: int) -> None:
