@@ -28,11 +28,13 @@ PRIVATE = {
         *("_validate_accelerator", "_clip_grad_norm_dtensor_aware", "_rebuild_buckets", "_get_fsdp_state"),
         *("_lazy_init", "_spec", "_is_in_bad_fork", "_get_default_store", "_world", "_set_pg_timeout"),
         *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace", "_validate_launch_command"),
-        *("_check_reducer_finalized", "_prepare_tp"),
+        *("_check_reducer_finalized", "_prepare_tp", "_fsdp_param_group", "_all_gather_comm", "_param_fqn"),
+        "_training_state",
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
-    "distributed/fsdp_calls.py": {"_parameters", "_pytree"},
+    "distributed/fsdp_calls.py": {"_parameters"},
+    "distributed/inner_gradients.py": {"_pytree"},
     "distributed/regional_compilation.py": {"_dynamo", "_inductor"},  # and tests/laws/test_regions.py
     "distributed/tensor_parallel/layers.py": {"_parameters"},
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
@@ -40,6 +42,7 @@ PRIVATE = {
     "training/gradient_grid.py": {"_parameters", "_scale"},
     "training/exact_gradients.py": {"_foreach_mul_"},
     "training/layer_inputs.py": {"_pytree"},
+    "training/odd_parameters.py": {"_parameters"},
     "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
     "training/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
     "checkpoints/state_dict.py": {"_buffers"},
@@ -218,7 +221,8 @@ group = model._get_fsdp_state()._fsdp_param_group
 assert not hasattr(group, "_reduce_dtype")  # not chosen yet
 accelerate_patches.start_fsdp(model)
 assert hasattr(group, "_reduce_dtype")
-weight = model.weight
+weight, told = model.weight, []
+accelerate_patches.watch_fsdp(model, told.append)
 assert isinstance(weight, DTensor) and weight.to_local().shape == (2, 4)
 copy = accelerate_patches.sharded_like(weight, weight.to_local().detach().clone())
 assert copy.placements == weight.placements and copy.shape == (4, 4) and not copy.requires_grad
@@ -227,6 +231,14 @@ model(torch.ones(1, 4)).sum().backward()
 norm = accelerate_patches.clip_norm(accelerator, list(model.parameters()), 1.0)
 assert torch.equal(norm, torch.tensor(4.0)), norm  # 16 gradients of 1
 assert torch.allclose(weight.grad.full_tensor(), torch.full((4, 4), 0.25))
+assert told == ["gathers", "reduces the gradients of"], told
+weight.grad = None
+model.set_requires_gradient_sync(False)
+model(torch.ones(1, 4)).sum().backward()
+accelerate_patches.take_gradients(model, reduce=False)
+assert weight.grad is None and told == ["gathers", "reduces the gradients of", "gathers"]
+accelerate_patches.take_gradients(model, reduce=True)
+assert torch.equal(weight.grad.full_tensor(), torch.ones(4, 4)) and told[3:] == ["reduces the gradients of"], told
 accelerate_patches.set_time_limit(timedelta(seconds=77), None)
 print("seen", flush=True)
 os._exit(0)  # gloo's threads may abort a Python that takes itself apart; a Run sees to it

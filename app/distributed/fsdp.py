@@ -61,8 +61,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, on_host: bool = False) -> 
         )
     if optimizer.state:
         raise UserError(
-            f"{type(optimizer).__name__} keeps numbers about weights from the moment it is made, before FSDP2 or tp_size "
-            "makes shards of them: take AdamW or SGD, for example, or a profile with neither"
+            f"{type(optimizer).__name__} keeps numbers about weights from the moment it is made, before FSDP2 or "
+            "tp_size makes shards of them: take AdamW or SGD, for example, or a profile with neither"
         )
     if type(optimizer) is torch.optim.Rprop:
         raise UserError(

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class CallOrder:
     """What FSDP2 gathers and reduces in the micro-batches of this rank's training steps, in order."""
 
     def __init__(self) -> None:
-        self._modules, self._so_far, self._size = 0, 0, 0
+        self._models, self._modules, self._so_far, self._size = 0, 0, 0, 0
         self._known: dict[tuple[Any, ...], Known] = {}  # where the micro-batches of each kind begin
         self._step, self._loop = 0, 0
         self._here: Known | None = None  # how far this micro-batch has come; None outside of one
@@ -75,11 +76,13 @@ class CallOrder:
 
     def watch(self, model: nn.Module) -> None:
         """Compare what FSDP2 gathers and reduces for a prepared model."""
+        self._models += 1
+        of = f" of model {self._models}" if self._models > 1 else ""
         for name, module in model.named_modules():
             if is_sharded(module) and next(own_parameters(module), None):
                 self._modules += 1
-                layer = name or "the model"
-                accelerate_patches.watch_fsdp(module, lambda what, of=layer: self._comes_to(f"{what} {of}"))
+                layer = f" {name or 'the outermost weights'}{of}"
+                accelerate_patches.watch_fsdp(module, partial(self._comes_to, layer))
 
     def begin(self, step: int) -> None:
         """Begin step number `step`, counted from 0."""
@@ -101,7 +104,7 @@ class CallOrder:
         self._departures.begin()
         try:
             yield
-            self._comes_to(END)
+            self._comes_to("", END)
         finally:
             self._here = None
         if last:
@@ -109,13 +112,13 @@ class CallOrder:
             for model in models:
                 self._add(hash(tuple(parameter.grad is None for parameter in model.parameters())))
 
-    def _comes_to(self, call: str) -> None:
+    def _comes_to(self, layer: str, what: str) -> None:
         """Note a call, and compare it with other ranks' where it may be another one there.
 
         Raises:
             UserError: it is.
         """
-        here = self._here
+        here, call = self._here, what + layer
         if here is None:
             return
         if len(here) != 1 or call not in here:
@@ -133,7 +136,7 @@ class CallOrder:
         if told := self._mixed_up(found):
             raise UserError(told)
 
-    def _mixed_up(self, found: list[str]) -> str:
+    def _mixed_up(self, found: Sequence[str]) -> str:
         """Say which rank differs from rank 0 in what it comes to next; empty if none does."""
         apart = [rank for rank, call in enumerate(found) if call != found[0]]
         if not apart:

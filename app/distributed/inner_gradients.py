@@ -78,11 +78,11 @@ def _shards_refused() -> Iterator[None]:
             raise UserError(f"torch.autograd.grad with respect to a model's weights: {_ADVICE}")
         return grad(outputs, inputs, *args, **kwargs)
 
-    torch.autograd.grad = checked  # type: ignore[assignment]
+    torch.autograd.grad = checked
     try:
         yield
     finally:
-        torch.autograd.grad = grad  # type: ignore[assignment]
+        torch.autograd.grad = grad
 
 
 def explained(error: BaseException | None) -> UserError | None:

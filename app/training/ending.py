@@ -226,7 +226,7 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
         main = services.accelerator.is_main_process
         if mendable(error):
             # Read where the error is reported: by each rank whose error the main process does not have.
-            heard = collectives.heard_on_main(error)  # type: ignore[arg-type]  # the main process tells the others
+            heard = collectives.heard_on_main(error)  # the main process tells the others
             error.audible = main or not heard  # type: ignore[union-attr]
         services.logger.close()
         if main and loop.begun:

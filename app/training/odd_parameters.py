@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedParameter
 
 from app.distributed.fsdp_calls import is_sharded, own_parameters
 from app.errors import UserError
@@ -39,7 +39,7 @@ def _is_dense(parameter: nn.Parameter) -> bool:
     """Tell whether the numbers lie side by side in memory, in some order of dimensions; kernels of optimizers ask."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(parameter.stride(), parameter.shape, strict=True)):
-        if size > 1 and step != expected:
+        if size > 1 and step != expected and parameter.numel():
             return False
         expected *= size
     return True
@@ -48,7 +48,7 @@ def _is_dense(parameter: nn.Parameter) -> bool:
 # In this order: what has a later oddity may not be asked for it where it has an earlier one.
 ODDITIES = (
     Oddity(
-        lambda p: isinstance(p, UninitializedTensorMixin),
+        lambda p: isinstance(p, UninitializedParameter),
         lambda where: where.processes > 1 or where.exact,
         "has no size yet: pass one row through the model before run.prepare, or take a layer that is not lazy",
     ),
@@ -60,9 +60,9 @@ ODDITIES = (
     ),
     Oddity(
         lambda p: p.requires_grad and p.is_complex(),
-        lambda where: where.exact or where.processes > 1,
-        "is complex, and neither --run.exact nor several processes can sum such gradients: hold its real view "
-        "(torch.view_as_real), and use torch.view_as_complex in the forward pass",
+        lambda where: where.exact,
+        "is complex, which --run.exact does not round: hold its real view (torch.view_as_real), and use "
+        "torch.view_as_complex in the forward pass",
     ),
     Oddity(
         lambda p: not p.ndim,
@@ -91,7 +91,7 @@ def check(model: nn.Module, where: Where) -> None:
         UserError: the model has it; it names the parameter, or the module.
     """
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True and any(p.requires_grad for p in module.parameters()):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise UserError(
                 f"{name or 'the model'} is {_article(module)} with sparse=True, whose gradients are sparse: nothing "
                 "here sums or clips those; use sparse=False"
@@ -129,7 +129,7 @@ def _own(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _shape(parameter: nn.Parameter) -> str:
-    return "" if isinstance(parameter, UninitializedTensorMixin) else str(tuple(parameter.shape))
+    return "" if isinstance(parameter, UninitializedParameter) else str(tuple(parameter.shape))
 
 
 def _article(module: nn.Module) -> str:

@@ -15,6 +15,7 @@ MODES = ("ordinary", "exact")
 ALL = (*KINDS, *OPTIMIZERS)
 EVERYWHERE = tuple((layout, mode) for layout in LAYOUTS for mode in MODES)
 SHARDED = tuple(("fsdp2", mode) for mode in MODES)
+EXACT = tuple((layout, "exact") for layout in LAYOUTS)
 SUMMED = tuple(place for place in EVERYWHERE if place != ("one", "ordinary"))  # all but the plainest
 EMPTY = ("the parameter layers.1.odd has the shape", "freeze it"), SHARDED
 STRIDED = ("the parameter weight of shape", "contiguous"), SHARDED
@@ -33,7 +34,7 @@ REFUSED = {
     "channels last": STRIDED,
     "bf16 weight": MIXED,
     "float64 weight": MIXED,
-    "complex": (("the parameter weight is complex", "torch.view_as_real"), SUMMED),
+    "complex": (("the parameter weight is complex", "torch.view_as_real"), EXACT),
     "sparse embedding": (("table is an Embedding with sparse=True", "use sparse=False"), EVERYWHERE),
     "sparse bag": (("table is an EmbeddingBag with sparse=True", "use sparse=False"), EVERYWHERE),
     "sparse by hand": SPARSE,
