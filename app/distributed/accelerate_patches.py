@@ -172,7 +172,7 @@ def fix_buckets(model: nn.parallel.DistributedDataParallel) -> None:
     if model.find_unused_parameters:
         return
     model.reducer.prepare_for_backward([])
-    total = sum((p * 0).sum() for p in model.module.parameters() if p.requires_grad)
+    total = sum((p * 0).sum().real for p in model.module.parameters() if p.requires_grad)
     total.backward()
     model.reducer._rebuild_buckets()
     model.zero_grad(set_to_none=True)

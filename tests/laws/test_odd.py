@@ -34,7 +34,7 @@ REFUSED = {
     "channels last": STRIDED,
     "bf16 weight": MIXED,
     "float64 weight": MIXED,
-    "complex": (("the parameter weight is complex", "torch.view_as_real"), EXACT),
+    "complex": (("the parameter weight is complex", "torch.view_as_real"), (*EXACT, *SHARDED)),
     "sparse embedding": (("table is an Embedding with sparse=True", "use sparse=False"), EVERYWHERE),
     "sparse bag": (("table is an EmbeddingBag with sparse=True", "use sparse=False"), EVERYWHERE),
     "sparse by hand": SPARSE,
