@@ -45,7 +45,7 @@ PRIVATE = {
     "training/odd_parameters.py": {"_parameters"},
     "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
     "training/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
-    "checkpoints/state_dict.py": {"_buffers"},
+    "training/before_step.py": {"_buffers", "_non_persistent_buffers_set", "_parameters"},
     "checkpoints/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},  # test_reader.py
     "launching/dry_run.py": {"_open_zipfile_writer"},
     "commands/plan/meta_tensors.py": {"_parameters", "_buffers"},
@@ -379,6 +379,15 @@ def test_a_module_computes_with_what_its_dictionaries_hold():
     norm._buffers["running_mean"] = torch.ones(2)
     assert layer.weight is layer._parameters["weight"] and torch.equal(layer(torch.ones(1, 2)), torch.ones(1, 2))
     assert norm.running_mean is norm._buffers["running_mean"]
+
+
+@canary("torch", "nn.Module._non_persistent_buffers_set")
+def test_a_buffer_is_saved_unless_a_set_of_its_module_has_its_name():
+    module = nn.Module()
+    module.register_buffer("mark", torch.zeros(1), persistent=False)
+    assert module._non_persistent_buffers_set == {"mark"} and not module.state_dict()
+    module._non_persistent_buffers_set = set()
+    assert list(module.state_dict()) == ["mark"]
 
 
 @canary("torch", "amp.GradScaler._scale")
