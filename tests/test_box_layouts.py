@@ -578,6 +578,36 @@ def test_numbers_of_another_meaning_are_not_to_be_mended(tmp_path):
         read(folder)
 
 
+@pytest.mark.parametrize("bad", ["refuse", "mend"])
+@pytest.mark.parametrize("kind", ["coco", "voc", "size", "corners"])
+def test_fractions_are_no_pixels(tmp_path, kind, bad):
+    """Whoever wrote them: as pixels they are all valid, in the first one."""
+    import datasets
+
+    size, corners = [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.4, 0.6]
+    if kind == "coco":
+        path = coco_at("labels.json", "images/{}.png")(tmp_path / "data")
+        found = json.loads((path / "labels.json").read_text())
+        found["annotations"] = [{**each, "bbox": size} for each in found["annotations"]]
+        write(path / "labels.json", json.dumps(found))
+    elif kind == "voc":
+        path = voc(tmp_path / "data")
+        for file in path.rglob("*.xml"):
+            text = file.read_text()
+            for side, value in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True):
+                text = re.sub(f"<{side}>[^<]*<", f"<{side}>{value}<", text)
+            file.write_text(text)
+    else:
+        photograph(tmp_path / "1.png")
+        boxes = [size if kind == "size" else corners]
+        rows = {"image": [str(tmp_path / "1.png")] * 4, "boxes": [boxes] * 4, "classes": [["cat"]] * 4}
+        path = tmp_path / "rows.parquet"
+        datasets.Dataset.from_dict(rows).to_parquet(path)
+    flags = {"box_format": kind} if kind in ("size", "corners") else {}
+    with pytest.raises(UserError, match=r"has the box 0.1, 0.2, 0.4, 0.6 .*in an image of 100 x 50.* fractions of the"):
+        read(path, bad_boxes=bad, **flags)
+
+
 @pytest.mark.parametrize("kind", ["yolo: roboflow", "coco: cvat", "voc"])
 def test_every_process_knows_the_same_table(tmp_path, kind):
     """Else each run and each process would read it, and decode all images, anew."""

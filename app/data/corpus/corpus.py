@@ -69,7 +69,7 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
         raise UserError(
             f"{name_of(table)} has nothing to learn: "
             + (
-                f"no conversation in {config.messages} has a message of the assistant, and only these are learnt"
+                f"no conversation in {config.messages} has a message of the assistant to learn, and only these are learnt"
                 if config.messages
                 else "all of its texts are empty"
             )
@@ -89,7 +89,7 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
         parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
     read = (train, *eval_sets.values()) if tables.has_training_rows else eval_sets.values()
     if unlearnt := sum(blocks.documents.unlearnt for blocks in read):
-        parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant")
+        parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant to learn")
     if train.documents.date:
         parts.append(f"the chat template writes a date: {train.documents.date} (--data.date)")
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
