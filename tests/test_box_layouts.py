@@ -322,6 +322,24 @@ def test_every_tools_folder_is_read_as_it_was_drawn(tmp_path, kind):
     assert read(path) == TRUTH
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_name_that_is_not_utf8_is_named(tmp_path, kind):
+    """A zip file of another system unpacks to such names."""
+    path = LAYOUTS[kind](tmp_path / "caf\udce9")
+    with pytest.raises(UserError, match=r"'.*caf\\udce9.*' has letters that are not UTF-8: rename the file or folder"):
+        read(path)
+
+
+def test_an_image_of_a_format_that_is_not_read_is_named(tmp_path):
+    folder = labels(tmp_path / "data")
+    image = next(folder.glob("images/train/a.*"))
+    image.rename(image.with_suffix(".HEIC"))
+    with pytest.raises(UserError, match=r"a.txt has boxes, and .*a.HEIC is of a format that is not read: convert it"):
+        read(folder)
+    image.with_suffix(".HEIC").rename(image.with_suffix(".mpo"))
+    assert read(folder)["a"] == TRUTH["a"]
+
+
 POLYGONS = {"a": ("0 .1 .1 .3 .1 .3 .5 .1 .5", "1 .5 0 1 0 1 1"), "b": ("1 .2 .2 .6 .2 .6 .8 .4 .8 .2 .8",)}
 
 

@@ -8,6 +8,8 @@ from typing import TextIO, cast
 
 HEAD = 1024
 """Bytes that show whether a file is text in UTF-8."""
+LONGEST = 100
+"""Letters of a name or text in an error."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """The bytes that such files begin with."""
 
@@ -45,6 +47,11 @@ def why(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
         return error.strerror
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UnicodeEncodeError):  # half a letter, as a name of bytes that are not UTF-8 has too
+        return (
+            f"{error.object[-LONGEST:]!r} has letters that are not UTF-8: rename the file or folder (zip files of "
+            "other systems unpack to such names), or mend the text"
+        )
     if isinstance(error, UnicodeDecodeError):
         reason += f"; {converted_from('utf16' if error.object[:2] in UTF16 else 'latin1')}"
     return reason

@@ -69,7 +69,7 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
         raise UserError(
             f"{name_of(table)} has nothing to learn: "
             + (
-                f"no conversation in {config.messages} has a message of the assistant to learn, and only these are learnt"
+                f"no conversation in {config.messages} has a message of the assistant to learn, and only these are"
                 if config.messages
                 else "all of its texts are empty"
             )
