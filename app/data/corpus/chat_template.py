@@ -29,7 +29,7 @@ _MARKS = re.compile("%[-_0^#]?[A-Za-z]")
 _FAULTS = (TypeError, ValueError, AttributeError, LookupError)
 # A call whose arguments are json in a text, as in OpenAI's files; some templates take ids of nine letters alone.
 _ASKS = {"name": "f", "arguments": '{"key": 1}'}
-_CALL = [
+_CALL: list[dict[str, Any]] = [
     {"role": "user", "content": "a"},
     {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "call00000", "function": _ASKS}]},
 ]

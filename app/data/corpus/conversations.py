@@ -1,10 +1,11 @@
 """Conversations: lists of messages, in the words of chat templates or of ShareGPT, written out as text."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.data.corpus.chat_template import ChatTemplate
-from app.data.corpus.messages import FLAG, WANTED, is_learnt, is_left_out, messages_of
+from app.data.corpus.messages import FLAG, WANTED, is_learnt, is_left_out, messages_of, place_of
 from app.data.tables.columns import is_list, name_of
 from app.errors import UserError
 
@@ -64,7 +65,7 @@ def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> 
 
     segments, done = [], 0
     for turn, message in enumerate(messages):
-        if not is_learnt(message) or is_left_out(message, lambda at=turn: f"{FLAG}: message {at} of {where()}"):
+        if not is_learnt(message) or is_left_out(message, partial(place_of, FLAG, turn, where)):
             continue
         before, after = write(turn, add_generation_prompt=True) if turn else "", write(turn + 1)
         if not after.startswith(before):

@@ -52,10 +52,11 @@ def messages_of(row: Any, where: Callable[[], str], flag: str = FLAG, template: 
     if not isinstance(row, list) or not row:
         what = "an empty list" if row == [] else "nothing" if row is None else f"a {type(row).__name__}"
         raise UserError(f"{flag}: {where()} holds {what}: {WANTED}, or leave the row out of the data")
-    return [_message(message, partial(_place, flag, turn, where), template) for turn, message in enumerate(row)]
+    return [_message(message, partial(place_of, flag, turn, where), template) for turn, message in enumerate(row)]
 
 
-def _place(flag: str, turn: int, where: Callable[[], str]) -> str:
+def place_of(flag: str, turn: int, where: Callable[[], str]) -> str:
+    """Name a message of a row for errors."""
     return f"{flag}: message {turn} of {where()}"
 
 
