@@ -381,6 +381,14 @@ def test_rows_without_tools_need_no_template_for_them(tmp_path, name, nothing):
     assert "<user>a</s><assistant>b</s>" in read_with_tools(name, tmp_path, nothing, CHATML)
 
 
+def test_columns_next_to_conversations_are_named(tmp_path):
+    """As tools write a system message: a run that does not read it says so."""
+    row = {"c": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "Be kind.", "tools": None}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 4)
+    assert "columns that are not read: system" in corpus.load(CorpusData(path=(str(file),), messages="c")).note
+
+
 ARGUMENTS = "c.function.arguments"
 AS_TEXT = f"{ARGUMENTS} if {ARGUMENTS} is string else {ARGUMENTS} | tojson"
 WAYS = {f"{ARGUMENTS} | tojson": '{"a": 1}', AS_TEXT: '{"a": 1}', f"{ARGUMENTS} + ''": '{"a": 1}'}

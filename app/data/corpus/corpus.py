@@ -6,6 +6,7 @@ from app.data.config import CorpusData
 from app.data.corpus.blocks import Blocks, collate
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
+from app.data.corpus.messages import TOOLS
 from app.data.corpus.shorter import block_sizes
 from app.data.date import check_date
 from app.data.tables.columns import name_of
@@ -32,7 +33,12 @@ def load(config: CorpusData) -> Tables:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
     check_date(config.date)
-    return load_tables(config, columns=columns)
+    tables = load_tables(config, columns=columns)
+    if config.messages:  # tools keep more of a conversation in columns of its own, such as its system message
+        unused = [name for name in tables.train.column_names if name not in (*columns, TOOLS)]
+        said = f"columns that are not read: {', '.join(unused)}" if unused else ""
+        tables.note = "; ".join(filter(None, [tables.note, said]))
+    return tables
 
 
 def own_tokenizer(
