@@ -157,7 +157,9 @@ def _refuse_fractions(
 ) -> None:
     """Refuse boxes in pixels that all lie within the first pixel of larger images: they are fractions of the sides."""
     given = np.flatnonzero(~is_relative[image])
-    if not len(given) or not (flat[given] <= 1 + EDGE).all() or (sizes[image[given]] <= 1 + SLACK).any():
+    if not len(given) or not flat[given].any() or (sizes[image[given]] <= 1 + SLACK).any():
+        return
+    if not (flat[given] <= 1 + EDGE).all():
         return
     first = int(given[0])
     row = int(image[first])
