@@ -10,6 +10,7 @@ HEAD = 1024
 """Bytes that show whether a file is text in UTF-8."""
 LONGEST = 100
 """Letters of a name or text in an error."""
+ZIP = b"PK\x03\x04"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """The bytes that such files begin with."""
 
@@ -32,6 +33,10 @@ def open_text(file: str | Path, newline: str | None = None) -> TextIO:
 
 def _refuse_other_encodings(head: bytes) -> None:
     """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
+    if head.startswith(ZIP):
+        raise ValueError(
+            "it is a zip file, as Excel's are too, and no text: unpack it, or export the table as CSV UTF-8"
+        )
     if head.startswith(UTF16) or b"\0" in head:
         written = "utf16" if head.startswith(UTF16) else "utf-16le"
         raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {converted_from(written)}")
