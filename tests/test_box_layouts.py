@@ -322,6 +322,24 @@ def test_every_tools_folder_is_read_as_it_was_drawn(tmp_path, kind):
     assert read(path) == TRUTH
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_name_that_is_not_utf8_is_named(tmp_path, kind):
+    """A zip file of another system unpacks to such names."""
+    path = LAYOUTS[kind](tmp_path / "caf\udce9")
+    with pytest.raises(UserError, match=r"'.*caf\\udce9.*' has letters that are not UTF-8: rename the file or folder"):
+        read(path)
+
+
+def test_an_image_of_a_format_that_is_not_read_is_named(tmp_path):
+    folder = labels(tmp_path / "data")
+    image = next(folder.glob("images/train/a.*"))
+    image.rename(image.with_suffix(".HEIC"))
+    with pytest.raises(UserError, match=r"a.txt has boxes, and .*a.HEIC is of a format that is not read: convert it"):
+        read(folder)
+    image.with_suffix(".HEIC").rename(image.with_suffix(".mpo"))
+    assert read(folder)["a"] == TRUTH["a"]
+
+
 POLYGONS = {"a": ("0 .1 .1 .3 .1 .3 .5 .1 .5", "1 .5 0 1 0 1 1"), "b": ("1 .2 .2 .6 .2 .6 .8 .4 .8 .2 .8",)}
 
 
@@ -576,6 +594,36 @@ def test_numbers_of_another_meaning_are_not_to_be_mended(tmp_path):
     write(folder / "labels.json", json.dumps(found))
     with pytest.raises(UserError, match=r"All boxes fit if .* left, top, right, bottom: convert the file"):
         read(folder)
+
+
+@pytest.mark.parametrize("bad", ["refuse", "mend"])
+@pytest.mark.parametrize("kind", ["coco", "voc", "size", "corners"])
+def test_fractions_are_no_pixels(tmp_path, kind, bad):
+    """Whoever wrote them: as pixels they are all valid, in the first one."""
+    import datasets
+
+    size, corners = [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.4, 0.6]
+    if kind == "coco":
+        path = coco_at("labels.json", "images/{}.png")(tmp_path / "data")
+        found = json.loads((path / "labels.json").read_text())
+        found["annotations"] = [{**each, "bbox": size} for each in found["annotations"]]
+        write(path / "labels.json", json.dumps(found))
+    elif kind == "voc":
+        path = voc(tmp_path / "data")
+        for file in path.rglob("*.xml"):
+            text = file.read_text()
+            for side, value in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True):
+                text = re.sub(f"<{side}>[^<]*<", f"<{side}>{value}<", text)
+            file.write_text(text)
+    else:
+        photograph(tmp_path / "1.png")
+        boxes = [size if kind == "size" else corners]
+        rows = {"image": [str(tmp_path / "1.png")] * 4, "boxes": [boxes] * 4, "classes": [["cat"]] * 4}
+        path = tmp_path / "rows.parquet"
+        datasets.Dataset.from_dict(rows).to_parquet(path)
+    flags = {"box_format": kind} if kind in ("size", "corners") else {}
+    with pytest.raises(UserError, match=r"has the box 0.1, 0.2, 0.4, 0.6 .*in an image of 100 x 50.* fractions of the"):
+        read(path, bad_boxes=bad, **flags)
 
 
 @pytest.mark.parametrize("kind", ["yolo: roboflow", "coco: cvat", "voc"])

@@ -153,6 +153,13 @@ def test_what_cannot_be_told_is_refused(tmp_path, files, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["cat/caf\udce9.png", "caf\udce9/1.png"])
+def test_a_name_that_is_not_utf8_is_named(tmp_path, name):
+    """A zip file of another system unpacks to such names."""
+    with pytest.raises(UserError, match=r"'.*caf\\udce9.*' has letters that are not UTF-8: rename the file or folder"):
+        read(lay(tmp_path, *PAIR, name))
+
+
 def test_splits_have_the_classes_of_training(tmp_path):
     """Two ways to write a letter are one class; what only evaluation has is refused, and what only training has not."""
     names = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]

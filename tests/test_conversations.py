@@ -14,7 +14,7 @@ from app.data.cache import cache_folder
 from app.data.config import CorpusData, PreferenceData
 from app.data.corpus import corpus
 from app.data.corpus.encode import tokenize
-from app.data.corpus.messages import CALL, LEARNT, SPEAKERS
+from app.data.corpus.messages import CALL, LEARNT, MARKS, SPEAKERS, THOUGHTS
 from app.data.text import preferences
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
@@ -305,3 +305,102 @@ def test_a_run_has_one_date(tmp_path, monkeypatch, name):
     assert steps(tmp_path / "later") != steps(tmp_path / "whole"), "another run has another date"
     with pytest.raises(UserError, match="the training data have changed"):
         train("2026-02-02", "run", "--data.date", "2026-02-02", "--run.steps", 6)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, 1.0), (0, None)])
+def test_a_message_that_is_marked_so_is_not_learnt(tmp_path, mark, no, yes):
+    user = {"role": "user", "content": "a", mark: 0}
+    row = [user, {"from": "gpt", "value": "bad", mark: no}, user, {"role": "assistant", "content": "good", mark: yes}]
+    whole, learnt = learnt_by_lm(tmp_path, row)
+    assert "bad" in whole and learnt == "good</s>"
+
+
+@each_reader
+@pytest.mark.parametrize("mark", MARKS)
+def test_marks_that_cannot_be_heeded_are_refused(tmp_path, read, mark):
+    answer = {"role": "assistant", "content": "b"}
+    for value in (0.5, "no"):
+        with pytest.raises(
+            UserError, match=rf"row \d+ .*has the {mark} {value!r}, and a message is learnt \(1, true\)"
+        ):
+            read(tmp_path, [{"role": "user", "content": "a"}, {**answer, mark: value}])
+    if read is learnt_by_dpo:
+        with pytest.raises(UserError, match=r"--data.chosen: the answer of row \d+ .* marked as not to be learnt"):
+            read(tmp_path, [{"role": "user", "content": "a"}, {**answer, mark: 0}])
+
+
+@each_reader
+@pytest.mark.parametrize("key", THOUGHTS)
+def test_thoughts_are_written_or_refused(tmp_path, read, key):
+    row = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", key: "hmm"}]
+    with pytest.raises(UserError, match=rf"message 1 of row \d+ .*has {key}, which the chat template of --model does"):
+        read(tmp_path, row)
+    _, learnt = read(tmp_path, row, CHATML.replace("{{ m.content }}", f"{{{{ m.{key} }}}}|{{{{ m.content }}}}"))
+    assert learnt == "hmm|b</s>"
+
+
+WITH_TOOLS = "{% if tools %}[{{ tools | tojson }}]{% endif %}" + CHATML
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def read_with_tools(name, folder, tools, template):
+    """Return what a row with this in its column of tools says."""
+    answer = {"role": "assistant", "content": "b"}
+    asked = [{"role": "user", "content": "a"}]
+    pair = {"prompt": asked, "chosen": [answer], "rejected": [{**answer, "content": "c"}]}
+    row = {"c": [*asked, answer]} if name == "lm" else pair
+    file = folder / "tools.jsonl"
+    file.write_text("".join(json.dumps({**row, "tools": each}) + "\n" for each in [tools, None] * 3))
+    tokenizer = with_template(template)
+    if name == "lm":
+        config = CorpusData(path=(str(file),), messages="c", block=64)
+        documents = tokenize(corpus.load(config).train, config, tokenizer)
+        return tokenizer.decode(documents.tokens(0, len(documents)))
+    config = PreferenceData(path=(str(file),), holdout=0.5, max_length=256)
+    pairs = preferences.tokenize(preferences.load_preferences(config).train, config, tokenizer)
+    return "".join(tokenizer.decode(pairs[row][part]) for row in range(len(pairs)) for part in ("prompt", "chosen"))
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("form", [lambda tools: tools, json.dumps])
+@pytest.mark.parametrize("dated", ["", "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}"])
+def test_tools_of_a_row_are_written(tmp_path, name, form, dated):
+    text = read_with_tools(name, tmp_path, form([FUNCTION]), dated + WITH_TOOLS)
+    assert f"[{json.dumps([FUNCTION])}]<user>a</s>" in text
+    assert text.count("<user>a</s>") > text.count("weather")  # rows without any have none
+    with pytest.raises(UserError, match=r"row \d+ .*has functions in the column tools, and the chat template .* none"):
+        read_with_tools(name, tmp_path, form([FUNCTION]), CHATML)
+    with pytest.raises(UserError, match=r"row \d+ .*has in the column tools .*: give a list of functions"):
+        read_with_tools(name, tmp_path, form({"a": 1}), WITH_TOOLS)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("nothing", [None, [], "", "[]", " "])
+def test_rows_without_tools_need_no_template_for_them(tmp_path, name, nothing):
+    assert "<user>a</s><assistant>b</s>" in read_with_tools(name, tmp_path, nothing, CHATML)
+
+
+def test_columns_next_to_conversations_are_named(tmp_path):
+    """As tools write a system message: a run that does not read it says so."""
+    row = {"c": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "Be kind.", "tools": None}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{json.dumps(row)}\n" * 4)
+    assert "columns that are not read: system" in corpus.load(CorpusData(path=(str(file),), messages="c")).note
+
+
+ARGUMENTS = "c.function.arguments"
+AS_TEXT = f"{ARGUMENTS} if {ARGUMENTS} is string else {ARGUMENTS} | tojson"
+WAYS = {f"{ARGUMENTS} | tojson": '{"a": 1}', AS_TEXT: '{"a": 1}', f"{ARGUMENTS} + ''": '{"a": 1}'}
+WAYS |= {f"{ARGUMENTS}.items() | list": "[('a', 1)]"}
+
+
+@each_reader
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_of_calls_are_written_once(tmp_path, read, way):
+    """OpenAI's files have them as json in a text, of which some templates make json once more."""
+    template = CHATML.replace(f"{ARGUMENTS} | tojson", way)
+    call = {"type": "function", "id": "call00001", "function": {"name": "sum", "arguments": '{"a": 1}'}}
+    row = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    _, learnt = read(tmp_path, row, template)
+    assert learnt == f"[sum {WAYS[way]}]</s>"

@@ -60,6 +60,18 @@ REFUSED = {
     "a file for the cache": ({"HF_DATASETS_CACHE": "{place}/file"}, (), (), "HF_DATASETS_CACHE"),
     "a cache that cannot be made": ({"HF_DATASETS_CACHE": "/proc/nothing"}, (), (), "HF_DATASETS_CACHE"),
     "a cache in no HOME": ({"HOME": "/proc/nothing"}, (), ("HF_DATASETS_CACHE", "HF_HOME"), "HF_DATASETS_CACHE"),
+    "a rank that is left over": (
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+        (),
+        (),
+        "no MASTER_ADDR, MASTER_PORT",
+    ),
+    "the ranks of a cluster": (
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        (),
+        (),
+        "no LOCAL_RANK: start the recipe with accelerate launch",
+    ),
     "names that are no letters": (
         {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         (),

@@ -77,6 +77,13 @@ def test_labels_that_are_none_of_the_given_classes_are_named(values, classes, sa
         labels_of(table(label=values), classes=classes)
 
 
+@pytest.mark.parametrize("odd", [" ham", "ham ", "ham\t", "\u00a0ham"])
+@pytest.mark.parametrize("wrap", [lambda name: name, lambda name: [name, "x"]])
+def test_classes_that_differ_in_blanks_are_named(odd, wrap):
+    with refused("the classes ", "differ only in blanks at their ends, in row 2 ", ": write them alike"):
+        labels_of(table(label=[wrap(name) for name in ("ham", "spam", odd, "spam")]))
+
+
 def test_columns_of_given_classes_are_in_their_order():
     data = table(x=[1, 0], y=[0, 0])
     labels = labels_of(data, label=("x", "y"), classes=("y", "x"))

@@ -356,6 +356,7 @@ REFUSED = {
         encoded(GREY.astype(np.uint16), "TIFF").replace(*WHITE_IS_ZERO),
         "stores white as 0",
     ),
+    "bytes with a sign": (encoded(GREY, "TIFF", tiffinfo={339: 2}), "bytes with a sign"),
     "CMYK without a word": (
         PICTURES["CMYK of JPEG"][0].replace(b"Adobe", b"Other"),
         "does not say whether its inks are inverted",

@@ -162,3 +162,14 @@ def test_texts_of_data_are_opened_in_one_place():
     found = {str(path.relative_to(root)): openers(path) for path in sorted(root.rglob("*.py"))}
     assert {name: places for name, places in found.items() if places and name not in OWN} == {}
     assert [name for name in OWN if not found[name]] == []
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if not FORMATS[name].other_encodings])
+def test_a_zip_file_under_another_name_is_no_text(place, name):
+    """Excel's files are such: they are often renamed to .csv."""
+    folder = place / "data"
+    file = FORMATS[name].write(folder)
+    data = b"PK\x03\x04\x14\x00" + bytes(99)
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+    with pytest.raises(UserError, match="it is a zip file, as Excel's are too, and no text"):
+        FORMATS[name].read(file, folder)

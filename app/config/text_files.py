@@ -8,6 +8,9 @@ from typing import TextIO, cast
 
 HEAD = 1024
 """Bytes that show whether a file is text in UTF-8."""
+LONGEST = 100
+"""Letters of a name or text in an error."""
+ZIP = b"PK\x03\x04"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """The bytes that such files begin with."""
 
@@ -30,6 +33,10 @@ def open_text(file: str | Path, newline: str | None = None) -> TextIO:
 
 def _refuse_other_encodings(head: bytes) -> None:
     """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
+    if head.startswith(ZIP):
+        raise ValueError(
+            "it is a zip file, as Excel's are too, and no text: unpack it, or export the table as CSV UTF-8"
+        )
     if head.startswith(UTF16) or b"\0" in head:
         written = "utf16" if head.startswith(UTF16) else "utf-16le"
         raise ValueError(f"it holds bytes as UTF-16 does, or is no text; {converted_from(written)}")
@@ -45,6 +52,11 @@ def why(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:  # its text has the name of the file once more
         return error.strerror
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, UnicodeEncodeError):  # half a letter, as a name of bytes that are not UTF-8 has too
+        return (
+            f"{error.object[-LONGEST:]!r} has letters that are not UTF-8: rename the file or folder (zip files of "
+            "other systems unpack to such names), or mend the text"
+        )
     if isinstance(error, UnicodeDecodeError):
         reason += f"; {converted_from('utf16' if error.object[:2] in UTF16 else 'latin1')}"
     return reason

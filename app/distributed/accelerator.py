@@ -62,6 +62,7 @@ class Accelerator(accelerate.Accelerator):
                 "`from app import launch; launch(main, config, profile=...)`, or restart the notebook's kernel first"
             )
         environment.plain_thread_counts()
+        environment.check_ranks()
         on_cpu = _on_cpu()
         supported.check(supported.of_environment(on_cpu))
         plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None

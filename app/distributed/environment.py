@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 from app.errors import UserError, mendable, printable
 
+# What launchers set for each process, and torch needs to let them meet.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 def is_main_process() -> bool:
     """Tell whether this is the main process, which prints for all."""
@@ -53,6 +56,23 @@ def plain_thread_counts() -> None:
             del os.environ[name]
         else:
             raise UserError(f"{name}={said}: give the number of threads, for example {name}=1, or leave it out")
+
+
+def check_ranks() -> None:
+    """Refuse an environment with a part of what a launcher tells each process: of a cluster, or left from another run.
+
+    Raises:
+        UserError: it names what is there, and what is not.
+    """
+    alone = os.environ.get("WORLD_SIZE", "1") == "1" and "LOCAL_RANK" not in os.environ
+    missing = [name for name in RANK_VARIABLES if name not in os.environ]
+    if alone or not missing:
+        return
+    there = ", ".join(f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ)
+    raise UserError(
+        f"the environment has {there}, as a launcher sets it for each process, and no {', '.join(missing)}: start the "
+        "recipe with accelerate launch, or unset the former to train in one process"
+    )
 
 
 def gpus_here() -> int:

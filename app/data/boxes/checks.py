@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Pixels by which a box may end outside its image: annotation tools count from 0 or from 1, and round.
 SLACK = 1.0
+# By which fractions of an image's sides are rounded beyond 1.
+EDGE = 0.01
 # Part of the cache's key: raise it when sizes are measured in another way.
 SIZES = 2
 
@@ -79,9 +81,11 @@ def read_boxes(table: "Dataset", column: ImageColumn, config: BoxData, use: str)
     sizes = _sizes(table, column)
     _check_sizes(table, column, sizes)
     scale = np.tile(sizes[image], 2)
+    is_relative = np.zeros(len(table), bool)
     if "relative" in table.column_names:
         is_relative = np.array(table.select_columns(["relative"])["relative"], bool)
         flat = np.where(is_relative[image, None], flat * scale, flat)
+    _refuse_fractions(table, flat, sizes, image, is_relative, use)
     boxes = Boxes((flat / scale).astype(np.float32), np.zeros(len(flat), np.int64), np.cumsum(counts))
     boxes.mended = int(np.count_nonzero(_check(table, config, flat, sizes, image, use)))
     boxes.corners = np.clip(boxes.corners, 0, 1)
@@ -146,6 +150,26 @@ def _check_sizes(table: "Dataset", column: ImageColumn, sizes: np.ndarray) -> No
                 f"{f' {turn}' if turn else ''}: its boxes would be in wrong places; give the image that was annotated, "
                 "or annotate this one"
             )
+
+
+def _refuse_fractions(
+    table: "Dataset", flat: np.ndarray, sizes: np.ndarray, image: np.ndarray, is_relative: np.ndarray, use: str
+) -> None:
+    """Refuse boxes in pixels that all lie within the first pixel of larger images: they are fractions of the sides."""
+    given = np.flatnonzero(~is_relative[image])
+    if not len(given) or not flat[given].any() or (sizes[image[given]] <= 1 + SLACK).any():
+        return
+    if not (flat[given] <= 1 + EDGE).all():
+        return
+    first = int(given[0])
+    row = int(image[first])
+    corners = ", ".join(f"{value:g}" for value in flat[first])
+    raise UserError(
+        f"{_place(table, row, int(np.count_nonzero(image[:first] == row)))} has the box {corners} (left, top, right, "
+        f"bottom), in an image of {sizes[row][0]:g} x {sizes[row][1]:g}, and none of the {len(given):,} boxes {use} "
+        "reaches beyond the first pixel: they seem to be fractions of the image's sides, and pixels are read here; "
+        "multiply them by the width and height of their image"
+    )
 
 
 def _check(

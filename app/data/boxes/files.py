@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Part of the cache's key: raise it when the rows change.
 VERSION = 2
 COLUMNS = ("image", "boxes", "classes", "relative", "size", "file", "places")
-IMAGES = {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
+IMAGES = {".jpg", ".jpeg", ".jfif", ".mpo", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
 
 Row = dict[str, Any]
 

@@ -146,6 +146,12 @@ def _refuse_lone_labels(places: Iterable[Path], images: Iterable[Path]) -> None:
         labels = _labels_of(place)
         lone = [file for file in sorted(labels.rglob("[!.]*.txt")) if file not in used and file.name not in LISTS]
         if labels != place and (file := next(filter(_has_lines, lone), None)):
+            there = place / file.relative_to(labels).parent
+            other = next((each for each in sorted(there.glob(f"{glob.escape(file.stem)}.*"))), None)
+            if other:
+                raise ValueError(
+                    f"{file} has boxes, and {other} is of a format that is not read: convert it to JPEG or PNG"
+                )
             raise ValueError(
                 f"{file} has boxes, and {place} no image of that name: put the image there, or take the file away"
             )

@@ -1,10 +1,11 @@
 """Conversations: lists of messages, in the words of chat templates or of ShareGPT, written out as text."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.data.corpus.chat_template import ChatTemplate
-from app.data.corpus.messages import FLAG, WANTED, is_learnt, messages_of
+from app.data.corpus.messages import FLAG, WANTED, is_learnt, is_left_out, messages_of, place_of
 from app.data.tables.columns import is_list, name_of
 from app.errors import UserError
 
@@ -47,6 +48,8 @@ def _extension() -> type:
 def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> Segments:
     """Write a row's conversation with the chat template; the assistant's messages and their end marks are supervised.
 
+    Those that are marked as not to be learnt are not.
+
     Args:
         where: names the row in errors.
 
@@ -62,7 +65,7 @@ def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> 
 
     segments, done = [], 0
     for turn, message in enumerate(messages):
-        if not is_learnt(message):
+        if not is_learnt(message) or is_left_out(message, partial(place_of, FLAG, turn, where)):
             continue
         before, after = write(turn, add_generation_prompt=True) if turn else "", write(turn + 1)
         if not after.startswith(before):

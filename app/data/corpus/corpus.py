@@ -6,6 +6,7 @@ from app.data.config import CorpusData
 from app.data.corpus.blocks import Blocks, collate
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
+from app.data.corpus.messages import TOOLS
 from app.data.corpus.shorter import block_sizes
 from app.data.date import check_date
 from app.data.tables.columns import name_of
@@ -32,7 +33,12 @@ def load(config: CorpusData) -> Tables:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
     check_date(config.date)
-    return load_tables(config, columns=columns)
+    tables = load_tables(config, columns=columns)
+    if config.messages:  # tools keep more of a conversation in columns of its own, such as its system message
+        unused = [name for name in tables.train.column_names if name not in (*columns, TOOLS)]
+        said = f"columns that are not read: {', '.join(unused)}" if unused else ""
+        tables.note = "; ".join(filter(None, [tables.note, said]))
+    return tables
 
 
 def own_tokenizer(
@@ -69,7 +75,7 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
         raise UserError(
             f"{name_of(table)} has nothing to learn: "
             + (
-                f"no conversation in {config.messages} has a message of the assistant, and only these are learnt"
+                f"no conversation in {config.messages} has a message of the assistant to learn, and only these are"
                 if config.messages
                 else "all of its texts are empty"
             )
@@ -89,7 +95,7 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
         parts.append(f"{train.tokens / len(train.documents):.0%} of the tokens are supervised")
     read = (train, *eval_sets.values()) if tables.has_training_rows else eval_sets.values()
     if unlearnt := sum(blocks.documents.unlearnt for blocks in read):
-        parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant")
+        parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant to learn")
     if train.documents.date:
         parts.append(f"the chat template writes a date: {train.documents.date} (--data.date)")
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})

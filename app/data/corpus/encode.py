@@ -19,6 +19,7 @@ from app.data.corpus.conversations import (
     messages_of,
 )
 from app.data.corpus.documents import Documents, end_of, start_of
+from app.data.corpus.messages import TOOLS
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
 from app.data.text.labeled_text import ROWS_AT_ONCE, encoded_once, identity
 from app.errors import UserError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of the cache's key: raise it when the stored columns change.
-FORMAT = 2
+FORMAT = 3
 # Bytes of text for each process that tokenizes: with less, the tokenizer's own threads are faster than processes.
 BYTES_PER_PROCESS = 64_000_000
 
@@ -116,6 +117,7 @@ def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key:
     check_table(table, config)
     columns, tokenizer = columns_of(config), template.tokenizer
     pieces = ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
+    tools = [TOOLS] if config.messages and TOOLS in table.column_names else []
     small = max(len(tokenizer), *tokenizer.all_special_ids, 0) < 2**16
     supervised = {"supervised": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
     begins = {"begins": datasets.Value("bool")} if pieces else {}
@@ -124,7 +126,7 @@ def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key:
     features = {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
     done = encoded_once(
         table,
-        [*columns, *pieces],
+        list(dict.fromkeys([*columns, *pieces, *tools])),
         partial(_encode, config=config, template=template, table=table),
         datasets.Features(features),
         cache_folder() / f"documents-{key}.arrow",
@@ -197,7 +199,9 @@ def _segments(
 ) -> Segments:
     """Cut a row's text into segments that are supervised or not."""
     if config.messages:
-        return conversation(rows[config.messages][index], template, partial(row_name, table, row))
+        where = partial(row_name, table, row)
+        given = template.with_tools(rows[TOOLS][index], where) if TOOLS in rows else template
+        return conversation(rows[config.messages][index], given, where)
     if config.prompt:
         return [(str(rows[config.prompt][index]), False), (str(rows[config.completion][index]), True)]
     return [(str(rows[config.text][index]), True)]

@@ -24,6 +24,12 @@ LEARNT = "assistant"
 """The role whose messages are learnt. A template of its own words may call it otherwise."""
 CALL = "function_call"
 """A message of the assistant that calls a function: json with its name and arguments."""
+MARKS = ("weight", "train", "trainable", "loss", "loss_mask")
+"""Keys by which tools mark a message of the assistant that is not to be learnt: with 0 or false."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of what the assistant thought before its answer. A template writes the one that its model was trained with."""
+TOOLS = "tools"
+"""The column of the functions that the assistant may call in a row's conversation, as OpenAI's files have it."""
 FLAG = "--data.messages"
 WANTED = "each row must be a list of messages with role and content, or with from and value (ShareGPT)"
 _OWN = {"role", "from", "content", "value"}
@@ -46,10 +52,11 @@ def messages_of(row: Any, where: Callable[[], str], flag: str = FLAG, template: 
     if not isinstance(row, list) or not row:
         what = "an empty list" if row == [] else "nothing" if row is None else f"a {type(row).__name__}"
         raise UserError(f"{flag}: {where()} holds {what}: {WANTED}, or leave the row out of the data")
-    return [_message(message, partial(_place, flag, turn, where), template) for turn, message in enumerate(row)]
+    return [_message(message, partial(place_of, flag, turn, where), template) for turn, message in enumerate(row)]
 
 
-def _place(flag: str, turn: int, where: Callable[[], str]) -> str:
+def place_of(flag: str, turn: int, where: Callable[[], str]) -> str:
+    """Name a message of a row for errors."""
     return f"{flag}: message {turn} of {where()}"
 
 
@@ -88,6 +95,68 @@ def _role(said: Any, what: Callable[[], str], template: str) -> str:
 def is_learnt(message: dict) -> bool:
     """Tell whether a message is the assistant's, by whichever word the template calls it."""
     return SPEAKERS.get(_word(message["role"])) == LEARNT
+
+
+def is_left_out(message: dict, what: Callable[[], str]) -> bool:
+    """Tell whether a message is marked as one that is not to be learnt.
+
+    Args:
+        what: names the message in errors.
+
+    Raises:
+        UserError: a mark is neither yes nor no.
+    """
+    marks = {mark: message[mark] for mark in MARKS if message.get(mark) is not None}
+    for mark, value in marks.items():
+        if not isinstance(value, bool | int | float) or value not in (0, 1):
+            raise UserError(
+                f"{what()} has the {mark} {value!r:.60}, and a message is learnt (1, true) or not (0, false): write "
+                "one of these, or take the key out"
+            )
+    return not all(marks.values())
+
+
+def tools_of(value: Any, what: Callable[[], str]) -> list[dict]:
+    """Return the functions that a row's conversation may call: a list of them, or its json.
+
+    Args:
+        what: names the row in errors.
+
+    Raises:
+        UserError: it is no such list.
+    """
+    found = value
+    if isinstance(value, str) and value.strip():
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = value
+    if not found or (isinstance(found, str) and not found.strip()):
+        return []
+    if not (isinstance(found, list) and all(isinstance(tool, dict) for tool in found)):
+        raise UserError(
+            f"{what()} has in the column {TOOLS} {value!r:.60}: give a list of functions as chat templates know them, "
+            '[{"type": "function", "function": {"name": ...}}], or its json; or rename the column'
+        )
+    return [_without_nothing(tool) for tool in found]
+
+
+def with_objects(message: dict) -> dict:
+    """Return a message whose calls have their arguments as objects, which OpenAI writes as json in a text."""
+    if not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        found = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": found}} if isinstance(found, dict) else call
 
 
 def _names(template: str, role: str) -> bool:

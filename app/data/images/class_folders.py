@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
 from app.data.folders import files_below, is_hidden
-from app.data.reading import read_whole
+from app.data.reading import explained, read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -76,9 +76,10 @@ def image_tables(flag: str, path: str, strict: bool) -> Found | None:
     folder = cache_of([path])
     trained = set(classes.get("train", ()))
     tables_of = {}
-    for name, split in splits.items():
-        known = sorted(trained if set(classes[name]) <= trained else trained | set(classes[name]))
-        tables_of[name] = _table(path, name, split, known if classes[name] else [], folder)
+    with explained(flag, path):  # of names that are not UTF-8
+        for name, split in splits.items():
+            known = sorted(trained if set(classes[name]) <= trained else trained | set(classes[name]))
+            tables_of[name] = _table(path, name, split, known if classes[name] else [], folder)
     return Found(tables_of, "; ".join(_notes(path, splits, classes, rest)))
 
 

@@ -32,7 +32,7 @@ WHITE = (255, 255, 255, 255)
 # With these orientations, height and width change places.
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 # Tags of TIFF, and bits of the first that mark a page as a smaller copy or as the transparency of another one.
-SUBFILE, BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA = 254, 258, 262, 270, 277, 338
+SUBFILE, BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA, FORMATS = 254, 258, 262, 270, 277, 338, 339
 NO_PAGE = 1 | 4
 ALPHA = (1, 2)
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
@@ -225,6 +225,8 @@ def _refuse_lossy(image: "Image", packed: str, called: str) -> None:
         raise UserError(
             f"{called} stores white as 0 in more than 8 bits, of which a negative would be read: convert it"
         )
+    if 2 in tags.get(FORMATS, ()) and image.mode[0] not in "IF":  # of SampleFormat: with a sign
+        raise UserError(f"{called} has bytes with a sign, of which -1 would be read as 255: convert it to 16 bits")
     colours, samples = bands - (image.mode in WITH_ALPHA), tags.get(SAMPLES, bands)
     if tags and samples > colours and (samples > bands or not set(tags.get(EXTRA, ())) & set(ALPHA)):
         raise UserError(

@@ -51,7 +51,23 @@ def _of_training(train: LabelColumn) -> "pa.Array":
     distinct = sorted(pc.unique(train.items).to_pylist())
     if not distinct:
         raise UserError(f"{train.flag}: no training row has a label")
+    if is_text(train.items.type):
+        _refuse_blanks(train, distinct)
     return pa.array(distinct, train.items.type)
+
+
+def _refuse_blanks(train: LabelColumn, names: Sequence[str]) -> None:
+    """Refuse classes whose names differ only in blanks at their ends, as spreadsheets have them."""
+    plain: dict[str, str] = {}
+    for name in names:
+        other = plain.setdefault(name.strip(), name)
+        if other != name:
+            odd = name if name != name.strip() else other
+            row, _ = train.first(np.array([value == odd for value in train.items.to_pylist()]))
+            raise UserError(
+                f"{train.flag}: the classes {other!r} and {name!r} differ only in blanks at their ends, in {row} for "
+                "example: write them alike"
+            )
 
 
 def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":

@@ -1,11 +1,12 @@
 """One prompt with two answers, as texts: of texts, or of conversations that the chat template writes out."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 from app.data.corpus.chat_template import ChatTemplate
-from app.data.corpus.messages import LEARNT, is_learnt, messages_of
+from app.data.corpus.messages import LEARNT, is_learnt, is_left_out, messages_of, place_of
 from app.data.tables.columns import ANSWERS
 from app.errors import UserError
 
@@ -30,6 +31,12 @@ def texts_of(row: dict[str, Any], template: ChatTemplate, where: Callable[[], st
             raise UserError(
                 f"--data.{flag}: the answer of {where()} begins with a message of the {answer[0]['role']}, and only "
                 "the assistant answers: give answers to the same messages, or leave the row out of the data"
+            )
+        places = [partial(place_of, f"--data.{flag}", turn, where) for turn in range(len(answer))]
+        if any(map(is_left_out, answer, places)):
+            raise UserError(
+                f"--data.{flag}: the answer of {where()} has a message that is marked as not to be learnt, and answers "
+                "are learnt as a whole: take the mark out, or the row"
             )
     words = [
         "".join(str(message.get("content") or message.get("tool_calls") or "") for message in answer)

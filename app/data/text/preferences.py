@@ -8,6 +8,7 @@ from app.data.cache import cache_folder, using_cache
 from app.data.config import PreferenceData
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
+from app.data.corpus.messages import TOOLS
 from app.data.date import check_date
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of the cache's key: raise it when the stored columns change.
-FORMAT = 2
+FORMAT = 3
 # Of how many pairs a prompt is looked for, where no column holds it.
 LOOKED_AT = 1000
 
@@ -72,7 +73,7 @@ def _without_prompt(table: "Dataset", config: PreferenceData) -> bool:
 
 
 def _unused(table: "Dataset", columns: dict[str, str]) -> list[str]:
-    return [name for name in table.column_names if name not in columns.values()]
+    return [name for name in table.column_names if name not in (*columns.values(), TOOLS)]
 
 
 def _check_prompts(table: "Dataset", config: PreferenceData, columns: dict[str, str]) -> None:
@@ -146,16 +147,21 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
         *(*marks, config.max_length, *columns.items()),
     )
     path = cache_folder() / f"preferences-{key}.arrow"
+    tools = [TOOLS] if chats and TOOLS in table.column_names else []
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
         texts = []
         for i, number in enumerate(numbers):
             values = {flag: rows[name][i] for flag, name in columns.items()}
-            texts.append(texts_of(values, template, partial(row_name, table, number)))
+            where = partial(row_name, table, number)
+            given = template.with_tools(rows[TOOLS][i], where) if tools else template
+            texts.append(texts_of(values, given, where))
         return _encode(texts, tokenizer, chats, config.max_length)
 
     with using_cache():
-        encoded_once(table, list(dict.fromkeys(columns.values())), encoded, text_features(has_labels=True), path, key)
+        encoded_once(
+            table, list(dict.fromkeys([*columns.values(), *tools])), encoded, text_features(has_labels=True), path, key
+        )
     date = template.date if chats and template.asks_for_date else ""
     pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats, date)
     if not len(pairs):
