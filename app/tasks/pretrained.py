@@ -108,7 +108,7 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
 
     with loading(name):
         padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
-        config = AutoConfig.from_pretrained(name, **padding)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **padding)
     check_ids(name, config, config)
 
     def load() -> "PreTrainedModel":

@@ -48,14 +48,16 @@ def continued(model: str, rows: "Dataset", column: str, batch: int, longest: int
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from app.tasks.pretrained import load_model, loading
+    from app.tasks.vocabulary import check_vocabulary
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with loading(model, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     network: Any = load_model(AutoModelForCausalLM, model).eval()
     network.to(device)
+    check_vocabulary(model, network.config, tokenizer)
     for start in range(0, len(rows), batch):
         ids = [_prompt(tokenizer, rows, column, row) for row in range(start, min(start + batch, len(rows)))]
         read = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
