@@ -21,7 +21,7 @@ from app.rundir import atomic
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
-_DRAFT = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{16}})?\.tmp")
+_DRAFT = re.compile(_NAME.pattern + atomic.DRAFT)
 
 T = TypeVar("T")
 

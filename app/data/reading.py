@@ -7,17 +7,16 @@ import logging
 import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from app.config.text_files import UNREADABLE, why
 from app.config.text_files import open_text as open_text  # for the readers of data
-from app.config.text_files import why
 from app.data.cache import cannot_write
 from app.errors import UserError
 
-DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+DAMAGE = (*UNREADABLE, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 """What readers raise for files that are cut, damaged, of another format, folders, or may not be read.
 
 Libraries with further errors of their own name them to `reading`.

@@ -216,7 +216,7 @@ class StepLoop:
             step.before.keep(optimizer, averages.remember(optimizer))
         optimizer.step()
         if self.services.accelerator.scaler is not None and cast(AcceleratedOptimizer, optimizer).step_was_skipped:
-            return self.settings.nonfinite != "skip"
+            return self.settings.nonfinite != "skip"  # else the scaler leaves out this update alone, as always
         step.made.append(optimizer)
         averages.update(self.steps_counted, optimizer)
         return True

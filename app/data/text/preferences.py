@@ -9,7 +9,7 @@ from app.data.config import PreferenceData
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.date import check_date
-from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_text, name_of, row_name
+from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.lm_tokenizer import tokenizer_of
@@ -97,7 +97,7 @@ def _is_chat(table: "Dataset", name: str) -> bool:
     import pyarrow
 
     kind = table.data.schema.field(name).type
-    return is_list(kind) or pyarrow.types.is_struct(kind) or isinstance(kind, pyarrow.BaseExtensionType)
+    return is_list(kind) or pyarrow.types.is_struct(kind) or is_mixed(kind)
 
 
 def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
