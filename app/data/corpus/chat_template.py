@@ -44,9 +44,14 @@ class ChatTemplate:
         self._words = {mark: moment.strftime(mark) for mark in _MARKS.findall(self.source)}
 
     @property
+    def written_date(self) -> str:
+        """Return the date that it writes; empty if it writes none."""
+        return self.date if self.asks_for_date else ""
+
+    @property
     def identity(self) -> tuple[str, str]:
         """Return what decides about texts that it writes."""
-        return self.source, self.date if self.asks_for_date else ""
+        return self.source, self.written_date
 
     def write(self, messages: list[dict], where: Callable[[], str], flag: str = FLAG, **options: Any) -> str:
         """Write messages.

@@ -35,7 +35,7 @@ Kind = Any
 """What a column holds, as a feature of datasets; of objects, a dictionary of their keys' kinds."""
 
 
-def read_json(flag: str, path: str, files: Mapping[str, list[str]], folder: Path) -> "dict[str, Dataset]":
+def read_json_tables(flag: str, path: str, files: Mapping[str, list[str]], folder: Path) -> "dict[str, Dataset]":
     """Read json files, those of each split, into tables that a folder keeps.
 
     Raises:
