@@ -19,6 +19,8 @@ from app.data.tables.files import READERS
 from app.data.volumes.nifti import ENDINGS as NIFTI
 from app.data.volumes.pairs import LOSSY, PICTURES
 from app.errors import UserError
+from app.tasks.graphs.shape import read_config
+from app.tasks.segmentation.networks import read_card
 from launching import ROOT
 
 CASES = [(name, how) for name in FORMATS for how in HARMS]
@@ -162,3 +164,11 @@ def test_texts_of_data_are_opened_in_one_place():
     found = {str(path.relative_to(root)): openers(path) for path in sorted(root.rglob("*.py"))}
     assert {name: places for name, places in found.items() if places and name not in OWN} == {}
     assert [name for name in OWN if not found[name]] == []
+
+
+@pytest.mark.parametrize("read, name", [(read_config, "config.json"), (read_card, "network.json")])
+@pytest.mark.parametrize("text", ["[]", "1", "{", "[" * 100_000, ""])
+def test_files_of_models_that_hold_something_else_are_named(read, name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=rf"--model .*{name}: cannot be read"):
+        read(str(tmp_path))

@@ -52,6 +52,14 @@ def read_json(flag: str, file: str | Path) -> Any:
         return json.loads(read_text(flag, file))
 
 
+def read_fields(flag: str, file: str | Path) -> dict[str, Any]:
+    """Return the fields of a json file that is one object; raises as `read_text`."""
+    found = read_json(flag, file)
+    if not isinstance(found, dict):
+        raise unreadable(flag, str(file), ValueError(f"it holds {found!r:.60}, and no object with fields"))
+    return found
+
+
 def read_whole(file: str | Path) -> str:
     """Return the whole of a text file that no flag names by itself, such as one of a folder's.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from app.commands.predict import tables
-from app.data.reading import read_json, reading
+from app.data.reading import read_fields, reading
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Ids:
         self.classes = {name: place for place, name in enumerate(names, 1)}
         if not file:
             return
-        found = read_json("--annotations", file)
+        found = read_fields("--annotations", file)
         with reading("--annotations", file, KeyError, TypeError, advice="give a file in COCO's format"):
             self._images = {Path(str(image["file_name"])).name: image["id"] for image in found["images"]}
             self.classes = {str(each["name"]): each["id"] for each in found["categories"]}
