@@ -53,6 +53,7 @@ def continued(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from app.data.corpus.chat_template import ChatTemplate
+    from app.data.date import check_date
     from app.tasks.pretrained import load_model, loading
     from app.tasks.vocabulary import check_vocabulary
 
@@ -64,7 +65,9 @@ def continued(
     network: Any = load_model(AutoModelForCausalLM, model).eval()
     network.to(device)
     check_vocabulary(model, network.config, tokenizer)
-    template = ChatTemplate(tokenizer, data.get("date", ""))
+    date = str(data.get("date") or "")
+    check_date(date)
+    template = ChatTemplate(tokenizer, date)
     for start in range(0, len(rows), batch):
         ids = [_prompt(template, rows, column, row) for row in range(start, min(start + batch, len(rows)))]
         read = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
