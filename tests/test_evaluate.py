@@ -387,6 +387,13 @@ def test_a_language_model_goes_on_with_prompts(writer, tmp_path):
     found = tokenizer.decode(model.generate(ids, max_new_tokens=5)[0, ids.shape[1] :], skip_special_tokens=True)
     lines = [json.loads(line)["prediction"] for line in (tmp_path / "c.jsonl").read_text().splitlines()]
     assert lines == [found, found]
+    # Messages are read as in training.
+    (tmp_path / "a.jsonl").write_text(2 * f"{json.dumps({'messages': [{'from': 'human', 'value': 'x'}]})}\n")
+    assert app(["predict", str(copy), *words, str(tmp_path / "d.jsonl")]) == 0
+    assert (tmp_path / "d.jsonl").read_text() == (tmp_path / "c.jsonl").read_text()
+    (tmp_path / "a.jsonl").write_text(2 * f"{json.dumps({'messages': [{'role': 'narrator', 'content': 'x'}]})}\n")
+    with pytest.raises(UserError, match=r"--text messages: message 0 of row 0 .* has the role 'narrator'"):
+        app(["predict", str(copy), *words, str(tmp_path / "e.jsonl")])
 
 
 @pytest.fixture(scope="module")

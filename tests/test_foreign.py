@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
+from app.checkpoints.store import CheckpointStore
 from app.commands import FOLDER, summaries
 from app.commands.export import model_card
 from app.commands.plot import command as plot
 from app.commands.runs import command as runs
 from app.commands.watch import live
 from app.errors import UserError, printable
+from app.launching.profiles import Profile
 from app.rundir import history, metrics_file
 from app.rundir.foreign import fields_of
 from launching import run
@@ -246,3 +248,23 @@ def test_fields_are_bounded(tmp_path):
     assert fields_of(file) is None
     file.write_text(json.dumps({"a": "x" * 10_000, ESC: 1}))
     assert len(fields_of(file)["a"]) < 5_000 and all(name.isprintable() for name in fields_of(file))
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{", "[" * 100_000, '{"config": []}', '{"config": 1}', b"\xff"])
+def test_a_record_that_no_run_wrote_ends_no_run_that_begins(tmp_path, text):
+    """Its settings are asked for before the folder is looked at."""
+    place = tmp_path / "step-00000004"
+    place.mkdir()
+    (place / "record.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert CheckpointStore(tmp_path, 0, 1).settings() == {}
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, '{"fp16": 1}'])
+def test_a_file_of_deepspeeds_that_holds_something_else_ends_in_one_line(tmp_path, text):
+    (tmp_path / "zero.json").write_text(text)
+    settings = {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "zero.json")},
+    }
+    profile = Profile(tmp_path / "a.yaml", "a", 2, settings)
+    assert any("zero.json: cannot be read" in found for found, _ in profile.troubles)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from app import UserError
+from app.commands.own_folder import PROVE
 from app.commands.prove import command
 from app.commands.prove import trial as trials
 from app.commands.prove.report import Report
@@ -57,12 +58,12 @@ def test_what_cannot_be_asked(monkeypatch, tmp_path, changes, flags, words):
 
 
 def test_an_earlier_report_gives_way_and_nothing_else(tmp_path):
-    folder = command._make_room(tmp_path / "report")
+    folder = PROVE.make_room(tmp_path / "report")
     (folder / "01-cpu").mkdir()
-    assert [path.name for path in command._make_room(folder).iterdir()] == ["report.json"]
+    assert [path.name for path in PROVE.make_room(folder).iterdir()] == ["report.json"]
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     with pytest.raises(UserError, match="it holds something other than a report"):
-        command._make_room(tmp_path / "runs")
+        PROVE.make_room(tmp_path / "runs")
     assert (tmp_path / "runs" / "mine").exists()
 
 

@@ -19,6 +19,8 @@ from app.data.tables.files import READERS
 from app.data.volumes.nifti import ENDINGS as NIFTI
 from app.data.volumes.pairs import LOSSY, PICTURES
 from app.errors import UserError
+from app.tasks.graphs.shape import read_config
+from app.tasks.segmentation.networks import read_card
 from launching import ROOT
 
 CASES = [(name, how) for name in FORMATS for how in HARMS]
@@ -173,3 +175,11 @@ def test_a_zip_file_under_another_name_is_no_text(place, name):
     file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
     with pytest.raises(UserError, match="it is a zip file, as Excel's are too, and no text"):
         FORMATS[name].read(file, folder)
+
+
+@pytest.mark.parametrize("read, name", [(read_config, "config.json"), (read_card, "network.json")])
+@pytest.mark.parametrize("text", ["[]", "1", "{", "[" * 100_000, ""])
+def test_files_of_models_that_hold_something_else_are_named(read, name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=rf"--model .*{name}: cannot be read"):
+        read(str(tmp_path))

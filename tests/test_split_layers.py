@@ -1,5 +1,6 @@
 """What can be split and what cannot, and how much one process then holds; tests/laws/test_tensor_parallel.py trains."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from transformers import (
 
 from app import UserError
 from app.commands.plan.pretended_split import cuts_of
-from app.distributed import accelerator
+from app.distributed import supported
 from app.distributed.accelerator import Accelerator
 from app.distributed.tensor_parallel.between_layers import BetweenLayers
 from app.distributed.tensor_parallel.layers import cuts, split_model
@@ -146,17 +147,19 @@ def test_a_mesh_of_another_size_is_refused_with_numbers(monkeypatch):
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}_SIZE", str(size))
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("WORLD_SIZE", "6")
-    with pytest.raises(UserError, match=r"tp_size 2 and dp_shard_size 2 .* for 4 processes, and 6 were started"):
-        accelerator._check_mesh()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    with pytest.raises(UserError, match="a mesh of 4 for 6 processes: start 4 processes, or change the sizes"):
+        supported.check(supported.of_environment(on_cpu=True))
     monkeypatch.setenv("WORLD_SIZE", "4")
-    accelerator._check_mesh()
+    supported.check(supported.of_environment(on_cpu=True))
 
 
 def test_fp16_and_compiling_are_refused_where_layers_are_split():
-    known = {"device": torch.device("cuda"), "mixed_precision": "fp16", "gradient_accumulation_steps": 1}
-    with pytest.raises(UserError, match=r"fp16: its loss scale does not work under tp_size"):
-        Accelerator._check_settings(SimpleNamespace(**known, ranks_per_data_rank=2))
-    Accelerator._check_settings(SimpleNamespace(**known, ranks_per_data_rank=1))
+    asked = supported.Asked(2, on_cpu=False, engine="", precision="fp16", mesh=supported.Mesh(tp=2))
+    with pytest.raises(UserError, match=r"fp16 under tp_size: its loss scale does not work there"):
+        supported.check(asked)
+    supported.check(dataclasses.replace(asked, mesh=supported.Mesh(dp_replicate=2)))
     with pytest.raises(UserError, match=r"cannot be compiled yet: take dynamo_config out of the profile"):
         Accelerator._split_layers(SimpleNamespace(compiles=True), llama())
 
@@ -205,6 +208,6 @@ def test_plan_counts_the_weights_of_one_process(tmp_path, rows):
 def test_exact_mode_needs_slices_and_a_mesh_its_processes(tmp_path):
     words = ["--data.path", tmp_path, "--run.dir", tmp_path / "run", "--run.trackers"]
     recipe = PROFILES.parent / "recipes" / "cls.py"
-    for count, more, said in ((2, ["--run.exact", "true"], "give --run.slices 2"), (4, [], "and 4 were started")):
+    for count, more, said in ((2, ["--run.exact", "true"], "give --run.slices 2"), (4, [], "a mesh of 2 for 4")):
         found = run_warm(launcher_words(PROFILES / "tp_cpu.yaml", count, recipe, *words, *more))
         assert found.status and said in found.output, found.output

@@ -26,10 +26,20 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: the record cannot be read, or is damaged. Damaged later scores are left out.
     """
-    record, later = json.loads((folder / RECORD).read_text()), {}
+    record, later = _fields(folder / RECORD), {}
     with contextlib.suppress(FileNotFoundError, ValueError):
-        later = json.loads((folder / SCORES).read_text())
+        later = _fields(folder / SCORES)
     return {**record, **{name: later[name] for name in _LATER if name in later}}
+
+
+def _fields(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is not the record that was written")
+    return found
 
 
 def later_fields(folder: Path, record: dict[str, Any]) -> dict[str, Any]:

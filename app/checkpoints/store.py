@@ -17,11 +17,12 @@ from app.checkpoints.retention import Retention
 from app.distributed import collectives
 from app.errors import UserError
 from app.rundir import atomic
+from app.rundir.foreign import section
 
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
-_DRAFT = re.compile(rf"{_NAME.pattern}(\.[0-9a-f]{{16}})?\.tmp")
+_DRAFT = re.compile(_NAME.pattern + atomic.DRAFT)
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class CheckpointStore:
         """Return the settings of the newest checkpoint whose record can be read; empty if there is none."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
-                return dict(record.read(self.path(step)).get("config", {}))
+                return section(record.read(self.path(step)), "config")
         return {}
 
     def improves(self, step: int, metrics: dict[str, float], saving: dict[str, float]) -> bool:

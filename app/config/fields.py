@@ -102,7 +102,8 @@ def when_begun(config: Any, before: dict) -> dict[str, Any]:
     """
     had = flatten(before)
     makers = {name: field.metadata.get("when_begun") for name, field, value in each_field(config) if not value}
-    return {name: had.get(name) or make() for name, make in makers.items() if make}
+    made = {name: make() for name, make in makers.items() if make}
+    return {name: kept if (kept := had.get(name)) and type(kept) is type(new) else new for name, new in made.items()}
 
 
 def put(config: Any, fields: dict, values: dict[str, Any]) -> None:

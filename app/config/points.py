@@ -1,10 +1,9 @@
 """Points of a schedule: places in a run, each with a factor of the peak learning rate."""
 
 import re
-import zlib
 from typing import NamedTuple
 
-from app.config.text_files import open_text, why
+from app.config.text_files import UNREADABLE, open_text, why
 from app.errors import UserError
 
 _POINT = re.compile(r"\s*([\d.]+)(%?)\s*[:,\s]\s*([\d.]+(?:[eE][-+]?\d+)?)\s*")
@@ -51,7 +50,7 @@ def read(words: tuple[str, ...]) -> tuple[str, ...]:
     try:
         with open_text(words[0]) as stream:
             lines = stream.read().split("\n")
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+    except UNREADABLE as error:
         raise UserError(
             f"--optim.points {words[0]}: {why(error)}: give points, such as 0:0 10%:1 100%:0, or a file with one in "
             "each line"

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import io
+import zlib
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -13,6 +14,8 @@ LONGEST = 100
 ZIP = b"PK\x03\x04"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """The bytes that such files begin with."""
+UNREADABLE = (OSError, ValueError, EOFError, zlib.error)
+"""What opening and reading a text file raise where it cannot be read."""
 
 
 def open_text(file: str | Path, newline: str | None = None) -> TextIO:

@@ -117,7 +117,7 @@ def using_cache() -> Iterator[None]:
     except UserError:  # of a file that cannot be read, for example, for want of a permission too
         raise
     except Exception as error:
-        if not isinstance(error, UserError) and (cause := cannot_write(error)):
+        if cause := cannot_write(error):
             raise UserError(
                 f"cannot write to the data cache {datasets.config.HF_DATASETS_CACHE} ({cause.strerror}): make room, or "
                 "set HF_DATASETS_CACHE to a folder that can be written"

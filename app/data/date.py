@@ -10,6 +10,11 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
+def in_words(date: str) -> str:
+    """Say that a chat template writes a date, for the first lines of a run."""
+    return f"the chat template writes a date: {date} (--data.date)"
+
+
 def check_date(date: str) -> None:
     """Raise a UserError if --data.date is no date."""
     try:

@@ -7,17 +7,16 @@ import logging
 import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from app.config.text_files import UNREADABLE, why
 from app.config.text_files import open_text as open_text  # for the readers of data
-from app.config.text_files import why
 from app.data.cache import cannot_write
 from app.errors import UserError
 
-DAMAGE = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+DAMAGE = (*UNREADABLE, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 """What readers raise for files that are cut, damaged, of another format, folders, or may not be read.
 
 Libraries with further errors of their own name them to `reading`.
@@ -51,6 +50,14 @@ def read_json(flag: str, file: str | Path) -> Any:
     """Return what a json file holds; raises as `read_text`."""
     with reading(flag, file, RecursionError):
         return json.loads(read_text(flag, file))
+
+
+def read_fields(flag: str, file: str | Path) -> dict[str, Any]:
+    """Return the fields of a json file that is one object; raises as `read_text`."""
+    found = read_json(flag, file)
+    if not isinstance(found, dict):
+        raise unreadable(flag, str(file), ValueError(f"it holds {found!r:.60}, and no object with fields"))
+    return found
 
 
 def read_whole(file: str | Path) -> str:

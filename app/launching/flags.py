@@ -5,14 +5,13 @@ import functools
 import inspect
 import re
 import sys
-import zlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
 
 from app.config import as_flag, check_numbers, each_field, flatten
-from app.config.text_files import open_text, why
+from app.config.text_files import UNREADABLE, open_text, why
 from app.errors import UserError
 from app.launching import other_names
 from app.launching.dropped_output import outlive_readers
@@ -225,7 +224,7 @@ def read_yaml(flag: str, path: str, advice: str = "") -> Any:
             return yaml.safe_load(stream.read())
     except OSError as error:
         raise UserError(f"{flag} {path}: {error.strerror or error}{advice}") from None
-    except (yaml.YAMLError, ValueError, EOFError, zlib.error, RecursionError) as error:
+    except (yaml.YAMLError, *UNREADABLE, RecursionError) as error:
         raise UserError(f"{flag} {path} is not YAML: {why(error)}") from None
 
 

@@ -278,13 +278,14 @@ def _of_deepspeed_file(profile: Profile, name: str | None) -> Iterator[tuple[str
         return
     try:
         settings = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        fp16 = (settings.get("fp16") or {}).get("enabled")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         yield f"deepspeed_config_file {name}: cannot be read ({error})", "correct its path, which is from here"
         return
     for section in ("optimizer", "scheduler"):
         if section in settings:
             yield f"{section} in {name}: --optim chooses it", "take it out of that file"
-    if (settings.get("fp16") or {}).get("enabled") is True:
+    if fp16 is True:
         yield f"fp16 in {name}: DeepSpeed's engine skips steps by itself", "take bf16 or no"
 
 

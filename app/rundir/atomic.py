@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _RANDOM = 8  # bytes in the name of a draft
+DRAFT = rf"(\.[0-9a-f]{{{2 * _RANDOM}}})?\.tmp"
+"""How the name of a draft goes on after that of its file, as a regular expression. Earlier versions drew nothing."""
 
 
 def draft_of(path: Path) -> Path:
@@ -21,11 +23,8 @@ def draft_of(path: Path) -> Path:
 
 
 def drafts_of(path: Path) -> list[Path]:
-    """List the drafts of a file or folder that are there: of this process, of others, or of some that were killed.
-
-    Earlier versions left out the random part of the name.
-    """
-    name = re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{{2 * _RANDOM}}})?\.tmp")
+    """List the drafts of a file or folder that are there: of this process, of others, or of some that were killed."""
+    name = re.compile(re.escape(path.name) + DRAFT)
     try:
         return [other for other in path.parent.iterdir() if name.fullmatch(other.name)]
     except OSError:

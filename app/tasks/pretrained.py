@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app.data.images.processor import ImageProcessor
-from app.data.reading import read_json
+from app.data.reading import read_fields, read_json
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed import made_once
 from app.distributed.environment import is_main_process
@@ -108,7 +108,7 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
 
     with loading(name):
         padding = {key: settings[key] for key in ("pad_token_id",) if key in settings}
-        config = AutoConfig.from_pretrained(name, **padding)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **padding)
     check_ids(name, config, config)
 
     def load() -> "PreTrainedModel":
@@ -258,7 +258,7 @@ def _reason(name: str, part: str, error: Exception) -> str:
     if told := _damaged_json(folder):
         return f"{told}: copy or download it again"
     if (folder / ADAPTERS).is_file() and not _has(folder, "configuration"):
-        base = read_json("--model", folder / ADAPTERS).get("base_model_name_or_path")
+        base = read_fields("--model", folder / ADAPTERS).get("base_model_name_or_path")
         return (
             f"this folder holds adapters alone ({ADAPTERS}), for the model {base}. Merge both into a whole model, as "
             f"docs/lm.md says under Adapters, and give that; or give --model {base}"

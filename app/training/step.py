@@ -105,7 +105,7 @@ class CurrentStep:
         return [] if self.skipped else self.metrics.losses
 
     @property
-    def counts(self) -> bool:
+    def took_effect(self) -> bool:
         """Tell whether weights have been updated, in this very step."""
         return bool(self.made) and not self.skipped
 

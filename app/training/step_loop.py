@@ -70,7 +70,7 @@ class StepLoop:
     @property
     def steps_counted(self) -> int:
         """Return the number of steps that have updated weights: those that were left out do not count."""
-        here = self.current is not None and self.current.open and self.current.counts
+        here = self.current is not None and self.current.open and self.current.took_effect
         return self.start.made + self._made_here + here
 
     @property
@@ -216,7 +216,7 @@ class StepLoop:
             step.before.keep(optimizer, averages.remember(optimizer))
         optimizer.step()
         if self.services.accelerator.scaler is not None and cast(AcceleratedOptimizer, optimizer).step_was_skipped:
-            return self.settings.nonfinite != "skip"
+            return self.settings.nonfinite != "skip"  # else the scaler leaves out this update alone, as always
         step.made.append(optimizer)
         averages.update(self.steps_counted, optimizer)
         return True
@@ -283,7 +283,7 @@ class StepLoop:
             return
         if step.skipped:
             step.put_back()  # what came after run.step belongs to the step too
-        self._made_here += int(step.counts)
+        self._made_here += int(step.took_effect)
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
             self.patience.note(step.number, step.scores, self._triggers.may_be_best(step.number))

@@ -29,6 +29,8 @@ from app.rundir import room
 from app.rundir.foreign import section
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     from app.checkpoints.store import CheckpointStore
     from app.rundir.history import History
 
@@ -113,13 +115,16 @@ def _explained(target: Path, needed: int, place: Path) -> Iterator[None]:
         raise UserError(f"{target}: nothing is exported: {room.why(error)}{room.lacking(needed, place)}") from None
 
 
-def _bytes_of(state: Path) -> int:
-    """Return the size of the weights in a checkpoint."""
+def _weights_in(state: Path) -> list["TensorStorageMetadata"]:
+    """Describe the weights in a checkpoint, without reading them."""
     from app.checkpoints.safe_reader import StateReader
 
-    entries = StateReader(state).read_entries()
-    weights = [entry for name, entry in entries.items() if name.startswith("models.0.")]
-    return sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in weights)
+    return [entry for name, entry in StateReader(state).read_entries().items() if name.startswith("models.0.")]
+
+
+def _bytes_of(state: Path) -> int:
+    """Return the size of the weights in a checkpoint."""
+    return sum(entry.size.numel() * entry.properties.dtype.itemsize for entry in _weights_in(state))
 
 
 def _steps(options: Options, checkpoints: "CheckpointStore") -> list[int]:
@@ -151,14 +156,11 @@ def _in_words(steps: list[int]) -> str:
 
 
 def _say_what(options: Options, steps: list[int], state: Path, target: Path | None) -> None:
-    from app.checkpoints.safe_reader import StateReader
     from app.commands.export import upload
 
-    entries = StateReader(state).read_entries()
-    weights = {name: entry for name, entry in entries.items() if name.startswith("models.0.")}
-    count = sum(entry.size.numel() for entry in weights.values())
-    amount = size(_bytes_of(state))
-    print(f"{_in_words(steps).lower()} of {options.run}: {count:,} numbers in {len(weights)} tensors, {amount}")
+    tensors = _weights_in(state)
+    count, amount = sum(entry.size.numel() for entry in tensors), size(_bytes_of(state))
+    print(f"{_in_words(steps).lower()} of {options.run}: {count:,} numbers in {len(tensors)} tensors, {amount}")
     if target:
         print(f"would write {target}")
     if options.push:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from app.commands.predict import tables
-from app.data.boxes.files import load_json
-from app.data.reading import reading
+from app.data.reading import read_fields, reading
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,8 +108,8 @@ class Ids:
         self.classes = {name: place for place, name in enumerate(names, 1)}
         if not file:
             return
+        found = read_fields("--annotations", file)
         with reading("--annotations", file, KeyError, TypeError, advice="give a file in COCO's format"):
-            found = load_json(Path(file))
             self._images = {Path(str(image["file_name"])).name: image["id"] for image in found["images"]}
             self.classes = {str(each["name"]): each["id"] for each in found["categories"]}
         if lost := [name for name in names if name not in self.classes]:

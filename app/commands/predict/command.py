@@ -218,7 +218,7 @@ def _classes(
     if task == WRITES:
         given = options.text or tuple(name for name in PROMPTS if name in rows.column_names)[:1] or PROMPTS[:1]
         (column,) = _inputs(rows, given, "text", data, "")
-        found = written.continued(model, rows, column, options.batch, options.tokens)
+        found = written.continued(model, rows, column, data, options.batch, options.tokens)
     elif task == TEXTS:
         inputs = _texts(rows, _inputs(rows, options.text, "text", data, "source"))
         found = written.texts(model, inputs, data, options.batch)

@@ -61,7 +61,7 @@ def main(options: Options, flags: list[str]) -> int:
         UserError: an option is wrong, or the reference fails.
     """
     chains = _check(options, flags)
-    folder = _make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
+    folder = PROVE.make_room(Path(options.report or f"runs/prove-{options.recipe.stem}"))
     from app.commands.output import write_json
     from app.commands.prove import chart
 
@@ -131,8 +131,3 @@ def _check(options: Options, flags: list[str]) -> list["Chain"]:
         profile.check()
     chains = [Chain([(profile, options.steps)]) for profile in alone]
     return [*chains, draw(across, options.steps, options.seed)] if across else chains
-
-
-def _make_room(folder: Path) -> Path:
-    """Make the report's folder. An earlier report in it is deleted; anything else is refused."""
-    return PROVE.make_room(folder)

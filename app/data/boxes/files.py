@@ -134,5 +134,5 @@ def load_json(file: Path) -> Any:
     Raises:
         ValueError: it is none; the message names it.
     """
-    with naming(file):
+    with naming(file, RecursionError):
         return json.loads(read_whole(file))

@@ -23,11 +23,9 @@ class ImageFiles:
         Raises:
             ValueError: it is in none of the folders.
         """
-        own = None
         for dropped, path in _readings(name):
-            if self._dropped in (None, dropped) or not dropped:
-                own = own or self._at(path)
-            if own is not None:
+            may_be = self._dropped in (None, dropped) or not dropped
+            if may_be and (own := self._at(path)) is not None:
                 self._dropped = dropped or self._dropped
                 return own
         looked = ", ".join(map(str, self.folders))

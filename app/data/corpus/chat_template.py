@@ -55,9 +55,14 @@ class ChatTemplate:
         self._tools: list[dict] = []
 
     @property
+    def written_date(self) -> str:
+        """Return the date that it writes; empty if it writes none."""
+        return self.date if self.asks_for_date else ""
+
+    @property
     def identity(self) -> tuple[str, str]:
         """Return what decides about texts that it writes."""
-        return self.source, self.date if self.asks_for_date else ""
+        return self.source, self.written_date
 
     def with_tools(self, value: Any, where: Callable[[], str]) -> "ChatTemplate":
         """Return the template for a row that has this in its column of tools.

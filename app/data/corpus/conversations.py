@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.messages import FLAG, WANTED, is_learnt, is_left_out, messages_of, place_of
-from app.data.tables.columns import is_list, name_of
+from app.data.tables.columns import is_list, is_mixed, name_of
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def check_conversations(table: "Dataset", name: str) -> None:
     """Raise a UserError if a column has no lists, or lists of something that cannot be messages."""
     kind = table.data.schema.field(name).type
     # Rows of several types are checked one by one.
-    mixed = isinstance(kind, _extension()) or (is_list(kind) and isinstance(kind.value_type, _extension()))
+    mixed = is_mixed(kind) or (is_list(kind) and is_mixed(kind.value_type))
     if not mixed and name not in columns_of_messages(table):
         raise UserError(f"{FLAG} {name} of {name_of(table)} holds {table.features[name]}: {WANTED}")
 
@@ -37,12 +37,6 @@ def columns_of_messages(table: "Dataset") -> list[str]:
             keys = {field.name for field in column.type.value_type}
             found += [column.name] if {"role", "content"} <= keys or {"from", "value"} <= keys else []
     return found
-
-
-def _extension() -> type:
-    import pyarrow
-
-    return pyarrow.BaseExtensionType
 
 
 def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> Segments:

@@ -8,7 +8,7 @@ from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.messages import TOOLS
 from app.data.corpus.shorter import block_sizes
-from app.data.date import check_date
+from app.data.date import check_date, in_words
 from app.data.tables.columns import name_of
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.lm_tokenizer import tokenizer_of
@@ -97,7 +97,7 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
     if unlearnt := sum(blocks.documents.unlearnt for blocks in read):
         parts.append(f"nothing is learnt of {unlearnt:,} conversations without a message of the assistant to learn")
     if train.documents.date:
-        parts.append(f"the chat template writes a date: {train.documents.date} (--data.date)")
+        parts.append(in_words(train.documents.date))
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 

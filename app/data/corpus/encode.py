@@ -139,7 +139,7 @@ def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key:
     learnt = done.data.column("supervised").chunks if config.messages else []
     return {
         "unlearnt": sum(_count_unlearnt(chunk) for chunk in learnt),
-        "date": template.date if config.messages and template.asks_for_date else "",
+        "date": template.written_date if config.messages else "",
         "files": [Path(part["filename"]).name for part in done.cache_files],
         "documents": int(np.count_nonzero(filled & starts)),
         "tokens": sum(len(chunk.values) for chunk in lists),

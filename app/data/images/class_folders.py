@@ -230,7 +230,7 @@ def _table(path: str, name: str, split: Split, names: list[str], folder: Path) -
     kinds: dict[str, Any] = {"image": datasets.Image()}
     kinds |= {"label": datasets.ClassLabel(names=names)} if names else {}
     files = sorted(os.path.join(os.path.abspath(path), *split.base, *parts) for parts in split.images)
-    table = datasets.Dataset.from_generator(
+    return datasets.Dataset.from_generator(
         image_rows,
         features=datasets.Features(kinds),
         cache_dir=str(folder),
@@ -242,7 +242,6 @@ def _table(path: str, name: str, split: Split, names: list[str], folder: Path) -
         fingerprint=key_of("images", VERSION, folder.name, name, *names, *files),
         split=datasets.NamedSplit(name),
     )
-    return table
 
 
 def image_rows(files: Sequence[str], base: str, named: bool) -> Iterator[dict[str, Any]]:

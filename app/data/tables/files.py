@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from datasets import DatasetBuilder
 
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+READERS |= dict.fromkeys((".conll", ".conllu", ".iob", ".bio"), "conll")
+"""From the extension of a file to its reader."""
 TABLE = "table"
 """What TableData.txt says if .txt files are tables."""
-READERS |= dict.fromkeys((".conll", ".conllu", ".iob", ".bio"), "conll")
-"""From the extension of a file to the reader of datasets."""
-
-
 TAKEN = {
     "boxes": "COCO's json file, YOLO's data.yaml or obj.data, a folder with one of these or with Pascal VOC's xml "
     "files, and tables (json, jsonl and parquet)",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 VERSION = 1
 """Part of the cache's key: raise it when the rows change."""
 ROWS_AT_ONCE = 1000
+WANTED = 'give a record, such as {"text": ..., "label": ...}'
 _SPACE = re.compile(r"\s*")
 
 Record = tuple[str, dict[str, Any]]
@@ -34,7 +35,7 @@ Kind = Any
 """What a column holds, as a feature of datasets; of objects, a dictionary of their keys' kinds."""
 
 
-def read_json(flag: str, path: str, files: Mapping[str, list[str]], folder: Path) -> "dict[str, Dataset]":
+def read_json_tables(flag: str, path: str, files: Mapping[str, list[str]], folder: Path) -> "dict[str, Dataset]":
     """Read json files, those of each split, into tables that a folder keeps.
 
     Raises:
@@ -247,7 +248,7 @@ def _of_list(found: list) -> Iterator[Record]:
         if isinstance(item, str):
             item = {"text": item}
         if not isinstance(item, dict):
-            raise ValueError(f'{place} is {_shown(item)}: give a record, such as {{"text": ..., "label": ...}}')
+            raise ValueError(f"{place} is {_shown(item)}: {WANTED}")
         yield place, item
 
 
@@ -260,7 +261,7 @@ def _of_lines(lines: Iterable[str]) -> Iterator[Record]:
         except ValueError as error:
             raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
         if not isinstance(record, dict):
-            raise ValueError(f'line {number} is {_shown(record)}: give a record, such as {{"text": ..., "label": ...}}')
+            raise ValueError(f"line {number} is {_shown(record)}: {WANTED}")
         yield f"line {number}", record
 
 

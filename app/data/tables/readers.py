@@ -12,7 +12,7 @@ from app.data.reading import explained, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of, unknown_format
-from app.data.tables.json_files import read_json
+from app.data.tables.json_files import read_json_tables
 from app.data.tables.parquet_files import read_parquet
 from app.data.tables.text_files import table_of
 from app.errors import UserError
@@ -55,7 +55,7 @@ def read_files(
                 raise damaged(flag, [file for names in group.values() for file in names], options) or error from None
         return with_numbers(_in_order(tables, files), words)
     if reader == "json":
-        return read_json(flag, path, files, folder)
+        return read_json_tables(flag, path, files, folder)
     return read_parquet(flag, path, files, folder)
 
 

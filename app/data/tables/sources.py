@@ -248,11 +248,8 @@ def open_source(
     path = " ".join(paths)
     if not path:
         raise UserError(f"{flag} is empty: give builtin:NAME, a Hub data set id, a folder or files")
-    if txt == "boxes" and (tables := box_tables(flag, paths)):
-        return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
-    plain = txt in ("file", "images") and not name and not columns
-    if plain and (found := image_tables(flag, path, strict=txt == "images")):
-        return Source(flag, path, found.tables, [f"{os.path.realpath(path)} "], is_running_text=False, note=found.note)
+    if source := _images_with_labels(flag, paths, path, txt, is_plain=not name and not columns):
+        return source
     builtin, is_file = path.startswith("builtin:"), len(paths) > 1 or is_file_name(path)
     if name and (is_file or builtin):
         raise UserError(f"--data.name {name} names a configuration, but {path} has none: leave the flag out")
@@ -272,10 +269,7 @@ def open_source(
         path = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         tables = read_files(flag, path, {"train": files}, cache_of(files), columns, txt, words)
     elif builtin:
-        if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
-            raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
-        loaded = load()
-        tables = loaded if isinstance(loaded, dict) else {"train": loaded}
+        tables = _builtin(flag, path)
     elif splits:
         every = [file for names in splits.values() for file in names]
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)
@@ -294,3 +288,24 @@ def open_source(
     places = [os.path.realpath(file) for file in files] or [f"{whole} {name}"]
     is_running_text = next(iter(tables.values())).column_names == COLUMNS
     return Source(flag, path, tables, places, is_running_text, faults)
+
+
+def _images_with_labels(flag: str, paths: Sequence[str], path: str, txt: str, is_plain: bool) -> Source | None:
+    """Open images whose classes or boxes stand in the names of folders or in files of their own; none of tables.
+
+    Args:
+        is_plain: neither a configuration nor columns are named, as only data sets and tables have them.
+    """
+    if txt == "boxes" and (tables := box_tables(flag, paths)):
+        return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
+    if is_plain and txt in ("file", "images") and (found := image_tables(flag, path, strict=txt == "images")):
+        place = f"{os.path.realpath(path)} "  # as of other folders, with the name of no configuration
+        return Source(flag, path, found.tables, [place], is_running_text=False, note=found.note)
+    return None
+
+
+def _builtin(flag: str, path: str) -> "dict[str, Dataset]":
+    if (load := BUILTINS.get(path.removeprefix("builtin:"))) is None:
+        raise UserError(f"{flag} {path}: no such builtin data; there are builtin:{', builtin:'.join(BUILTINS)}")
+    loaded = load()
+    return loaded if isinstance(loaded, dict) else {"train": loaded}

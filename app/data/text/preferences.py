@@ -9,8 +9,8 @@ from app.data.config import PreferenceData
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.corpus.messages import TOOLS
-from app.data.date import check_date
-from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_text, name_of, row_name
+from app.data.date import check_date, in_words
+from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.lm_tokenizer import tokenizer_of
@@ -98,7 +98,7 @@ def _is_chat(table: "Dataset", name: str) -> bool:
     import pyarrow
 
     kind = table.data.schema.field(name).type
-    return is_list(kind) or pyarrow.types.is_struct(kind) or isinstance(kind, pyarrow.BaseExtensionType)
+    return is_list(kind) or pyarrow.types.is_struct(kind) or is_mixed(kind)
 
 
 def own_tokenizer(table: "Dataset", config: PreferenceData, kind: str, vocab: int) -> "PreTrainedTokenizerBase":
@@ -162,7 +162,7 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
         encoded_once(
             table, list(dict.fromkeys([*columns.values(), *tools])), encoded, text_features(has_labels=True), path, key
         )
-    date = template.date if chats and template.asks_for_date else ""
+    date = template.written_date if chats else ""
     pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats, date)
     if not len(pairs):
         raise UserError(
@@ -217,7 +217,7 @@ def describe(
             + (f" (--data.prompt names another; not used are {unused})" if unused else "")
         )
     if train.date:
-        parts.append(f"the chat template writes a date: {train.date} (--data.date)")
+        parts.append(in_words(train.date))
     more = tables.describe_others({name: _amount(pairs) for name, pairs in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 

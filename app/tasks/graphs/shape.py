@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.config import setting
-from app.data.reading import read_json
+from app.data.reading import read_fields
 from app.errors import UserError
 from app.tasks.from_scratch import check_dropout
 
@@ -66,5 +66,5 @@ class Shape:
 def read_config(folder: str) -> dict[str, Any] | None:
     """Read config.json of a network that recipes/graph.py has written; None if it is none."""
     file = Path(folder) / CONFIG
-    found = read_json("--model", file) if file.is_file() else {}
+    found = read_fields("--model", file) if file.is_file() else {}
     return found if found.get("model_type") == KIND else None

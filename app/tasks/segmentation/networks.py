@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.export import CARD
-from app.data.reading import read_json
+from app.data.reading import read_fields
 from app.errors import UserError
 from app.tasks.pretrained import check_images, head_of, load_model, loading
 
@@ -38,7 +38,7 @@ def read_card(folder: str) -> dict[str, Any] | None:
     and their `colours`, [classes, 3], or null.
     """
     file = Path(folder) / CARD
-    return read_json("--model", file) if file.is_file() else None
+    return read_fields("--model", file) if file.is_file() else None
 
 
 def checked_card(folder: str) -> dict[str, Any]:
