@@ -46,7 +46,7 @@ class Card:
 def use_of(model: nn.Module, given: str) -> str:
     """Return how a finished model is used: as the recipe says, or how a module that is no library's is loaded."""
     (plain,) = naming.plain([model])
-    return given or ("" if hasattr(plain, "save_pretrained") else f"{LOADS}  # network: as the recipe builds it")
+    return given or ("" if hasattr(plain, "save_pretrained") else LOADS)
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
