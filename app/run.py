@@ -209,6 +209,7 @@ class Run:
         optimizers = self.optimizers  # first, for its error where the run is not open
         where = odd_parameters.Where(self.accelerator.num_processes, self.accelerator.is_fsdp2, self.config.exact)
         odd_parameters.check(model, where)
+        odd_parameters.give_memory(model)
         settings = None
         if isinstance(optim, OptimConfig):
             rate = self._asked.config.optim.lr if optim.lr is None else optim.lr

@@ -124,6 +124,28 @@ def test_no_link_is_followed(tmp_path, name, resumed):
     assert snapshot(outside) == before
 
 
+@pytest.mark.parametrize("part", [".", "state", "state/.metadata", "record.json"])
+def test_no_link_in_a_checkpoint_is_followed(tmp_path, part):
+    """Nor is a checkpoint that lies elsewhere."""
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    train(run, stop_at=4)
+    place = next((run / "checkpoints").iterdir()) / part
+    place.rename(outside)
+    place.symlink_to(outside)
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match=rf"checkpoints/{place.relative_to(run / 'checkpoints')} is a link"):
+        train(run)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_file_that_is_called_as_the_model_is_kept(tmp_path):
+    train(tmp_path / "run", stop_at=4)
+    (tmp_path / "run" / "model").write_text("mine")
+    train(tmp_path / "run")
+    (kept,) = (tmp_path / "run").glob("model.*.kept")
+    assert kept.read_text() == "mine" and (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
 def test_pictures_and_drafts_follow_no_link(tmp_path):
     """A picture's name may be a link before it is drawn; and the names of drafts cannot be foretold."""
     import numpy as np

@@ -29,7 +29,7 @@ PRIVATE = {
         *("_lazy_init", "_spec", "_is_in_bad_fork", "_get_default_store", "_world", "_set_pg_timeout"),
         *("_C", "_distributed_c10d", "_dump_fr_trace", "_dump_nccl_trace", "_validate_launch_command"),
         *("_check_reducer_finalized", "_prepare_tp", "_fsdp_param_group", "_all_gather_comm", "_param_fqn"),
-        "_training_state",
+        *("_training_state", "_engine_run_backward"),
     },
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
@@ -313,6 +313,20 @@ def test_gradients_that_ddp_has_not_summed_are_named(alone):
 
 
 @canary("torch", "distributed_c10d._get_default_store")
+@canary("torch", "autograd._engine_run_backward")
+def test_torch_asks_before_each_backward_pass():
+    """By whichever name torch.autograd.grad was imported, and where Tensor.backward is given inputs."""
+    grad, asked = torch.autograd.grad, []
+    weight = torch.ones(3, requires_grad=True)
+    with accelerate_patches.before_backward(lambda inputs: asked.extend(inputs)):
+        (found,) = grad(weight.square().sum(), weight, create_graph=True)
+        found.sum().backward(inputs=[weight])
+        weight.sum().backward()
+    assert len(asked) == 2 and all(each is weight for each in asked)
+    grad(weight.sum(), weight)
+    assert len(asked) == 2
+
+
 def test_the_store_of_the_process_group(alone):
     accelerate_patches.store().set("canary", "sings")
     assert accelerate_patches.store().get("canary") == b"sings"

@@ -84,10 +84,12 @@ def lies_inside(name: str) -> bool:
 def foreign_to(folder: Path, known: Iterable[str]) -> str:
     """Return the name of something in a folder that is none of its own files, or of a link; empty if all are its own.
 
+    Where the folder is a link itself, or a file, that is its own name.
+
     Args:
         known: the names of the folder's own files, relative to it.
     """
-    if folder.is_symlink():
+    if folder.is_symlink() or not folder.is_dir():
         return folder.name
     files = {folder / name for name in known}
     own = files.union(*(file.parents for file in files)) if files else set()

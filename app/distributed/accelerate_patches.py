@@ -201,6 +201,26 @@ def start_fsdp(model: nn.Module) -> None:
     cast("FSDPModule", model)._get_fsdp_state()._lazy_init()
 
 
+@contextmanager
+def before_backward(check: Callable[[Any], None]) -> Iterator[None]:
+    """Have torch (2.11 to 2.13) pass what gradients are asked for to a function, before a backward pass in this block.
+
+    That is what torch.autograd.grad, by whichever name it was imported, and Tensor.backward are given as inputs.
+    """
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def checked(outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **known: Any) -> Any:
+        check(inputs)
+        return run(outputs, gradients, keep, create, inputs, *args, **known)
+
+    autograd._engine_run_backward = checked
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run
+
+
 class _Watched:
     """FSDP2's gathering of a layer's weights (torch 2.11 to 2.13), which tells before it begins."""
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from app.distributed import naming
 from app.distributed.environment import gpus_here, is_main_process
@@ -128,16 +129,28 @@ def layer_classes(model: nn.Module, asked: set[str]) -> set[str]:
 
 @contextmanager
 def shared_weights_kept(model: nn.Module) -> Iterator[None]:
-    """Refuse if the block splits a weight that modules share, as torch 2.13 does if they are in two FSDP groups."""
+    """Refuse if the block splits a weight that modules share, as torch 2.13 does if they are in two FSDP groups.
+
+    It splits it in silence; but if the modules that share it are one and the same, it fails.
+    """
     before = naming.shared_names(model)
-    yield
-    after = naming.shared_names(model)
-    lost = [f"{name} and {first}" for name, first in before.items() if name not in after]
+    try:
+        yield
+    except TypeError:
+        (plain,) = naming.plain([model])
+        split = [name for name in before if isinstance(plain.get_parameter(name), DTensor)]
+        if not split:
+            raise
+        lost = split
+    else:
+        after = naming.shared_names(model)
+        lost = [name for name in before if name not in after]
     if lost:
         raise UserError(
-            f"FSDP would train {lost[0]}, which are one weight, as two: let fsdp_transformer_layer_cls_to_wrap in the "
-            "profile name classes of which none holds one of them, or set fsdp_auto_wrap_policy: NO_WRAP; on GPUs a "
-            "model without tie_weights also needs fsdp_cpu_ram_efficient_loading: false"
+            f"FSDP would train {lost[0]} and {before[lost[0]]}, which are one weight, as two: let "
+            "fsdp_transformer_layer_cls_to_wrap in the profile name classes of which none holds one of them, or set "
+            "fsdp_auto_wrap_policy: NO_WRAP; on GPUs a model without tie_weights also needs "
+            "fsdp_cpu_ram_efficient_loading: false"
         )
 
 

@@ -4,14 +4,15 @@ FSDP2 frees a layer's whole weights when a backward pass is through it. The back
 gradient in it needs them once more, so they stay until the micro-batch is over.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from app.distributed import accelerate_patches
 from app.distributed.fsdp_calls import is_gathered, is_sharded
 from app.errors import UserError
 
@@ -31,6 +32,10 @@ class InnerGradients:
 
     def watch(self, model: nn.Module) -> None:
         """Keep the weights of a prepared model where that is needed."""
+        for parameter in model.parameters():
+            # FSDP2 computes with whole weights, and gives their shards gradients itself: autograd has none for a shard.
+            if parameter.requires_grad and not is_gathered(parameter):
+                parameter.register_hook(_outside)
         for module in filter(is_sharded, model.modules()):
             self._modules.append(module)
             # Before FSDP2's own hook, so that this one sees a gradient before it.
@@ -68,25 +73,29 @@ class InnerGradients:
                 module.set_reshard_after_backward(False, recurse=False)
 
 
-@contextmanager
-def _shards_refused() -> Iterator[None]:
+def _shards_refused() -> AbstractContextManager[None]:
     """Refuse gradients with respect to shards, which are None or an error: the graph has the whole weights."""
-    grad: Callable[..., Any] = torch.autograd.grad
 
-    def checked(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def check(inputs: Any) -> None:
         if any(isinstance(tensor, Tensor) and not is_gathered(tensor) for tensor in tree_leaves(inputs)):
             raise UserError(f"torch.autograd.grad with respect to a model's weights: {_ADVICE}")
-        return grad(outputs, inputs, *args, **kwargs)
 
-    torch.autograd.grad = checked
-    try:
-        yield
-    finally:
-        torch.autograd.grad = grad
+    return accelerate_patches.before_backward(check)
+
+
+def _outside(_: Tensor) -> NoReturn:
+    raise UserError(f"a loss uses weights outside the model's forward pass: {_ADVICE}")
 
 
 def explained(error: BaseException | None) -> UserError | None:
-    """Return advice for a loss that uses shards next to whole tensors; None for other errors."""
-    if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+    """Return advice for a loss that uses shards, or layers, past the forward pass of the model; None for others."""
+    if not isinstance(error, RuntimeError):
+        return None
+    if "mixed torch.Tensor and DTensor" in str(error):
         return UserError(f"a loss uses weights outside the model's forward pass: {_ADVICE}")
+    if "requires running forward through the root module first" in str(error):
+        return UserError(
+            "a layer was called by itself before the model was, and FSDP2 begins with the whole model: call the model, "
+            "and have its forward call the rest; or take a profile without FSDP"
+        )
     return None

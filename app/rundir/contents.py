@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from app.errors import UserError, printable
@@ -76,11 +77,11 @@ def check(folder: Path, has_checkpoint: bool) -> None:
     """
     if not folder.is_dir():
         return
-    for name in (*FILES, *FOLDERS):
-        if (folder / name).is_symlink():
+    for path in (*(folder / name for name in (*FILES, *FOLDERS)), *_inside_checkpoints(folder)):
+        if path.is_symlink():
             raise UserError(
-                f"--run.dir {folder}: {name} is a link, and a run follows no link out of its folder: remove it, or "
-                "keep the whole folder elsewhere and make the folder itself the link"
+                f"--run.dir {folder}: {printable(str(path.relative_to(folder)))} is a link, and a run follows no link "
+                "out of its folder: remove it, or keep the whole folder elsewhere and make the folder itself the link"
             )
     if is_run(folder, has_checkpoint):
         return
@@ -96,6 +97,14 @@ def check(folder: Path, has_checkpoint: bool) -> None:
         f"--run.dir {folder} holds other things than a run: {shown}{more}{damaged}. Give the name of a new folder, or "
         "move them away; nothing was written there"
     )
+
+
+def _inside_checkpoints(folder: Path) -> Iterator[Path]:
+    """Yield the checkpoints in a folder, and what lies in them."""
+    for checkpoint in (folder / "checkpoints").glob("step-*"):
+        yield checkpoint
+        if not checkpoint.is_symlink():
+            yield from checkpoint.rglob("*")
 
 
 def sweep(folder: Path) -> None:

@@ -102,6 +102,34 @@ def check(model: nn.Module, where: Where) -> None:
                 if oddity.where(where):
                     raise UserError(f"the parameter {name} {oddity.advice.format(shape=_shape(parameter))}")
                 break
+    _check_buffers(model, where)
+
+
+def _check_buffers(model: nn.Module, where: Where) -> None:
+    """Refuse buffers that no checkpoint can hold, or that DDP cannot send to the other processes."""
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if buffer.layout == torch.strided:
+            continue
+        if where.processes > 1 and not where.sharded:
+            raise UserError(
+                f"the buffer {name} is sparse, which DDP cannot send to other processes: register its indices and its "
+                "values, and build the sparse tensor of them in the forward pass"
+            )
+        if name in saved:
+            raise UserError(
+                f"the buffer {name} is sparse, which no checkpoint can hold: register it with persistent=False"
+            )
+
+
+def give_memory(model: nn.Module) -> None:
+    """Give buffers memory of their own that have one number in several places of it, as torch can write none such."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.layout == torch.strided and any(
+                not step and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)
+            ):
+                setattr(module, name, buffer.contiguous())
 
 
 def check_layers(model: nn.Module) -> None:

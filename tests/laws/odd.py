@@ -117,6 +117,30 @@ class Lazy(Plain):
         return self.lazy(x)
 
 
+class Buffered(Plain):
+    """A buffer of another layout, kept with checkpoints or not."""
+
+    def __init__(self, buffer, kept):
+        super().__init__()
+        self.register_buffer("numbers", buffer, persistent=kept)
+
+    def use(self, x, ids):
+        return x @ self.numbers
+
+
+class Common(Plain):
+    """Two layers that have one layer in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[0].common = self.layers[1].common = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, ids):
+        for layer in self.layers:
+            x = layer.common(layer(x))
+        return self.out(x)
+
+
 def of_type(dtype, layer=False):
     """Return a model with one weight, or with all of a layer, of another type."""
     if layer:
@@ -154,6 +178,11 @@ KINDS = {
     "sparse by hand": ByHand,
     "sparse bag by hand": lambda: ByHand(bag=True),
     "lazy": Lazy,
+    "expanded buffer": lambda: Buffered(torch.ones(1).expand(WIDTH, WIDTH), kept=True),
+    "expanded buffer apart": lambda: Buffered(torch.ones(1).expand(WIDTH, WIDTH), kept=False),
+    "sparse buffer": lambda: Buffered(torch.eye(WIDTH).to_sparse(), kept=True),
+    "sparse buffer apart": lambda: Buffered(torch.eye(WIDTH).to_sparse_csr(), kept=False),
+    "a layer in common": Common,
     "one for many": lambda: Strided(torch.zeros(1).expand(WIDTH, WIDTH)),
 }
 # Every one of torch's, by its name.

@@ -15,6 +15,7 @@ MODES = ("ordinary", "exact")
 ALL = (*KINDS, *OPTIMIZERS)
 EVERYWHERE = tuple((layout, mode) for layout in LAYOUTS for mode in MODES)
 SHARDED = tuple(("fsdp2", mode) for mode in MODES)
+UNSHARDED = tuple(("ddp2", mode) for mode in MODES)
 EXACT = tuple((layout, "exact") for layout in LAYOUTS)
 SUMMED = tuple(place for place in EVERYWHERE if place != ("one", "ordinary"))  # all but the plainest
 EMPTY = ("the parameter layers.1.odd has the shape", "freeze it"), SHARDED
@@ -41,6 +42,9 @@ REFUSED = {
     "sparse bag by hand": SPARSE,
     "lazy": (("the parameter lazy.weight has no size yet", "before run.prepare"), SUMMED),
     "one for many": GAPS,
+    "sparse buffer": (("the buffer numbers is sparse", "register"), EVERYWHERE),
+    "sparse buffer apart": (("the buffer numbers is sparse, which DDP cannot send", "build"), UNSHARDED),
+    "a layer in common": (("and layers.0.common.weight, which are one weight, as two", "NO_WRAP"), SHARDED),
     "Adagrad": (("Adagrad keeps numbers about weights from the moment it is made", "AdamW"), SHARDED),
     "Rprop": (("--optim.name Rprop does not work on shards", "AdamW"), SHARDED),
     "SparseAdam": (("--optim.name SparseAdam does not work here", "AdamW"), EVERYWHERE),

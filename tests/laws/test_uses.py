@@ -18,10 +18,15 @@ SHORT = ["--run.steps", STEPS, "--run.eval-every", STOP]
 EXACT = ["--run.exact", "true"]
 # Words of the refusal under FSDP2.
 ORDER = "in step 1, rank 1 {} where rank 0 {}, so FSDP2 would mix up weights or gradients. Have every micro-batch use"
+OF_WEIGHTS = "torch.autograd.grad with respect to a model's weights: under FSDP2 a weight is whole only while"
+OUTSIDE = "a loss uses weights outside the model's forward pass: under FSDP2"
 REFUSED = {
     "parts": "gets its gradient in several parts, of which FSDP2 has reduced the first: give torch.utils.checkpoint",
-    "of-weights": "torch.autograd.grad with respect to a model's weights: under FSDP2 a weight is whole only while",
-    "decayed": "a loss uses weights outside the model's forward pass: under FSDP2",
+    "of-weights": OF_WEIGHTS,
+    "of-weights-unasked": OF_WEIGHTS,
+    "decayed": OUTSIDE,
+    "decayed-whole": OUTSIDE,
+    "decayed-part": OUTSIDE,
     "dropped": ORDER,
     "conditional": ORDER,
     "experts": ORDER,

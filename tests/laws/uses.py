@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.autograd import grad
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from app import OptimConfig, Run, RunConfig, parse
@@ -237,6 +239,26 @@ def decayed(model, x):
     return single(model, x) + 0.01 * sum(parameter.square().sum() for parameter in model.parameters())
 
 
+def of_weights_unasked(model, x):
+    """The same, by the name that many import; what the loss does not depend on is left out."""
+    loss = single(model, x)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    gradients = grad(loss, weights, create_graph=True, allow_unused=True)
+    return loss + 0.1 * sum(gradient.square().sum() for gradient in gradients if gradient is not None)
+
+
+def decayed_whole(model, x):
+    """Add a penalty of the weights, gathered by hand."""
+    weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return single(model, x) + 0.01 * sum(weight.square().sum() for weight in weights)
+
+
+def decayed_part(model, x):
+    """Add a penalty of this rank's part of the weights."""
+    weights = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return single(model, x) + 0.01 * sum(weight.square().sum() for weight in weights)
+
+
 def unused(model, x):
     """Make a forward pass that no loss uses."""
     model(x[:, 1])
@@ -265,7 +287,10 @@ CASES = {
     "only-penalty": (Stack, only_penalty),
     "adversarial": (Stack, adversarial),
     "of-weights": (Stack, of_weights),
+    "of-weights-unasked": (Stack, of_weights_unasked),
     "decayed": (Stack, decayed),
+    "decayed-whole": (Stack, decayed_whole),
+    "decayed-part": (Stack, decayed_part),
     # Not at all.
     "unused": (Stack, unused),
     "dropped": (Dropping, single),
