@@ -15,6 +15,7 @@ from app.commands.watch import live
 from app.errors import UserError, printable
 from app.rundir import history, metrics_file
 from app.rundir.foreign import fields_of
+from app.tasks.language.generate import quoted
 from launching import run
 from tiny import train
 
@@ -246,3 +247,8 @@ def test_fields_are_bounded(tmp_path):
     assert fields_of(file) is None
     file.write_text(json.dumps({"a": "x" * 10_000, ESC: 1}))
     assert len(fields_of(file)["a"]) < 5_000 and all(name.isprintable() for name in fields_of(file))
+
+
+def test_what_a_model_writes_does_not_reach_the_terminal_as_commands():
+    r"""A model of bytes soon writes ESC: it is shown as \x1b."""
+    assert quoted("a\x1b[2J\tb\nc\x07") == "  | a\\x1b[2J\tb\n  | c\\x07"

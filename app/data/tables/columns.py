@@ -78,9 +78,11 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
 
 
 def other_separator(names: Sequence[str]) -> str:
-    """Say, in a clause to end a message with, that the one name of a csv file's columns is several, parted otherwise."""
+    """Say that the one name of a csv file's columns is several, parted by another sign: a clause to end a message."""
     found = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
-    return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)" if found else ""
+    if not found:
+        return ""
+    return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
 
 
 def plain_text(has_flag: bool) -> str:

@@ -106,7 +106,8 @@ def _told(flag: str, file: str, error: BaseException) -> UserError:
     advice = "" if tabs else other_separator([_first_line(flag, file)])
     mark = "a tab" if tabs else "a comma"
     advice = advice or f": a value with {mark} in it must stand in quotes"
-    return UserError(f"{flag} {file}: line {line} has {there} values, and those before it have {before}{advice}")
+    wide = f"line {line} has {there} values, and those before it have {before}"
+    return UserError(f"{flag} {file}: cannot be read: {wide}{advice}")
 
 
 def _for_pandas(options: dict) -> dict:
