@@ -212,4 +212,4 @@ def test_an_archive_next_to_its_images_is_left_out(tmp_path):
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         archive.write(tmp_path / "cat/1.png", "cat/1.png")
     found, note = read(tmp_path)
-    assert found == truth("train", "") and note == "1 files are left out that are no images, such as images.zip"
+    assert found == truth("train", "") and note == "images.zip is left out, as it is no image"

@@ -141,7 +141,9 @@ def test_the_split_that_is_scored_is_the_only_one_named(tmp_path, capsys, name):
     found = as_it_is(tmp_path / "run", "--split", "test")["scores"]
     said = "".join(capsys.readouterr())
     assert found["eval/samples"] == 11 and not [score for score in found if not score.startswith("eval/")]
-    assert "test" in said and "valid" not in said and "given" not in said and "eval-split" not in said
+    assert "test" in said and "valid" not in said and "given" not in said and "--data.eval" not in said
+    with pytest.raises(UserError, match=r"^--split tset: .*; there are"):  # as it was typed
+        as_it_is(tmp_path / "run", "--split", "tset")
 
 
 @pytest.mark.parametrize(

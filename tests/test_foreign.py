@@ -17,6 +17,7 @@ from app.errors import UserError, printable
 from app.launching.profiles import Profile
 from app.rundir import history, metrics_file
 from app.rundir.foreign import fields_of
+from app.tasks.language.generate import quoted
 from launching import run
 from tiny import train
 
@@ -268,3 +269,8 @@ def test_a_file_of_deepspeeds_that_holds_something_else_ends_in_one_line(tmp_pat
     }
     profile = Profile(tmp_path / "a.yaml", "a", 2, settings)
     assert any("zero.json: cannot be read" in found for found, _ in profile.troubles)
+
+
+def test_what_a_model_writes_does_not_reach_the_terminal_as_commands():
+    r"""A model of bytes soon writes ESC: it is shown as \x1b."""
+    assert quoted("a\x1b[2J\tb\nc\x07") == "  | a\\x1b[2J\tb\n  | c\\x07"

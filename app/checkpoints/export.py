@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 CARD = "network.json"
 WEIGHTS = "model.safetensors"
-LOADS = (
-    f'from safetensors.torch import load_model; load_model(network, "{{model}}/{WEIGHTS}")  # network: as in the recipe'
-)
+LOADS = f'from safetensors.torch import load_model; load_model(network, "{{model}}/{WEIGHTS}")'
 """How a module of the user's own gets the weights of a model's folder, in Python."""
 
 
@@ -44,7 +42,7 @@ class Card:
 
 
 def use_of(model: nn.Module, given: str) -> str:
-    """Return how a finished model is used: as the recipe says, or how a module that is no library's is loaded."""
+    """Return how a finished model is used: as the recipe says, or how a network of the recipe's own is loaded."""
     (plain,) = naming.plain([model])
     return given or ("" if hasattr(plain, "save_pretrained") else LOADS)
 

@@ -110,6 +110,14 @@ def scored_set() -> str:
     return _current.scored_set if _current is not None else ""
 
 
+def flags_of_sets() -> tuple[str, str]:
+    """Return what messages call the flag of further sets to evaluate on, and that of their splits.
+
+    Where one set alone is scored, the user has typed neither: `evaluate` has words of its own.
+    """
+    return ("data", "--split") if scored_set() else ("--data.eval-sets", "--data.eval-sets")
+
+
 def needs_shapes_alone() -> bool:
     """Tell whether nothing reads weights, because this is a plan."""
     return _current is not None and _current.loop is not None and not _current.to_end

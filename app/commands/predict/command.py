@@ -187,8 +187,8 @@ def _task(model: str) -> str:
         return NODES
     if Path(model, WEIGHTS).is_file() and not Path(model, CONFIG).is_file():
         raise UserError(
-            f"{model} has the weights of a module that is no library's, and predict does not know its rows: build it "
-            f"as its recipe does, then {LOADS.format(model=model)}"
+            f"{model} has the weights of a network of its recipe's own, and predict does not know what its rows are: "
+            f"in Python, build `network` as the recipe does, then {LOADS.format(model=model)}"
         )
     make_known()  # else transformers asks whether to run the code next to a detector
     try:

@@ -120,4 +120,5 @@ def describe(tables: Tables, names: Sequence[str], train: Detections, sets: dict
             notes.append(f"{lone:,} of {what} have no boxes{none}")
     notes += [f"{sum(mended.values()):,} boxes were cut off or left out (--data.bad-boxes mend)"] if mended else []
     more = tables.describe_others({name: amount(rows, "images") for name, rows in sets.items()})
-    return "\n".join([count, f"{len(names)} classes: {some(names)}", *more, *notes, *filter(None, [tables.note])])
+    classes = f"{len(names)} {'classes' if names[1:] else 'class'}: {some(names)}"
+    return "\n".join([count, classes, *more, *notes, *filter(None, [tables.note])])

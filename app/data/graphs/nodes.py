@@ -109,14 +109,14 @@ def load(config: GraphData, width: int = 0) -> Loaded:
 
 def _further_sets(graph: Graph, train: np.ndarray, config: GraphData) -> dict[str, Nodes]:
     """Return the nodes of --data.eval-sets, of the graph that is trained on or of others, by the names of the sets."""
-    found = {}
+    found, (flag, of_split) = {}, dry_run.flags_of_sets()
     for name, (path, split) in named_sets(config.eval_sets).items():
         same = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(config.path))
-        other = graph if same else _as_trained("--data.eval-sets", path, graph, config)
-        nodes, _ = _chosen(other, split, "--data.eval-sets")
+        other = graph if same else _as_trained(flag, path, graph, config)
+        nodes, _ = _chosen(other, split, of_split)
         if same and (twice := np.intersect1d(nodes, train)).size:
             raise UserError(
-                f"--data.eval-sets {name}={path}: node {twice[0]} is trained on, and so are {len(twice):,} of its "
+                f"{flag} {path}: node {twice[0]} is trained on, and so are {len(twice):,} of its "
                 f"nodes: name a split with {path}::SPLIT"
             )
         found[name] = Nodes(other, nodes)

@@ -207,10 +207,13 @@ def _notes(path: str, splits: dict[str, Split], classes: dict[str, list[str]], r
     """Say what was left out, and where the first of several folders is the class."""
     inner = [_shown(split.base, *parts) for split in splits.values() for parts in split.images if len(parts) > 2]
     if inner:
-        yield f"{len(inner):,} images lie in folders inside of their class's, such as {inner[0]}"
+        several = f"{len(inner):,} images lie in folders inside of their class's, such as {inner[0]}"
+        yield several if inner[1:] else f"{inner[0]} lies in a folder inside of its class's"
     lost = [parts for parts in rest if not parts[-1].lower().startswith(PAPERS)]
     if lost:
-        yield f"{len(lost):,} files are left out that are no images, such as {os.path.join(*lost[0])}"
+        first = os.path.join(*lost[0])
+        several = f"{len(lost):,} files are left out that are no images, such as {first}"
+        yield several if lost[1:] else f"{first} is left out, as it is no image"
     for name, split in splits.items():
         entries = sorted(os.scandir(os.path.join(path, *split.base)), key=lambda entry: entry.name)
         filled = {parts[0] for parts in split.images}

@@ -67,7 +67,7 @@ def _check_label(table: "Dataset", name: str) -> None:
 def describe(tables: Tables, labels: Labels, rows: "Images", eval_sets: "dict[str, Images]") -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     height, width = rows.shape[2:]
-    size = f"of {height} x {width}"
+    size = f"brought to {height} x {width}"
     trained = f"{len(rows):,} training images {size}, " if tables.has_training_rows else ""
     count = f"{trained}{len(eval_sets['']):,} {tables.to_evaluate_on('images')}{'' if trained else ' ' + size}"
     more = tables.describe_others({name: f"{len(images):,} images" for name, images in eval_sets.items()})

@@ -53,13 +53,12 @@ def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
 
 def _hint(table: "Dataset", name: str, flag: str) -> str:
     """Say what may be wrong if a table lacks a column: its name, or how the table was read."""
-    (first, *others) = table.column_names
     if table.column_names == TEXT_PIECES:
         return plain_text(flag in OF_TEXTS)
     if flag == "tags" and table.column_names == ["tokens", *PLACE]:
         return " (the file has one column: write a token and its tag in each line, with a space between)"
-    if not others and (found := [mark for mark in (";", "\t", "|") if mark in first]):
-        return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
+    if told := other_separator(table.column_names):
+        return told
     lower = {column.lower(): column for column in table.column_names}
     cutoff = 0.8 if flag in ANSWERS else 0.6  # `chosen` is like `lose`, which means the opposite
     if near := difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff):
@@ -76,6 +75,14 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
     nameless = " (if these are values, the file has no header line: name its columns with --data.columns)"
     of_sentences = set(PLACE) <= set(table.column_names)  # whose files have no header line in any case
     return f"; name the right one with --data.{flag}{'' if of_sentences else nameless}"
+
+
+def other_separator(names: Sequence[str]) -> str:
+    """Say that the one name of a csv file's columns is several, parted by another sign: a clause to end a message."""
+    found = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
+    if not found:
+        return ""
+    return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
 
 
 def plain_text(has_flag: bool) -> str:

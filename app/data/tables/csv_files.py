@@ -6,6 +6,7 @@ are longer than the header. So every column is read as text, and becomes numbers
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.data.cache import remember
 from app.data.reading import DAMAGE, open_text, reading, unreadable
+from app.data.tables.columns import other_separator
 from app.data.tables.files import extension
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -90,8 +92,22 @@ def damaged(flag: str, files: Sequence[str], options: dict) -> UserError | None:
             for _ in pandas.read_csv(file, chunksize=ROWS_AT_ONCE, dtype=object, **_for_pandas(options)):
                 pass
         except (*DAMAGE, pandas.errors.ParserError) as error:
-            return unreadable(flag, file, error)
+            return _told(flag, file, error)
     return None
+
+
+def _told(flag: str, file: str, error: BaseException) -> UserError:
+    """Return the error of a file that pandas cannot read: of a line with too many values, what may be wrong with it."""
+    uneven = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+    if uneven is None:
+        return unreadable(flag, file, error)
+    before, line, there = uneven.groups()
+    tabs = has_tabs(flag, file)
+    advice = "" if tabs else other_separator([_first_line(flag, file)])
+    mark = "a tab" if tabs else "a comma"
+    advice = advice or f": a value with {mark} in it must stand in quotes"
+    wide = f"line {line} has {there} values, and those before it have {before}"
+    return UserError(f"{flag} {file}: cannot be read: {wide}{advice}")
 
 
 def _for_pandas(options: dict) -> dict:
@@ -103,8 +119,13 @@ def has_tabs(flag: str, file: str) -> bool:
     """Tell whether tabs part the values of a file: by its name, or of a .txt file by its first line."""
     if extension(file) != ".txt":
         return extension(file) == ".tsv"
+    return "\t" in _first_line(flag, file)
+
+
+def _first_line(flag: str, file: str) -> str:
+    """Return the first line of a file that is not empty."""
     with reading(flag, file), open_text(file) as stream:
-        return "\t" in next((line for line in stream if line.strip()), "")
+        return next((line for line in stream if line.strip()), "")
 
 
 def quotes_balance(file: str) -> bool:
@@ -145,6 +166,8 @@ def _column_names(file: str, columns: Sequence[str], options: dict, flag: str) -
             rows = pandas.read_csv(file, header=None, nrows=count, dtype=object, **options)
         except pandas.errors.EmptyDataError:
             raise UserError(f"{flag} {file} is empty") from None
+        except pandas.errors.ParserError as error:
+            raise _told(flag, file, error) from error
     first = [name.strip() for name in rows.iloc[0].fillna("")]
     if columns:
         _refuse_header(file, columns, first, rows.iloc[1:])

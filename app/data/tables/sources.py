@@ -135,8 +135,9 @@ def load_tables(
             trained = source.rows(config.split, "--data.split")
             tables = _first_tables(config, source, trained, needed, seed, columns)
             tables.note = "; ".join(filter(None, (source.note, tables.note)))
+        flag, _ = dry_run.flags_of_sets()
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, "--data.eval-sets", *other, columns, source, trained)
+            tables.others[name], _ = _other_set(config, flag, *other, columns, source, trained)
         if only := dry_run.scored_set():
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -194,7 +195,8 @@ def _other_set(
     if not split:
         own, chosen = own_eval_splits(other.tables, [], columns)
         split, note = own or "train", "; ".join(filter(None, (note, chosen)))
-    other.rows(split, "--data.eval-split")  # for its error
+    of_split = "--data.eval-split" if flag == "--data.eval-path" else dry_run.flags_of_sets()[1]
+    other.rows(split, of_split)  # for its error
     if source is not None:
         _refuse_trained(config, source, list(trained), other, split, flag, path)
     return other[split], note
@@ -214,7 +216,7 @@ def _refuse_trained(
     rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
         fix = "; give other data, or leave it out"
-        if flag != "--data.eval-sets":
+        if flag != dry_run.flags_of_sets()[0]:
             fix = (
                 f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no "
                 "row, such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to "

@@ -179,7 +179,7 @@ def describe(tables: Tables, tags: Tags, train_rows: TokenTable, eval_sets: dict
     trained = f"{_amount(tags, 'train')} to train on, " if tables.has_training_rows else ""
     parts = [f"{trained}{_amount(tags, '')} {tables.to_evaluate_on()}"]
     if cut := train_rows.truncated + eval_sets[""].truncated:
-        parts.append(f"{cut:,} are longer than {longest} sub-words (--data.max-length) and cut")
+        parts.append(f"{cut:,} longer than {longest} sub-words (--data.max-length) and cut")
     more = tables.describe_others({name: _amount(tags, name) for name in eval_sets})
     return "\n".join(["; ".join(parts), tags.summary(), *more, *filter(None, [tags.note, tables.note])])
 

@@ -141,10 +141,10 @@ def _further_sets(
     config: VolumeData, colours: np.ndarray | None, trained: Sequence[Pair] = ()
 ) -> dict[str, list[Case]]:
     """Load the cases of --data.eval-sets, by the names of the sets."""
-    sets = named_sets(config.eval_sets)
+    sets, flag = named_sets(config.eval_sets), dry_run.flags_of_sets()[0]
     if split := next((each.split for each in sets.values() if each.split), ""):
-        raise UserError(f"--data.eval-sets: there is no split {split} of a folder: name the folder of its images")
-    return {n: _to_evaluate(config, "--data.eval-sets", each.path, "", colours, trained)[0] for n, each in sets.items()}
+        raise UserError(f"{flag}: there is no split {split} of a folder: name the folder of its images")
+    return {n: _to_evaluate(config, flag, each.path, "", colours, trained)[0] for n, each in sets.items()}
 
 
 def _to_evaluate(

@@ -9,6 +9,7 @@ from torch import nn
 from app.data.corpus.documents import start_of
 from app.data.rows import IGNORED
 from app.distributed import collectives, naming
+from app.errors import printable
 from app.sampling.seeding import seed_all
 from app.tasks.language.attention import model_inputs
 from app.tasks.pretrained import longest_input
@@ -77,5 +78,5 @@ def filled_in(
 
 
 def quoted(text: str) -> str:
-    """Mark each line of a text that a model has written."""
-    return "\n".join(f"  | {line}" for line in text.splitlines())
+    """Mark each line of a text that a model has written; a terminal acts on nothing in it."""
+    return "\n".join("  | " + printable(line, also="\t") for line in text.splitlines())
