@@ -196,3 +196,12 @@ def test_parallel_files_are_compared_where_they_are_used(tmp_path):
     lines(tmp_path, val_en=3, train_en=7)
     with refused("train.de has 8", "train.en has 7"):
         pairs(tmp_path)
+
+
+def test_a_single_line_of_jsonl_is_a_record(tmp_path):
+    """Its fields may be lists; in a .json file such an object has a list for each column."""
+    (tmp_path / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}], "tags": ["b"]}\n')
+    table = open_source("--data.path", [str(tmp_path / "a.jsonl")]).tables["train"]
+    assert table.to_list() == [{"messages": [{"role": "user", "content": "x"}], "tags": ["b"]}]
+    (tmp_path / "a.json").write_text('{"text": ["a", "b"], "label": [1, 2]}')
+    assert len(open_source("--data.path", [str(tmp_path / "a.json")]).tables["train"]) == 2

@@ -44,7 +44,7 @@ class Card:
 def use_of(model: nn.Module, given: str) -> str:
     """Return how a finished model is used: as the recipe says, or how a network of the recipe's own is loaded."""
     (plain,) = naming.plain([model])
-    return given or ("" if hasattr(plain, "save_pretrained") else LOADS)
+    return given or ("" if hasattr(plain, "save_pretrained") else f"{LOADS}  # network: built as in the recipe")
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from app.data.reading import open_text, reading, unreadable
 from app.data.tables.arrow_files import written_once
 from app.data.tables.columns import counted
+from app.data.tables.files import extension
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -266,7 +267,10 @@ def _of_lines(lines: Iterable[str]) -> Iterator[Record]:
 
 
 def _of_whole(text: str, file: str, named: str) -> Iterator[Record]:
-    """Yield the records of a text that has several lines for each; a single object may hold columns instead."""
+    """Yield the records of a text that has several lines for each.
+
+    A single object may hold columns instead, but in a .jsonl file, which has a record in each line.
+    """
     decoder, end, line, found = json.JSONDecoder(), 0, 1, []
     while (at := cast(re.Match, _SPACE.match(text, end)).end()) < len(text):
         line += text.count("\n", end, at)
@@ -277,7 +281,7 @@ def _of_whole(text: str, file: str, named: str) -> Iterator[Record]:
         line += text.count("\n", at, end)
     if not found:
         return
-    columns = _columns_in(found[0][1]) if len(found) == 1 else None
+    columns = _columns_in(found[0][1]) if len(found) == 1 and extension(file) != ".jsonl" else None
     yield from found if columns is None else _of_columns(columns, file, named)
 
 
