@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from app.distributed.fsdp_calls import is_sharded, own_parameters
 from app.errors import UserError
@@ -126,9 +126,9 @@ def give_memory(model: nn.Module) -> None:
     """Give buffers memory of their own that have one number in several places of it, as torch can write none such."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.layout == torch.strided and any(
-                not step and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)
-            ):
+            if is_lazy(buffer) or buffer.layout != torch.strided:
+                continue
+            if any(not step and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)):
                 setattr(module, name, buffer.contiguous())
 
 
