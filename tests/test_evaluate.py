@@ -348,7 +348,7 @@ def test_models_of_other_tasks(tmp_path):
     with pytest.raises(UserError, match="is no model that transformers can read"):
         predict._task(str(tmp_path))
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match=r"build it as its recipe does, then .*load_model\(network, "):
+    with pytest.raises(UserError, match=r"build `network` as the recipe does, then .*load_model\(network, "):
         predict._task(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}')
     with pytest.raises(UserError, match="BertForMaskedLM: predict takes classifiers"):

@@ -139,3 +139,11 @@ def test_a_folder_without_boxes_is_told_what_boxes_are(tmp_path):
         UserError, match=r"data has a/, which is no layout that is known; what is read: COCO's json file"
     ):
         load_boxes(BoxData(path=(str(folder),)))
+
+
+def test_parallel_files_have_no_header_to_name(tmp_path):
+    for language in ("de", "en"):
+        (tmp_path / f"train.{language}").write_text("x\n" * 20)
+    with pytest.raises(UserError, match="its columns are de, en") as refused:
+        pair_text.load_pairs(PairData(path=(str(tmp_path),), source="de", target="fr"))
+    assert "header" not in str(refused.value)

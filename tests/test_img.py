@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from app.__main__ import main as app
 from app.data.config import Augment, ClassData
 from app.data.fingerprint import contents, difference
 from app.data.images.augment import Draw, ImageCollate
@@ -232,6 +233,26 @@ def test_a_model_of_timm(tmp_path):
     TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
     processor = load_processor(str(tmp_path), 32)
     assert processor(picture((1, 2, 3)), return_tensors="pt")["pixel_values"].shape == (1, 3, 32, 32)
+
+
+def test_predictions_name_the_file_of_each_image(tmp_path):
+    """Of a folder with classes, of one without, and of a single photograph."""
+    from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessorPil
+
+    shape = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], id2label={0: "cat", 1: "dog"})
+    ResNetForImageClassification(shape).save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "model")
+    files = [tmp_path / "classes" / name for name in ("cat/0.png", "cat/1.png", "dog/0.png")]
+    files += [tmp_path / "flat" / name for name in ("a.jpg", "b.jpg")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10)).save(file)
+    for data, expected in (("classes", files[:3]), ("flat", files[3:]), ("flat/b.jpg", files[4:])):
+        to = tmp_path / f"{len(expected)}.jsonl"
+        assert app(["predict", str(tmp_path / "model"), str(tmp_path / data), "--to", str(to)]) == 0
+        lines = [json.loads(line) for line in to.read_text().splitlines()]
+        assert [line["file"] for line in lines] == list(map(str, expected))
+        assert all(line["prediction"] in ("cat", "dog") for line in lines)
 
 
 def test_batchnorm_under_fsdp_and_what_the_run_leaves(tmp_path):

@@ -77,6 +77,12 @@ def test_the_recipe_chooses_the_best_metric_if_nobody_else_does(tmp_path, asked,
     assert config.run.best == asked  # the caller's own
 
 
+@pytest.mark.parametrize("best, warned", [("eval/loss", True), ("-eval/loss", False), ("eval/x", False), ("", False)])
+def test_a_loss_of_which_the_highest_would_be_the_best_is_warned_of(tmp_path, capsys, best, warned):
+    train(tmp_path, best=best, steps=1, scores=lambda step: {"eval/loss": 1.0, "eval/x": 1.0})
+    assert ("--run.best=-eval/loss" in "".join(capsys.readouterr())) == warned
+
+
 def test_the_best_is_remembered_over_launches(tmp_path):
     curve = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
     for stop in (4, 0):

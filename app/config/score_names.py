@@ -5,6 +5,13 @@ from typing import NamedTuple
 PLAIN, AVERAGE = "eval", "ema"
 # What evaluations log of their size, next to their scores.
 COUNTS = ("samples", "tokens", "images", "boxes")
+# Parts of the names of scores that are better if they are lower.
+_LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
+
+
+def seems_lower(name: str) -> bool:
+    """Tell whether a score is better if it is lower, as far as its name says."""
+    return any(part in name.rpartition("/")[2] for part in _LOWER)
 
 
 class ScoreName(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.config import BestMetric
-from app.config.score_names import ScoreName
+from app.config.score_names import ScoreName, seems_lower
 from app.errors import UserError, printable
 from app.rundir import images, lock, metrics_file
 from app.rundir.foreign import fields_of, raw_fields_of, section, text
@@ -19,8 +19,6 @@ from app.rundir.run_record import Launch, RunRecord, layers_of, line_of
 
 _PICTURE = re.compile(r"step-(\d{8,12})(-\d+)?\.png")
 NOT_SHOWN = ("step", "ids", "samples", "epoch")
-# Parts of the names of scores that are better if they are lower, for runs whose --run.best does not say it.
-_LOWER = ("loss", "mse", "mae", "error", "perplexity", "bits_per_byte", "frechet")
 
 
 class Best(NamedTuple):
@@ -123,7 +121,7 @@ class History:
             return None
         name, metric = self.score[0], BestMetric.parse(self.asked_best)
         if metric.name != name:
-            metric = BestMetric(name, any(part in name.rpartition("/")[2] for part in _LOWER))
+            metric = BestMetric(name, seems_lower(name))  # --run.best does not say it
         found = [(metric.rank(value), step) for step, value in zip(*self.column(name), strict=True)]
         found = [pair for pair in found if math.isfinite(pair[0])]
         if not found:

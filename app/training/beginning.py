@@ -7,7 +7,7 @@ from accelerate.utils import DistributedType
 
 from app.checkpoints.resume import contents_everywhere
 from app.config import BestMetric, RunConfig
-from app.config.score_names import PLAIN
+from app.config.score_names import PLAIN, seems_lower
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
@@ -55,6 +55,8 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
         logger.progress.say(line)
+    if doubt := _doubt_of(BestMetric.parse(loop.settings.best)):
+        logger.progress.warn(doubt)
     here = layout.layout(ours)
     if layout.is_bound(here):
         logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
@@ -86,6 +88,16 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     services.preemption.start()
     services.watchdog.start()
     return plan, steps
+
+
+def _doubt_of(best: BestMetric) -> str:
+    """Return a warning if the highest value counts as the best of a score that seems to be better if it is lower."""
+    if best.lower or not seems_lower(best.name):
+        return ""
+    return (
+        f"warning: of {best.name} the highest counts as the best; for the lowest, give --run.best=-{best.name}, or "
+        f'write run.keep_best("-{best.name}") in the recipe'
+    )
 
 
 def _check_best(settings: RunConfig, averages: Averages) -> None:

@@ -35,6 +35,7 @@ from app.tasks.kinds import kind_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
+IMAGES = "image-classification"
 MASKS, TAGS, TEXTS, NODES = "segmentation", "token-classification", "text-to-text", "node-classification"
 BOXES, WRITES = "object-detection", "text-generation"
 TAKEN = ("cls", "img", "tag", "s2s", "det", "lm")  # recipes whose models it takes, besides seg and graph
@@ -47,9 +48,9 @@ ONLY = {
     "annotations": (BOXES,),
     "nodes": (NODES,),
     "tokens": (WRITES,),
-    "image": ("image-classification", BOXES),
+    "image": (IMAGES, BOXES),
     "text": ("text-classification", TAGS, TEXTS, WRITES),
-    "keep": ("text-classification", "image-classification", TAGS, TEXTS, WRITES, BOXES),
+    "keep": ("text-classification", IMAGES, TAGS, TEXTS, WRITES, BOXES),
 }
 """The tasks that an option is for; others are for all."""
 OWN = ("row", "prediction", "probability")
@@ -124,7 +125,7 @@ def main(options: Options) -> int:
     if task == BOXES:
         _check_kept(rows, options.keep, boxes.OWN)
         return boxes.main(options, model, data, rows)
-    own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ()))
+    own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ("file",) if task == IMAGES else ()))
     _check_kept(rows, options.keep, own)
     kept = tables.to_copy(rows, options.keep) if options.keep else None
     right = Right(rows, data.get("label") or "label", options.keep)
@@ -138,7 +139,7 @@ def main(options: Options) -> int:
                 given = known if options.each == "row" else _at(known, place, len(lines))
                 writer.add({"row": count - 1, **given, **line})
                 right.count(known, line)
-    print(f"{file}: {count:,} rows{right}")
+    print(f"{file}: {count:,} {'row' if count == 1 else 'rows'}{right}")
     return 0
 
 
@@ -226,8 +227,13 @@ def _classes(
         inputs = _texts(rows, _inputs(rows, options.text, "text", data, "text"))
         found = _predict(task, model, inputs, options.batch)
     else:
-        inputs = _images(rows, *_inputs(rows, (options.image,) if options.image else (), "image", data, "image"))
-        found = _predict(task, model, inputs, options.batch)
+        from app.data.images.image_column import ImageColumn
+
+        (name,) = _inputs(rows, (options.image,) if options.image else (), "image", data, "image")
+        images = ImageColumn(rows, name)
+        inputs = (images.read(row) for row in range(len(images)))
+        lines = enumerate(_predict(task, model, inputs, options.batch))
+        found = ({"file": images.path(row), **line} for row, line in lines)
     for line in found:
         yield [line]
 
@@ -252,7 +258,9 @@ def _open(data: str, split: str, task: str) -> "Dataset":
     from app.data.cache import using_cache
     from app.data.tables.sources import open_source
 
-    if task == BOXES and (photos := boxes.photos(data)) is not None:
+    # A classifier's folder is read as in training: the folders in it may be classes.
+    by_itself = task == BOXES or (task == IMAGES and not Path(data).expanduser().is_dir())
+    if by_itself and (photos := boxes.photos(data)) is not None:
         return photos
     with using_cache():
         source = open_source("DATA", [data], txt={TAGS: "conll", BOXES: "boxes"}.get(task, "file"))
@@ -304,14 +312,6 @@ def _texts(rows: "Dataset", columns: list[str]) -> Iterator[Any]:
     names = ("text", "text_pair")
     for row in rows.select_columns(columns):
         yield {name: str(row[column]) for name, column in zip(names, columns, strict=False)}
-
-
-def _images(rows: "Dataset", column: str) -> Iterator[Any]:
-    from app.data.images.image_column import ImageColumn
-
-    images = ImageColumn(rows, column)
-    for index in range(len(images)):
-        yield images.read(index)
 
 
 def _predict(task: str, model: str, inputs: Iterator[Any], batch: int) -> Iterator[dict[str, Any]]:

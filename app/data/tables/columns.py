@@ -73,8 +73,9 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
     if table.info.builder_name in ("json", "parquet"):
         return ""
     nameless = " (if these are values, the file has no header line: name its columns with --data.columns)"
-    of_sentences = set(PLACE) <= set(table.column_names)  # whose files have no header line in any case
-    return f"; name the right one with --data.{flag}{'' if of_sentences else nameless}"
+    if table.info.builder_name == "generator":  # files of sentences and parallel ones have no header in any case
+        nameless = ""
+    return f"; name the right one with --data.{flag}{nameless}"
 
 
 def other_separator(names: Sequence[str]) -> str:

@@ -103,9 +103,9 @@ def _told(flag: str, file: str, error: BaseException) -> UserError:
         return unreadable(flag, file, error)
     before, line, there = uneven.groups()
     tabs = has_tabs(flag, file)
-    advice = "" if tabs else other_separator([_first_line(flag, file)])
-    mark = "a tab" if tabs else "a comma"
-    advice = advice or f": a value with {mark} in it must stand in quotes"
+    advice = f": a value with {'a tab' if tabs else 'a comma'} in it must stand in quotes"
+    if before == "1" and not tabs:  # the first line has no comma
+        advice = other_separator([_first_line(flag, file)]) or advice
     wide = f"line {line} has {there} values, and those before it have {before}"
     return UserError(f"{flag} {file}: cannot be read: {wide}{advice}")
 
