@@ -37,7 +37,10 @@ def ranks(folder):
 
 
 def test_two_launches_at_once_on_one_machine(tmp_path, rows):
-    """Each has a port of its own, and prints what a run prints, and nothing else."""
+    """Each has a port of its own, and prints what a run prints, and nothing else.
+
+    Three steps may teach a model nothing, which is said.
+    """
     started = []
     for name in ("a", "b"):
         words = [
@@ -59,7 +62,8 @@ def test_two_launches_at_once_on_one_machine(tmp_path, rows):
     try:
         for name, process in zip(("a", "b"), started, strict=True):
             output, errors = process.communicate(timeout=120)
-            assert (process.returncode, errors) == (0, ""), errors
+            others = [line for line in errors.splitlines() if not line.startswith("warning: eval")]
+            assert (process.returncode, others) == (0, []), errors
             assert json.loads((tmp_path / name / "run.json").read_text())["layout"]["processes"] == 2
             assert "finished: 3 steps" in output and metrics(tmp_path / name)
     finally:
