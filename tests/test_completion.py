@@ -38,6 +38,7 @@ def test_commands_options_and_files():
         "--step",
         "--best",
         "--weights",
+        "--trust-code",
         "--average",
         "--to",
         "--merge",
