@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.commands.predict.command import _open
+from app.commands.predict.command import TAGS, _open
 from app.data.config import TagData
 from app.data.text import tagged_text
 from app.errors import UserError
@@ -207,6 +207,6 @@ def test_iob1_of_classes_that_are_named(tmp_path):
 def test_words_alone_are_read_to_be_tagged(tmp_path):
     """By predict; to train on they lack tags."""
     (tmp_path / "rows.txt").write_text("Ann\nmet\n\nBob\n")
-    assert list(_open(str(tmp_path / "rows.txt"), "train", in_tokens=True)["tokens"]) == [["Ann", "met"], ["Bob"]]
+    assert list(_open(str(tmp_path / "rows.txt"), "train", TAGS)["tokens"]) == [["Ann", "met"], ["Bob"]]
     with pytest.raises(UserError, match=r"--data.tags tags: .*write a token and its tag in each line"):
         read(tmp_path / "rows.txt")

@@ -350,7 +350,7 @@ def test_coloured_masks_and_large_values(tmp_path):
     [
         (["--to", "val"], "has the images themselves"),
         (["--to", "full"], "full is not empty: .* --overwrite"),
-        (["--keep", "label"], "--keep: a segmentation model takes a folder of images"),
+        (["--keep", "label"], "--keep is for .*, and .* is for segmentation: leave it out"),
     ],
 )
 def test_masks_that_are_not_written(trained, tmp_path, monkeypatch, words, said):

@@ -109,7 +109,7 @@ class MetricsFile:
         self.path, self.warn = path, warn
         # A link that has just taken its place is not followed.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self.file = os.fdopen(descriptor, "ab", buffering=0)
+        self._descriptor, self.file = descriptor, os.fdopen(descriptor, "ab", buffering=0)
         self.waiting = b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -117,12 +117,13 @@ class MetricsFile:
         self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
         whole = None
         try:
-            whole = os.fstat(self.file.fileno()).st_size
+            os.stat(self.path, follow_symlinks=False)  # fails where it was taken away
+            whole = os.fstat(self._descriptor).st_size
             if self.file.write(self.waiting) < len(self.waiting):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.waiting = b""
         except OSError as error:
             if whole is not None:
-                os.ftruncate(self.file.fileno(), whole)
+                os.ftruncate(self._descriptor, whole)
             if not held:
                 self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")

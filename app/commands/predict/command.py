@@ -50,6 +50,7 @@ ONLY = {
     "tokens": (WRITES,),
     "image": (IMAGES, BOXES),
     "text": ("text-classification", TAGS, TEXTS, WRITES),
+    "split": ("text-classification", "image-classification", TAGS, TEXTS, WRITES, BOXES, NODES),
     "keep": ("text-classification", IMAGES, TAGS, TEXTS, WRITES, BOXES),
 }
 """The tasks that an option is for; others are for all."""

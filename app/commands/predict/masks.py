@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from app.data.volumes.cases import Case
 
 FOLDER = "masks"
-OF_TABLES = ("split", "text", "image", "keep")
 OVERLAYS, PROBABILITIES = "overlays", "probabilities"
 
 
@@ -28,9 +27,6 @@ def main(options: "Options", model: str) -> int:
     from app.tasks.segmentation import networks
 
     card = networks.checked_card(model)
-    default = type(options)(options.model, options.data)
-    if wrong := [name for name in OF_TABLES if getattr(options, name) != getattr(default, name)]:
-        raise UserError(f"--{wrong[0]}: a segmentation model takes a folder of images, which has no such thing")
     images = pairs.find_pictures("DATA", options.data)
     target = _target(options, images)
     network = _Network(model, card, options.batch)
