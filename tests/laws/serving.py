@@ -125,9 +125,12 @@ def _forget(folder: Path) -> None:
 
 
 def run(folder: str, script: str, arguments: list[str]) -> None:
-    """Run a file, or the argument of Python's -m or -c, in a folder."""
+    """Run a file, or the argument of Python's -m or -c, in a folder; after -P, that folder is not searched."""
     os.chdir(folder)
-    sys.path[0] = folder if script.startswith("-") else str(Path(script).parent)
+    if is_safe := script == "-P":
+        script, *arguments = arguments
+    place = folder if script.startswith("-") else str(Path(script).parent)
+    sys.path[0] = os.devnull if is_safe else place
     sys.argv = list(arguments) if script.startswith("-") else [script, *arguments]
     if script == "-m":
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
