@@ -10,7 +10,6 @@ predicted in one process and trained in another; each finished row is written to
 
 import argparse
 import dataclasses
-import gc
 import json
 import os
 import runpy
@@ -142,7 +141,6 @@ def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
 
     from app.commands.plan.live_storage import LiveStorages
 
-    gc.collect()  # what an earlier run in this process has left would go in the middle of this one, and be missed
     with _allocations() as now:
         torch.empty(1)
     storages = LiveStorages()
