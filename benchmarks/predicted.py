@@ -10,6 +10,7 @@ predicted in one process and trained in another; each finished row is written to
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import runpy
@@ -141,6 +142,7 @@ def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
 
     from app.commands.plan.live_storage import LiveStorages
 
+    gc.collect()  # what an earlier run in this process left in cycles would be counted, and freed in between
     with _allocations() as now:
         torch.empty(1)
     storages = LiveStorages()

@@ -15,9 +15,10 @@ ROOM = 1.3  # of what a micro-batch of 4 takes: another 4 have no room
 FLAGS = {
     "cls": "--scratch.layers 2 --scratch.width 64 --data.path {texts} --run.micro-batch 8 --run.global-batch 32",
     "lm": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
-    "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
+    "--data.split train[:300] --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0",
     "lm-chunked": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.kv-heads 1 --scratch.vocab 1000 "
-    "--data.path {texts} --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0 --logits chunked",
+    "--data.split train[:300] --data.block 64 --run.micro-batch 4 --run.global-batch 16 --sample-length 0 "
+    "--logits chunked",
     "tag": "--scratch.layers 2 --scratch.width 64 --data.max-length 128 --data.split train[:200] --run.micro-batch 8",
     "dpo": "--scratch.layers 2 --scratch.width 64 --scratch.heads 2 --scratch.vocab 1000 --data.split train[:200] "
     "--data.max-length 128 --run.micro-batch 4 --run.global-batch 16",

@@ -194,8 +194,8 @@ def test_a_recipe_takes_what_was_predicted(recipes, name):
 
 @pytest.mark.parametrize("key", ["peak", "measured"])
 def test_logits_in_chunks_take_less(recipes, key):
-    """The texts have few words, so logits are not much of what there is; tests/test_logits.py measures them alone."""
-    assert recipes["lm-chunked"][key] < 0.97 * recipes["lm"][key]
+    """The texts have words enough that logits are a good part of what there is."""
+    assert recipes["lm-chunked"][key] < 0.85 * recipes["lm"][key]
 
 
 def test_what_is_said_to_fit_fits_and_the_next_does_not(recipes):

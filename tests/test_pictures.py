@@ -228,11 +228,17 @@ def by_predict_masks(folder, data):
 
 
 def by_predict_table(folder, data):
-    from app.commands.predict.command import _images, _open
+    """Return what the pipeline of transformers is given."""
+    from app.commands.predict import command
 
     written(folder, "one", data)
     written(folder, "two", data)
-    return np.array(next(iter(_images(_open(str(folder), "train", "image-classification"), "image"))))
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_predict", lambda task, model, inputs, batch: given.extend(inputs) or [])
+        rows = command._open(str(folder), "train", "image-classification")
+        list(command._classes(command.Options("model", str(folder)), "image-classification", "model", rows, {}))
+    return np.array(given[0])
 
 
 def by_predict_boxes(folder, data):
