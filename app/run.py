@@ -28,16 +28,18 @@ from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
-from app.training import beginning, bf16_weights, ending, evaluation, exact_gradients, odd_parameters
-from app.training.fetching import Composed, Fetch
-from app.training.gradients import Gradients
-from app.training.metrics import Metric
-from app.training.optimizer import Optimizers, Place, build_optimizer
-from app.training.optimizer import check as check_optim
-from app.training.scores import Scores, as_numbers, renamed
-from app.training.services import Services
-from app.training.step import Batch, CurrentStep
-from app.training.step_loop import StepLoop
+from app.training.exact import gradients as exact_gradients
+from app.training.feeding.fetching import Composed, Fetch
+from app.training.loop import beginning, ending, evaluation
+from app.training.loop.gradients import Gradients
+from app.training.loop.services import Services
+from app.training.loop.step import Batch, CurrentStep
+from app.training.loop.step_loop import StepLoop
+from app.training.optim import bf16_weights, odd_parameters
+from app.training.optim.building import Optimizers, Place, build_optimizer
+from app.training.optim.building import check as check_optim
+from app.training.scores.base import Metric
+from app.training.scores.collecting import Scores, as_numbers, renamed
 
 
 class Run:
@@ -384,7 +386,7 @@ class Run:
         yield from evaluation.turns(self.services, model, plan, data, collate, may_stop, fetch)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: from metrics of app.training.metrics, and from torchmetrics, by name."""
+        """Collect scores over all ranks: from metrics of app.training.scores.base, and from torchmetrics, by name."""
         return Scores(self.accelerator.device, self.services.remarks, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:

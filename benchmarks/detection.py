@@ -91,7 +91,7 @@ def judged(config: Any, folder: str) -> dict[str, float]:
     from app.config import chosen
     from app.data.boxes.augment import BoxCollate
     from app.tasks.detection.networks import boxes_of, load_detector, truth_of
-    from app.training.average_precision import AveragePrecision
+    from app.training.scores.detection import AveragePrecision
     from recipes import det
 
     _, sets, names, processor, _ = det.load_data(chosen(config)[0])

@@ -35,8 +35,8 @@ from app.data.graphs.sampling import stages
 from app.data.graphs.store import csr_of
 from app.sampling.batch_plan import BatchPlan
 from app.tasks.graphs.networks import NodeClassifier
-from app.training.fetching import Composed
-from app.training.loader import load
+from app.training.feeding.fetching import Composed
+from app.training.feeding.loader import load
 
 CPU, CLASSES = torch.device("cpu"), 32
 

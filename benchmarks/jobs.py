@@ -14,8 +14,8 @@ from app.launching.flags import parse
 from app.sampling import permutation
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.seeding import seed_all
-from app.training.learning_rate import learning_rate
-from app.training.optimizer import build_optimizer
+from app.training.optim.building import build_optimizer
+from app.training.optim.schedule import learning_rate
 
 
 class Ordered:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from app import OptimConfig
-from app.training import bf16_weights
-from app.training.optimizer import build_optimizer
+from app.training.optim import bf16_weights
+from app.training.optim.building import build_optimizer
 
 CHOICES: dict[str, dict[str, str]] = {
     "AdamW": {},

@@ -34,7 +34,7 @@ def ours(samples: int, step: int) -> None:
     import torch
 
     from app.sampling.batch_plan import BatchPlan
-    from app.training.loader import load
+    from app.training.feeding.loader import load
 
     plan = BatchPlan(samples, 10**7, BATCH, BATCH)
     next(load(plan, range(step, plan.steps), Synthetic(samples), torch.tensor, 0, 1, torch.device("cpu")))
@@ -54,7 +54,7 @@ def child(who: str, samples: int, step: int) -> None:
     """Print the seconds and bytes of a first batch, without the imports before it."""
     import accelerate  # noqa: F401
 
-    from app.training import loader  # noqa: F401
+    from app.training.feeding import loader  # noqa: F401
 
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     {"samestep": ours, "accelerate": accelerates}[who](samples, step)

@@ -32,7 +32,7 @@ def trainer(config, folder: str) -> dict[str, float]:
     from app.config import chosen
     from app.data.text import pair_text
     from app.sampling.seeding import seed_all
-    from app.training.text_scores import text_scores
+    from app.training.scores.text import text_scores
 
     config, _ = chosen(config)
     data = config.data

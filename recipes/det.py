@@ -74,7 +74,7 @@ def evaluate(run: Run, model, rows, collate, names, processor) -> dict[str, floa
     """Score the model on every evaluation image, once each, and draw the first few."""
     from app.tasks.detection.networks import boxes_of, truth_of
     from app.tasks.detection.pictures import panel
-    from app.training.average_precision import AveragePrecision
+    from app.training.scores.detection import AveragePrecision
 
     scores, size = run.scores_of(AveragePrecision(names)), rows.images.shape[2:]
     shown: list = []

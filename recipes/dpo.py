@@ -80,7 +80,7 @@ def build_model(config: Config, tokenizer):
 
 def evaluate(run: Run, model, pairs, criterion) -> dict[str, float]:
     """Score the model on every evaluation pair, once each."""
-    from app.training.preference_scores import PreferenceScores
+    from app.training.scores.preference import PreferenceScores
 
     scores = run.scores_of(PreferenceScores())
     for micro in run.evaluation(model, pairs, pairs.collate, pairs.lengths):

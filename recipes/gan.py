@@ -99,7 +99,7 @@ def describe(real, held_out):
     """
     import torch
 
-    from app.tasks.vision.frechet import PixelFrechet, moments_of
+    from app.training.scores.frechet import PixelFrechet, moments_of
 
     known = moments_of(torch.from_numpy(pixels) for pixels in real.some(10_000))
     score = PixelFrechet(known)
@@ -114,8 +114,8 @@ def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
     """Compare generated images with real ones, and draw some of them."""
     import torch
 
-    from app.tasks.vision.frechet import PixelFrechet
     from app.tasks.vision.pictures import sheet
+    from app.training.scores.frechet import PixelFrechet
 
     scores, shown = run.scores_of(PixelFrechet(known)), list[torch.Tensor]()
     for micro in run.evaluation(generator, latents, torch.stack):

@@ -73,8 +73,8 @@ def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Confi
     """Score the model on every token to write, and the texts that it writes for some rows."""
     from app.data.text.pair_text import Evenly
     from app.tasks.language import seq2seq_generation
-    from app.training.metrics import TokenAccuracy
-    from app.training.text_scores import text_scores
+    from app.training.scores.base import TokenAccuracy
+    from app.training.scores.text import text_scores
 
     scores = run.scores_of(TokenAccuracy(logits.likeliest(model)))
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.weights):
@@ -99,7 +99,7 @@ def main(config: Config) -> dict[str, float]:
     from app.data.corpus.blocks import token_loss
     from app.data.text.pair_text import PairCollate
     from app.tasks.language.attention import never_look
-    from app.training.text_scores import missing
+    from app.training.scores.text import missing
 
     with Run(config) as run:
         check_shape(config.scratch)

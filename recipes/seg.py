@@ -98,9 +98,9 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     """Score the model on every whole image, once each, and draw the first few."""
     from app.data.volumes.cases import stack
     from app.tasks.segmentation.losses import classes_of
-    from app.tasks.segmentation.overlap import Overlap
     from app.tasks.segmentation.panels import panel
     from app.tasks.segmentation.windows import sliding_window
+    from app.training.scores.segmentation import Overlap
 
     scores, shown = run.scores_of(Overlap(cases.names, bool(cases.ignored))), dict[str, list]()
     for micro in run.evaluation(model, cases, stack, micro_batch=1):

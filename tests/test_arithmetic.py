@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.backends import cuda, cudnn
 
-from app.training import deterministic_settings
+from app.training.exact import deterministic_settings
 from tiny import train
 
 BEFORE = {
@@ -73,6 +73,6 @@ def test_a_run_says_in_its_record_what_was_in_force(tmp_path, usual):
 
 def test_torch_prints_no_warning():
     """Some of its warnings come once a process, and do not pass through Python."""
-    code = "from app.training import deterministic_settings as chosen\nwith chosen.fixed(): chosen.in_force()"
+    code = "from app.training.exact import deterministic_settings as chosen\nwith chosen.fixed(): chosen.in_force()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

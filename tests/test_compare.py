@@ -13,7 +13,7 @@ from app.commands.prove.difference import MEANS, Difference
 from app.commands.prove.trace import Trace, read
 from app.errors import UserError
 from app.sampling.hashing import hash_of
-from app.training.audit import SKETCH, sketch
+from app.training.loop.audit import SKETCH, sketch
 
 
 def tensor(*values):

@@ -19,8 +19,8 @@ from app.tasks.detection.networks import new_detector, too_many_boxes, with_loss
 from app.tasks.detection.pictures import LINE, panel
 from app.tasks.from_scratch import DetectorScratch
 from app.tasks.segmentation.panels import colours
-from app.training import average_precision
-from app.training.average_precision import AveragePrecision
+from app.training.scores import detection as average_precision
+from app.training.scores.detection import AveragePrecision
 from launching import ROOT
 from laws.many import load
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from app import UserError
-from app.training import ending
+from app.training.loop import ending
 from launching import ROOT, metrics, python
 from tiny import saved, train
 

@@ -1,4 +1,4 @@
-"""app.training.exact_gradients, in one process: what it refuses, what it says, and what it leaves alone."""
+"""app.training.exact.gradients, in one process: what it refuses, what it says, and what it leaves alone."""
 
 import itertools
 import os
@@ -12,8 +12,8 @@ from accelerate.utils import DistributedType, TorchDynamoPlugin
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
-from app.training.exact_gradients import ExactGradients
-from app.training.gradient_grid import GRID, Grid, ShardedRounding
+from app.training.exact.gradients import ExactGradients
+from app.training.exact.grid import GRID, Grid, ShardedRounding
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 
@@ -242,7 +242,7 @@ def test_a_run_that_does_not_begin_gives_back_what_it_took(tmp_path, found, monk
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="not today"):
         patch.setattr("app.run.seed_all", Mock(side_effect=RuntimeError("not today")))
         patch.setattr(
-            "app.training.exact_gradients._check", lambda accelerator: torch.use_deterministic_algorithms(True)
+            "app.training.exact.gradients._check", lambda accelerator: torch.use_deterministic_algorithms(True)
         )
         train(tmp_path / "run", nn.Linear(4, 1))
     assert settings_of_torch() == found and not (tmp_path / "run").exists()

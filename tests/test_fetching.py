@@ -10,8 +10,8 @@ from torch import nn
 
 from app import OptimConfig, Run, RunConfig, UserError
 from app.sampling.batch_plan import BatchPlan
-from app.training.fetching import Composed, ahead
-from app.training.loader import load
+from app.training.feeding.fetching import Composed, ahead
+from app.training.feeding.loader import load
 from launching import steps as logged
 from tiny import Config
 

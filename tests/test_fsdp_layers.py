@@ -23,8 +23,8 @@ from transformers import (
 
 from app.distributed import fsdp
 from app.errors import UserError
-from app.training.adafactor import Adafactor
-from app.training.muon import Muon
+from app.training.optim.adafactor import Adafactor
+from app.training.optim.muon import Muon
 
 BERT = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 LLAMA = {**BERT, "num_key_value_heads": 2, "tie_word_embeddings": True}

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
-from app.tasks.vision.frechet import PixelFrechet, distance, moments_of
+from app.training.scores.frechet import PixelFrechet, distance, moments_of
 from launching import ROOT, launch_many, scores, steps
 from tables import python, refused
 from tiny import DATA, Config

@@ -21,7 +21,7 @@ from app.tasks.graphs import sums
 from app.tasks.graphs.networks import NodeClassifier, finished
 from app.tasks.graphs.shape import Shape
 from app.tasks.graphs.use import classify
-from app.training.fetching import Composed
+from app.training.feeding.fetching import Composed
 from evaluating import as_it_is
 from recipes import graph as graph_recipe
 

@@ -6,9 +6,9 @@ import torch
 from app.config import OptimConfig
 from app.distributed import deepspeed
 from app.errors import UserError
-from app.training import bf16_rounding, bf16_weights, eight_bit, wholes
-from app.training.lean_adamw import AdamW8bit, LeanAdamW
-from app.training.optimizer import Place, build_optimizer, check
+from app.training.optim import bf16_rounding, bf16_weights, eight_bit, wholes
+from app.training.optim.building import Place, build_optimizer, check
+from app.training.optim.lean_adamw import AdamW8bit, LeanAdamW
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -128,7 +128,7 @@ def test_small_updates_of_16_bit_weights_are_not_lost():
 def test_pieces_of_rows_change_no_bit(monkeypatch):
     found = []
     for at_once in (1, 1000, 2**18):
-        monkeypatch.setattr("app.training.lean_adamw.AT_ONCE", at_once)
+        monkeypatch.setattr("app.training.optim.lean_adamw.AT_ONCE", at_once)
         found.append([trained(lean(u, AdamW8bit), 5, torch.bfloat16) for u in ("stochastic", "kahan")])
     assert found[0] == found[1] == found[2]
 

@@ -20,7 +20,7 @@ from app.data.tables.text_files import PIECE, piece_rows
 from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan
-from app.training.loader import load
+from app.training.feeding.loader import load
 
 SIZE = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
 LLAMA = LlamaConfig(vocab_size=258, max_position_embeddings=64, num_key_value_heads=1, **SIZE)

@@ -13,7 +13,7 @@ from transformers import BatchEncoding
 
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan
-from app.training.loader import load
+from app.training.feeding.loader import load
 
 CPU = torch.device("cpu")
 PLAN = BatchPlan(samples=23, total=50, global_batch=9, micro_batch=2, seed=3, lengths=np.arange(23) % 7)

@@ -1,4 +1,4 @@
-"""app.training.metrics: torchmetrics' values, and the same bits however the samples are spread."""
+"""app.training.scores.base: torchmetrics' values, and the same bits however the samples are spread."""
 
 import importlib
 
@@ -14,12 +14,12 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
-from app.tasks.segmentation.overlap import Overlap
-from app.training.average_precision import AveragePrecision
-from app.training.entities import EntityScores, TokenScores
-from app.training.metrics import Classification, Metric, MultiLabel, Regression
-from app.training.remarks import Remarks
-from app.training.scores import Scores, renamed
+from app.training.scores.base import Classification, Metric, MultiLabel, Regression
+from app.training.scores.collecting import Scores, renamed
+from app.training.scores.detection import AveragePrecision
+from app.training.scores.entities import EntityScores, TokenScores
+from app.training.scores.remarks import Remarks
+from app.training.scores.segmentation import Overlap
 from launching import ROOT
 
 ROWS = 203

@@ -12,8 +12,8 @@ from torch import nn
 from app import EMAConfig, OptimConfig, Run, RunConfig, UserError
 from app.__main__ import main as commands
 from app.rundir.trackers import Trackers
-from app.training.gradients import Gradients
-from app.training.step_metrics import StepMetrics
+from app.training.loop.gradients import Gradients
+from app.training.loop.step_metrics import StepMetrics
 from laws.leaving_out import Config as Averaged
 from tiny import DATA, Config, saved
 

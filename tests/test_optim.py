@@ -1,4 +1,4 @@
-"""app.training.optimizer: parameter groups, and learning rates at points that are easy to work out by hand."""
+"""app.training.optim.building: parameter groups, and learning rates at points that are easy to work out by hand."""
 
 import math
 from dataclasses import replace
@@ -9,11 +9,11 @@ from torch.optim import lr_scheduler
 
 from app.config import OptimConfig, points
 from app.errors import UserError
-from app.training.learning_rate import check_points, learning_rate
-from app.training.muon import orthogonal
-from app.training.optimizer import build_optimizer, check
-from app.training.optimizer_classes import UNSUITABLE
-from app.training.parameter_groups import Frozen
+from app.training.optim.building import build_optimizer, check
+from app.training.optim.classes import UNSUITABLE
+from app.training.optim.groups import Frozen
+from app.training.optim.muon import orthogonal
+from app.training.optim.schedule import check_points, learning_rate
 
 USABLE = sorted(
     name

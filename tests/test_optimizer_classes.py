@@ -5,7 +5,7 @@ import torch
 
 from app.config import OptimConfig
 from app.errors import UserError
-from app.training.optimizer import Place, build_optimizer, check
+from app.training.optim.building import Place, build_optimizer, check
 
 PACKAGE = '''
 import torch

@@ -38,14 +38,14 @@ PRIVATE = {
     "distributed/regional_compilation.py": {"_dynamo", "_inductor"},  # and tests/laws/test_regions.py
     "distributed/tensor_parallel/layers.py": {"_parameters"},
     "distributed/running_statistics.py": {"_foreach_zero_", "_foreach_copy_"},
-    "training/averages.py": {"_foreach_copy_", "_foreach_sub", "_foreach_mul_", "_foreach_add_"},
-    "training/gradient_grid.py": {"_parameters", "_scale"},
-    "training/exact_gradients.py": {"_foreach_mul_"},
-    "training/layer_inputs.py": {"_pytree"},
-    "training/odd_parameters.py": {"_parameters"},
-    "training/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
-    "training/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
-    "training/before_step.py": {"_buffers", "_non_persistent_buffers_set", "_parameters"},
+    "training/optim/averages.py": {"_foreach_copy_", "_foreach_sub", "_foreach_mul_", "_foreach_add_"},
+    "training/exact/grid.py": {"_parameters", "_scale"},
+    "training/exact/gradients.py": {"_foreach_mul_"},
+    "training/exact/layer_inputs.py": {"_pytree"},
+    "training/optim/odd_parameters.py": {"_parameters"},
+    "training/scores/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
+    "training/loop/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
+    "training/loop/before_step.py": {"_buffers", "_non_persistent_buffers_set", "_parameters"},
     "checkpoints/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},  # test_reader.py
     "launching/dry_run.py": {"_open_zipfile_writer"},
     "commands/plan/meta_tensors.py": {"_parameters", "_buffers"},

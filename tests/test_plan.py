@@ -10,8 +10,8 @@ import torch
 from app import OptimConfig
 from app.commands.plan import memory
 from app.launching import profiles
-from app.training import bf16_weights
-from app.training.optimizer import build_optimizer
+from app.training.optim import bf16_weights
+from app.training.optim.building import build_optimizer
 from launching import PROFILES, ROOT, launch_many, run
 from laws.holding import Model
 

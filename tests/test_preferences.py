@@ -30,7 +30,7 @@ from app.tasks.language.preference import (
     log_probabilities,
 )
 from app.tasks.language.teacher import load_teacher
-from app.training.preference_scores import PreferenceScores
+from app.training.scores.preference import PreferenceScores
 from evaluating import as_it_is
 from launching import ROOT, metrics, scores, share, steps
 from recipes import dpo

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from app.training.recompiles import Recompiles
+from app.training.loop.recompiles import Recompiles
 
 
 @pytest.fixture(autouse=True)

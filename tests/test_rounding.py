@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from app import OptimConfig, Run
-from app.training import grid_rounding
-from app.training.gradient_grid import GRID, Grid, Sums
+from app.training.exact import rounding as grid_rounding
+from app.training.exact.grid import GRID, Grid, Sums
 from benchmarks.launches import Launches
 from launching import ROOT, python_path
 from tiny import Config, RunConfig
@@ -103,7 +103,8 @@ def test_rounding_goes_to_the_nearest_and_halves_to_even():
 
 INTERPRETED = """
 import torch
-from app.training import grid_rounding as rounding, triton_kernels as kernels
+from app.training.exact import rounding
+from app.training.exact import triton_kernels as kernels
 assert rounding.agrees(kernels, torch.device("cpu")), "the kernels have other bits than torch"
 right = kernels.add
 def wrong(values, sums, points, fresh):
@@ -126,7 +127,7 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from app.training import triton_kernels as kernels
+from app.training.exact import triton_kernels as kernels
 shape = {"points": "*fp32", "count": "i32", "block": "constexpr"}
 add = {"values": "*fp32", "sums": "*fp64", **shape, "fresh": "constexpr"}
 nearest = {"values": "*fp32", "found": "*fp32", **shape}

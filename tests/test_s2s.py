@@ -23,7 +23,7 @@ from app.data.text import pair_text
 from app.launching.flags import parse
 from app.tasks.language import seq2seq, seq2seq_generation
 from app.tasks.language.seq2seq_generation import Generate
-from app.training import text_scores
+from app.training.scores import text as text_scores
 from launching import ROOT, scores
 from laws.many import load
 from laws.small import SMALL

@@ -26,9 +26,9 @@ from app.data.volumes.pairs import read_mask
 from app.tasks.from_scratch import UNetScratch, check_unet
 from app.tasks.segmentation.losses import channels_of, classes_of, dice_loss, one_hot
 from app.tasks.segmentation.networks import check_patches, checked_card
-from app.tasks.segmentation.overlap import Overlap
 from app.tasks.segmentation.panels import colours, panel
 from app.tasks.segmentation.windows import passes, sliding_window
+from app.training.scores.segmentation import Overlap
 from evaluating import as_it_is
 from launching import ROOT, launch_many, scores, steps
 

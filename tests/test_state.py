@@ -22,8 +22,8 @@ from app.config import OptimConfig
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
-from app.training.optimizer import build_optimizer
-from app.training.optimizer_classes import UNSUITABLE
+from app.training.optim.building import build_optimizer
+from app.training.optim.classes import UNSUITABLE
 
 USABLE = sorted(
     name

@@ -1,4 +1,4 @@
-"""app.training.reproducible_sums: the same bits in any order and in any split, and the right value."""
+"""app.training.exact.reproducible_sums: the same bits in any order and in any split, and the right value."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app.training import reproducible_sums
+from app.training.exact import reproducible_sums
 
 BOUND, COUNT = 2.0**24, 4096
 

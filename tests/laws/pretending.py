@@ -99,7 +99,7 @@ def pretending(copies: Copies):
         patch.object(app.run.Run, "batches", batches),
         patch.object(Triggers, "reads_losses", lambda due, step: False),
         patch.object(Preemption, "_hold_back", lambda stopping: 2),
-        patch("app.training.optimizer.FUSED", ()),  # torch's fused kernels accept only devices that they know by name
+        patch("app.training.optim.building.FUSED", ()),  # torch accepts only devices that its fused kernels know
         patch.object(torch, "tensor", tensor),
         patch.object(attention, "_lacks", lambda *known: ""),
         patch("app.tasks.language.attention_functions.varlen_attention", lambda: (like_varlen, True)),

@@ -15,7 +15,7 @@ from app import parse
 from app.checkpoints import resume, sharded
 from app.distributed import collectives
 from app.rundir.atomic import draft_of
-from app.training import ending
+from app.training.loop import ending
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"
 SECONDS, TIMEOUT = 6, 3  # how long the slow rank takes; --run.timeout

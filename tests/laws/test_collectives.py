@@ -67,5 +67,5 @@ def test_without_clipping_fsdp_reduces_nothing_else(counts):
 def test_a_silent_step_reads_no_number_from_the_device(counts, profile):
     """But for the check of the gradient's norm, which happens on a CPU only, where reading does not wait."""
     seen = counts(profile, 1 if profile == "cpu" else 2)
-    assert seen["silent"]["reads"] == {"app/training/step_metrics.py:add_norm": 1}
+    assert seen["silent"]["reads"] == {"app/training/loop/step_metrics.py:add_norm": 1}
     assert sum(seen["logged"]["reads"].values()) > 1

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from app.checkpoints.store import STATE
-from app.training import grid_rounding
-from app.training.gradient_grid import GRID
+from app.training.exact import rounding as grid_rounding
+from app.training.exact.grid import GRID
 from launching import ROOT, saved_state, scores, steps
 from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
@@ -82,7 +82,7 @@ def test_the_same_run_twice(runs, recipe):
 @pytest.mark.skipif(not GPUS, reason="needs a GPU: it compiles kernels for it")
 def test_kernels_that_round_have_the_bits_of_torch():
     """Compiled for this GPU: halves, signed zeros, NaN, and many numbers of all sizes."""
-    kernels = pytest.importorskip("app.training.triton_kernels", reason="Triton is not installed")
+    kernels = pytest.importorskip("app.training.exact.triton_kernels", reason="Triton is not installed")
     device = torch.device("cuda", 0)
     assert grid_rounding.agrees(kernels, device) and grid_rounding.how(device) == "triton"
     values = torch.randn(3_000_001, device=device) * torch.randint(-60, 20, (3_000_001,), device=device).exp2()

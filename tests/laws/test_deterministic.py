@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from app import UserError, parse
-from app.training import nondeterministic_ops
+from app.training.exact import nondeterministic_ops
 from launching import ROOT
 from laws.many import load
 from laws.small import SMALL

@@ -9,7 +9,7 @@ import torch
 from app import EMAConfig, Run, UserError
 from app.checkpoints import finite, record
 from app.checkpoints.record import RECORD
-from app.training.before_step import BeforeStep
+from app.training.loop.before_step import BeforeStep
 from launching import ROOT, filled, scores
 from laws.leaving_out import AVERAGES, NEVER, ORDERS, PARTS, SPOILT, batch_of, differing, train
 from tiny import enter

@@ -113,8 +113,8 @@ def test_a_silent_step_has_no_further_collective(norms):
     assert {n: c for n, c in counts["silent"].items() if n != "reads"} == {"c10d::allreduce_": 1}
     assert {n: c for n, c in counts["logged"].items() if n != "reads"} == {"c10d::allreduce_": 3}
     assert counts["silent"]["reads"].keys() <= {
-        "app/training/gradients.py:finite",
-        "app/training/step_metrics.py:add_norm",
+        "app/training/loop/gradients.py:finite",
+        "app/training/loop/step_metrics.py:add_norm",
     }
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from app.training.odd_parameters import ODDITIES
+from app.training.optim.odd_parameters import ODDITIES
 from launching import ROOT, furthest_loss, share, steps, weights
 from laws.odd import KINDS, OPTIMIZERS
 

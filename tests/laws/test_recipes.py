@@ -198,7 +198,7 @@ def test_what_a_silent_step_costs(runs, recipe):
     """Law 6: one synchronisation for each optimizer, no other collective, no number read but the gradient's norm."""
     expected = {
         "c10d::allreduce_": SMALL[recipe].syncs,
-        "reads": {"app/training/step_metrics.py:add_norm": SMALL[recipe].syncs},
+        "reads": {"app/training/loop/step_metrics.py:add_norm": SMALL[recipe].syncs},
     }
     counts = {layout: json.loads((runs(layout) / f"{recipe}-counts.json").read_text()) for layout in LAYOUTS}
     assert counts["ddp2"]["silent"] == expected

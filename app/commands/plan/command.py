@@ -174,7 +174,8 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
     from app.commands.plan.pretended_split import cuts_of
     from app.distributed import deepspeed, fsdp
     from app.distributed.tensor_parallel.plan import check_slices
-    from app.training import bf16_weights, exact_gradients
+    from app.training.exact import gradients as exact_gradients
+    from app.training.optim import bf16_weights
 
     turns, split = plan.accumulation(profile.data_ranks), profile.mesh("tp")
     check_slices(run.config.slices, split)

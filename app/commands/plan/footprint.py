@@ -23,12 +23,12 @@ from app.commands.plan.simulated_device import SimulatedDevice
 from app.distributed.accelerator import Accelerator
 from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
-from app.training.copying import map_tensors
-from app.training.fetching import Composed
-from app.training.gradients import Gradients
-from app.training.loader import inputs_of
-from app.training.step import Batch, CurrentStep
-from app.training.step_metrics import StepMetrics
+from app.training.feeding.copying import map_tensors
+from app.training.feeding.fetching import Composed
+from app.training.feeding.loader import inputs_of
+from app.training.loop.gradients import Gradients
+from app.training.loop.step import Batch, CurrentStep
+from app.training.loop.step_metrics import StepMetrics
 
 LOOKED_AT = 100  # steps among which the largest micro-batch is searched
 _ROWS = 16  # rows that are really read; further rows are taken to be as large

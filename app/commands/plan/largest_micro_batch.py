@@ -17,7 +17,7 @@ from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile
 from app.sampling.batch_plan import BatchPlan
-from app.training import exact_gradients
+from app.training.exact import gradients as exact_gradients
 
 # Part of a GPU's memory to leave free: for CUDA and its libraries, for fragments, and for the error of our count.
 SPARE = 0.1

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from app.errors import UserError
 from app.rundir import metrics_file
-from app.training.audit import FILE
+from app.training.loop.audit import FILE
 
 
 class Trace(NamedTuple):

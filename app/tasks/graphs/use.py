@@ -12,7 +12,7 @@ from app.data.graphs.store import Graph
 from app.errors import UserError
 from app.tasks.graphs.networks import finished
 from app.tasks.graphs.shape import read_config
-from app.training.fetching import Composed
+from app.training.feeding.fetching import Composed
 
 ROWS = 256  # nodes at a time
 

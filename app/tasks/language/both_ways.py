@@ -12,7 +12,7 @@ from app.distributed.fsdp_calls import allow_views
 from app.errors import UserError
 from app.tasks.language.attention import BOTH_WAYS, NUMBERS, PADDING, document_mask, named, numbers_of
 from app.tasks.pretrained import AFTER_PADDING
-from app.training.scores import evaluating
+from app.training.scores.collecting import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

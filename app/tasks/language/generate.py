@@ -13,8 +13,8 @@ from app.errors import printable
 from app.sampling.seeding import seed_all
 from app.tasks.language.attention import model_inputs
 from app.tasks.pretrained import longest_input
-from app.training.copying import map_tensors
-from app.training.scores import evaluating
+from app.training.feeding.copying import map_tensors
+from app.training.scores.collecting import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from app.distributed import naming, regional_compilation
 from app.distributed.tensor_parallel.last_layer import LAST, LastLayer
 from app.errors import UserError
 from app.tasks.no_numbers import NoNumbers
-from app.training.scores import evaluating
+from app.training.scores.collecting import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,0 +1,1 @@
+"""From rows to tensors on the device, ahead of need."""

@@ -1,0 +1,130 @@
+"""Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from app.data.rows import fetch
+from app.distributed.preemption import leave_to_parent, starting_helpers
+from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
+from app.sampling.seeding import EVALUATION, sample_generator, seed_all
+from app.training.feeding.copying import on_cuda, to_device
+from app.training.feeding.fetching import Fetch, ahead, stages_of
+
+Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
+Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
+
+
+class _Steps(Dataset):
+    """A data set whose items are steps, so that a torch DataLoader can start at any step."""
+
+    def __init__(
+        self,
+        plan: BatchPlan | EvaluationPlan,
+        data: Sequence,
+        collate: Collate,
+        augment: Augment | None,
+        rank: int,
+        ranks: int,
+    ):
+        self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
+        self.rank, self.ranks = rank, ranks
+
+    def __getitem__(self, index: int) -> Step | UserError:
+        step = self.plan.step(index, self.rank, self.ranks)
+        try:
+            return step._replace(turns=[turn._replace(inputs=self._inputs(step, turn)) for turn in step.turns])
+        except UserError as error:  # if raised in a worker, torch would put its message inside a traceback
+            return error
+
+    def _inputs(self, step: Step, turn: Turn) -> Any:
+        # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
+        seed_all(self.plan.seed, step.index, turn.index, -1)
+        collate = collate_of(self.collate, step.index)
+        return inputs_of(self.data, collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+
+
+def collate_of(collate: Collate, step: int) -> Collate:
+    """Return what collates the rows of a step, counted from 0, or of an evaluation (EVALUATION)."""
+    return collate.at(step) if step != EVALUATION and hasattr(collate, "at") else collate
+
+
+def inputs_of(
+    data: Sequence, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
+) -> Any:
+    """Fetch rows, augment each with its own random generator if `augment` is given, and collate them.
+
+    If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
+    """
+    rows = fetch(data, ids)
+    if hasattr(augment, "many"):
+        rows = augment.many(rows, seed, epochs, ids)
+    elif augment is not None:
+        keys = zip(rows, epochs, ids, strict=True)
+        rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
+    return collate(rows)
+
+
+def load(
+    plan: BatchPlan | EvaluationPlan,
+    steps: range,
+    data: Sequence,
+    collate: Collate,
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    workers: int = 0,
+    augment: Augment | None = None,
+    fetch: Fetch = (),
+) -> Iterator[Step]:
+    """Yield data rank `rank`'s part of each step, loaded and copied to the device ahead of need.
+
+    Args:
+        steps: indices of the steps, counted from 0.
+        data: rows by sample id; if it has `__getitems__`, that is called with a list of ids.
+        collate: makes model inputs (nested dicts and lists of tensors) from a micro-batch's rows. If it has a method
+            `at`, that returns the function for a training step, counted from 0.
+        workers: loader processes; 0: this process loads.
+        augment: changes one row; its random generator is seeded by (seed, epoch, sample). See `inputs_of`.
+        fetch: stages after collate, each in a thread of its own; see `fetching.ahead`.
+    """
+    own, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
+    if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
+        plain = map(_or_raise, map(own.__getitem__, steps))
+        return ahead(plain, stages, device) if stages else plain
+    loader = DataLoader(
+        own,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda" and not stages,
+        in_order=True,
+        generator=torch.Generator(),
+        prefetch_factor=2 if workers else None,
+        worker_init_fn=_begin_worker,
+    )
+    with starting_helpers():
+        loaded = map(_or_raise, loader)
+    if stages:
+        return ahead(loaded, stages, device)
+    return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
+
+
+def _begin_worker(number: int) -> None:
+    leave_to_parent()
+
+
+def _or_raise(step: Step | UserError) -> Step:
+    if isinstance(step, UserError):
+        raise step
+    return step
+
+
+def _as_it_is(step: Any) -> Any:
+    """Return the step unchanged: torch's default would turn numpy arrays and numbers into tensors."""
+    return step

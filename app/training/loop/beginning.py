@@ -1,0 +1,126 @@
+"""The beginning of a run's loop: its checkpoint is loaded, its record is opened, and its checks are set up."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from accelerate.utils import DistributedType
+
+from app.checkpoints.resume import contents_everywhere
+from app.config import BestMetric, RunConfig
+from app.config.score_names import PLAIN, seems_lower
+from app.distributed import collectives, layout
+from app.distributed.desync import DesyncCheck
+from app.errors import UserError
+from app.launching import trust
+from app.rundir import recipe_source
+from app.rundir.throughput import Cost, peak_flops
+from app.sampling.batch_plan import BatchPlan
+from app.training.loop.audit import Audit
+from app.training.loop.diagnostics import Diagnostics
+from app.training.loop.nonfinite import FirstNonfinite
+from app.training.loop.step_loop import StepLoop
+from app.training.optim.averages import Averages
+from app.training.optim.building import CHANGEABLE, check_change
+
+
+class Asked(NamedTuple):
+    """What a run is asked for."""
+
+    name: str
+    config: Any
+    """The recipe's config, with the settings that follow from others filled in."""
+    choices: list[str]
+    """Lines that tell the user how they were filled in."""
+    fields: dict[str, Any]
+    """The config as plain values."""
+    facts: dict[str, Any]
+    """What the recipe adds to run.json."""
+
+
+def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
+    """Resume, open the logger, and return the plan and the indices of the remaining steps. Every rank takes part.
+
+    Args:
+        plan: of a run that begins at step 0.
+        cost: what a sample costs; None if it is not known.
+    """
+    services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
+    _check_best(loop.settings, services.averages)
+    if loop.settings.nonfinite == "skip" and ours.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError(
+            "--run.nonfinite skip: DeepSpeed's engine updates in its backward pass, so no step can be left out; use an "
+            "fsdp or ddp profile"
+        )
+    order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
+    drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
+    for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
+        logger.progress.say(line)
+    if doubt := _doubt_of(BestMetric.parse(loop.settings.best)):
+        logger.progress.warn(doubt)
+    here = layout.layout(ours)
+    if layout.is_bound(here):
+        logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
+    options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
+    start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
+    check_change(asked.config, start.changed)
+    loop.optimizers.check_points(plan.steps)
+    loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
+    services.buffers.begin(start.buffers, plan)
+    services.averages.begin(plan.steps, start)
+    about = {"steps": plan.steps, "samples": plan.samples, "recipe": asked.name, "layout": here}
+    about |= {"versions": layout.versions(), **asked.facts}
+    if chosen := services.gradients.arithmetic():
+        about["arithmetic"] = chosen
+
+    def write() -> None:
+        origin = recipe_source.origin_of(asked.config)
+        trust.remember(recipe_source.source_of(asked.config), origin["recipe_folder"])
+        evaluates = start.unevaluated or (loop.settings.eval_first and not start.step)
+        logger.open(start.step, loop.settings, asked.fields, evaluates, start.changed, **about, **origin)
+
+    collectives.from_main(write, long=True)  # trackers may take long to start
+    peak = peak_flops(here["device"], here["precision"])
+    logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
+    faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
+    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
+    diagnostics = Diagnostics(ours, loop.settings, services.folder.path, start.step, logger.progress.warn)
+    steps = loop.begin(plan, start, faults, drift, audit, diagnostics)
+    services.preemption.start()
+    services.watchdog.start()
+    return plan, steps
+
+
+def _doubt_of(best: BestMetric) -> str:
+    """Return a warning if the highest value counts as the best of a score that seems to be better if it is lower."""
+    if best.lower or not seems_lower(best.name):
+        return ""
+    return (
+        f"warning: of {best.name} the highest counts as the best; for the lowest, give --run.best=-{best.name}, or "
+        f'write run.keep_best("-{best.name}") in the recipe'
+    )
+
+
+def _check_best(settings: RunConfig, averages: Averages) -> None:
+    """Refuse what needs a score that decides, without one; and a score of an average that has none.
+
+    Raises:
+        UserError: there is none.
+    """
+    best = BestMetric.parse(settings.best).of_average
+    if best and (averages.settings is None or averages.replaces):
+        plain = str(best._replace(kind=PLAIN))
+        raise UserError(
+            f"--run.best {settings.best}: "
+            + (
+                f"with --ema.use instead, {plain} is the score of the average: name that, or give --ema.use also"
+                if averages.replaces
+                else "there is no average of the weights: give --ema.decay and --ema.use also"
+            )
+        )
+    asked = [f"--run.patience {settings.patience}"] * bool(settings.patience)
+    asked += ["--run.model best"] * (settings.model == "best")
+    if asked and not BestMetric.parse(settings.best).name:
+        raise UserError(
+            f"{asked[0]} has no score to go by: name one, for example --run.best eval/accuracy, or, where lower is "
+            "better, --run.best=-eval/loss"
+        )

@@ -1,0 +1,85 @@
+"""What a run opens once, for its steps, its evaluations and its end."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+from app.checkpoints.manager import CheckpointManager
+from app.checkpoints.store import CheckpointStore
+from app.config import EMAConfig, RunConfig
+from app.distributed.buffers import Buffers
+from app.distributed.preemption import Preemption
+from app.distributed.running_statistics import RunningStatistics
+from app.distributed.watchdog import Watchdog
+from app.rundir.atomic import drafts_of
+from app.rundir.folder import RunFolder
+from app.rundir.logger import RunLogger
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.training.feeding.fetching import Fetch
+from app.training.feeding.loader import Augment, load
+from app.training.loop.gradients import Gradients
+from app.training.optim.averages import Averages
+from app.training.scores.remarks import Remarks
+
+
+class Services:
+    """The services of one run; each is described in its own module."""
+
+    def __init__(self, settings: RunConfig, averaging: EMAConfig | None, folder: RunFolder, gradients: Gradients):
+        """Make them; nothing is locked, written or listened to yet.
+
+        Args:
+            averaging: None where the recipe has no such settings.
+        """
+        accelerator = gradients.accelerator
+        self.accelerator, self.gradients, self.folder = accelerator, gradients, folder
+        self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
+        gradients.calls.failed = self.logger.failed
+        checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
+        self.watchdog = Watchdog(
+            settings.timeout, self.logger.failed, [checkpoints], lambda: drafts_of(self.model_folder)
+        )
+        self.checkpoint_store = CheckpointStore(
+            checkpoints,
+            accelerator.process_index,
+            accelerator.num_processes,
+            settings.keep,
+            settings.best,
+            check_owner=folder.check,
+            on_block=self.watchdog.moved,
+        )
+        statistics = RunningStatistics(accelerator, settings.exact)
+        self.buffers = Buffers(accelerator, statistics, self.logger.progress.warn)
+        self.averages = Averages(averaging, accelerator, self.buffers)
+        self.checkpoint_manager = CheckpointManager(
+            accelerator, self.buffers, self.checkpoint_store, self.logger, self.watchdog, settings.save_async
+        )
+        self.preemption = Preemption(
+            accelerator.device, self.logger.failed, lambda _: self.logger.note(status="preempted")
+        )
+        # On a CPU, loading processes would take the cores that train.
+        self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
+        self._fetching = WeakSet[Any]()
+        self.remarks = Remarks()
+
+    def load(
+        self,
+        plan: BatchPlan | EvaluationPlan,
+        steps: range,
+        data: Sequence,
+        collate: Callable[[list], Any],
+        augment: Augment | None = None,
+        fetch: Fetch = (),
+    ) -> Iterator[Step]:
+        """Yield this data rank's part of each step, on its device."""
+        ours = self.accelerator
+        place = ours.data_rank, ours.data_ranks, ours.device
+        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch)
+        if isinstance(loaded, Generator):
+            self._fetching.add(loaded)
+        return loaded
+
+    def stop_fetching(self) -> None:
+        """End the threads of `load` that are still ahead of a step, because the run was left in its middle."""
+        for loaded in list(self._fetching):
+            loaded.close()

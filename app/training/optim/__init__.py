@@ -1,0 +1,1 @@
+"""What changes weights: learning rates, groups of parameters, optimizers and averages."""

@@ -1,0 +1,1 @@
+"""The scores of every task, added up over all ranks."""
