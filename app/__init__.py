@@ -15,6 +15,7 @@ from app.launching.flags import parse
 # A warning of tqdm's progress bars for notebooks, which other libraries use; a run itself prints lines there.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
+__version__ = "0.1.0"
 __all__ = ["EMAConfig", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 
+from app import __version__
 from app.commands import load, summaries
 from app.distributed.environment import report_user_errors
 from app.errors import UserError, did_you_mean
@@ -17,9 +18,12 @@ def main(words: list[str]) -> int:
         UserError: there is no such command, or its options are wrong.
     """
     check_letters(words)
+    if words[:1] == ["--version"]:
+        print(f"samestep {__version__}")
+        return 0
     known = summaries()
     if not words or words[0] in ("-h", "--help"):
-        print("usage: python -m app COMMAND ...\n")
+        print("usage: python -m app COMMAND ...  (or samestep COMMAND ...)\n")
         print("\n".join(f"  {name:<10} {summary}" for name, summary in known.items()))
         print("\npython -m app COMMAND --help says more. Training itself: samestep launch recipes/cls.py")
         return 0

@@ -7,14 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import app
 from app.distributed import supported
 from app.errors import UserError, did_you_mean
+from app.launching import shipped
 from app.launching.flags import read_yaml
 
-# An installed package has the profiles inside `app`; a copy of the repository has them next to it.
-_PLACES = [folder / "accelerate_configs" for folder in Path(app.__file__).parents[:2]]
-FOLDER = next((place for place in _PLACES if place.is_dir()), _PLACES[-1])
+FOLDER = shipped.folder("accelerate_configs")
 # Sections of a profile, and what accelerate puts before a key of theirs that begins otherwise.
 _SECTIONS = {"fsdp_config": "fsdp_", "fp8_config": "fp8_", "dynamo_config": "dynamo_"}
 _SECTIONS |= dict.fromkeys(("deepspeed_config", "parallelism_config", "mpirun_config"), "")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.errors import UserError, printable
+from app.launching import shipped
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = shipped.folder("recipes")
 
 
 class Code(NamedTuple):
