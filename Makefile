@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 APART := $(CURDIR)/.venv/apart
+SITE := .venv/docs
 
 # Without it the launcher warns that it has chosen; every run shares the cores among its processes by itself.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test check lint torture laws bench bench-gpu wheels setup
+.PHONY: train test check lint docs torture laws bench bench-gpu wheels release setup
 
 train: $(READY)  ## train the text classifier on data that needs no download
 	$(BIN)/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml recipes/cls.py
@@ -45,6 +46,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy app recipes
 
+docs: $(SITE)/ready  ## build the documents and the API into site/; a warning is an error
+	$(SITE)/bin/mkdocs build --strict
+
+release:  ## make release VERSION=0.2.0: date the changelog, build, try the wheel in an empty environment, commit and tag
+	.ci/release $(VERSION)
+
 setup: $(READY)
 
 $(READY): requirements.lock pyproject.toml
@@ -61,4 +68,9 @@ $(APART)/ready: requirements-apart.lock | $(READY)
 	rm -rf $(APART)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(APART) \
 		-r requirements-apart.lock
+	touch $@
+
+$(SITE)/ready: requirements-docs.lock
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	touch $@
