@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import app
 from app.commands import summaries
 from launching import PROFILES, ROOT, metrics, run
 
@@ -62,9 +63,9 @@ print(*fits(profiles.read("ddp_cpu:3")))
 def installed(tmp_path_factory):
     """Build a wheel and install it into an environment that sees this one's packages, but not this copy of app."""
     root = tmp_path_factory.mktemp("wheel")
-    for name in ("app", "accelerate_configs"):
+    for name in ("app", "accelerate_configs", "recipes"):
         shutil.copytree(ROOT / name, root / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, root / "source")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(root)]
@@ -99,8 +100,9 @@ def use(installed: Path, program: str, *words: str) -> str:
     return result.output
 
 
-def test_it_has_every_module_and_every_profile(installed):
+def test_it_has_every_module_every_recipe_and_every_profile(installed):
     modules = {str(file.relative_to(ROOT)) for file in (ROOT / "app").rglob("*.py")}
+    modules |= {f"app/recipes/{file.name}" for file in (ROOT / "recipes").glob("*.py")}
     assert {str(file.relative_to(installed)) for file in (installed / "app").rglob("*.py")} == modules
     profiles = {file.name for file in (installed / "app" / "accelerate_configs").iterdir()}
     assert profiles == {file.name for file in PROFILES.glob("*.yaml")}
@@ -124,3 +126,9 @@ def test_profiles_are_known_by_name(installed):
     info = json.loads((installed.parents[3] / "empty" / "launched" / "run.json").read_text())
     assert info["layout"]["processes"] == 2 and info["layout"]["wrapping"] == "DDP"
     assert "FSDP2 x2, fp32" in printed and "DDP x3, fp32" in printed
+
+
+def test_a_recipe_is_begun_and_its_test_passes(installed):
+    assert use(installed, "samestep", "--version") == f"samestep {app.__version__}\n"
+    use(installed, "samestep", "new", "cls", "mine.py")
+    assert "1 passed" in use(installed, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")
