@@ -96,7 +96,11 @@ class Lease(ABC):
 
     @abstractmethod
     def write(self, text: str) -> None:
-        """Say who holds it, and wait until that is kept."""
+        """Say who holds it, and wait until that is kept. It may have been taken since: look at `mark` again.
+
+        Raises:
+            OSError: it is not kept.
+        """
 
     @abstractmethod
     def renew(self) -> None:

@@ -236,11 +236,17 @@ class _LocalLease(Lease):
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 raise FileExistsError(errno.EEXIST, "is not a file", str(self._path))
             sure = _flock(self._descriptor)
-            # Another run may have made a new file.
-            return sure if sure is False or _is_at(self._path, self._descriptor) else False
+            return False if sure is False or not self._is_there(self._descriptor) else sure
         except BaseException:
             self.close()
             raise
+
+    def _is_there(self, descriptor: int) -> bool:
+        """Tell whether the file that was opened still has the name: another run may have made a new one."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(descriptor))
+        except FileNotFoundError:
+            return False
 
     def mark(self) -> Mark:
         # Opened anew each time: otherwise a network disk may answer from its cache.
