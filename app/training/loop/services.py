@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 from weakref import WeakSet
 
+from app import storage
 from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.store import CheckpointStore
 from app.config import EMAConfig, RunConfig
@@ -11,7 +12,6 @@ from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
 from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
-from app.rundir.atomic import drafts_of
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
@@ -36,8 +36,12 @@ class Services:
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
         gradients.calls.failed = self.logger.failed
         checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
+        files = storage.at(folder.path)
         self.watchdog = Watchdog(
-            settings.timeout, self.logger.failed, [checkpoints], lambda: drafts_of(self.model_folder)
+            settings.timeout,
+            self.logger.failed,
+            [checkpoints],
+            lambda: [folder.path / draft for draft in files.drafts("model")],
         )
         self.checkpoint_store = CheckpointStore(
             checkpoints,
