@@ -374,6 +374,7 @@ ELSEWHERE = {
     "commands/export/": "the folder that the user named",
     "commands/launch/": "recipes",
     "commands/lr_range/": "recipes, and a scratch run's output",
+    "commands/new/": "the recipe that the user wants written",
     "commands/output.py": "files that the user named with --json",
     "commands/own_folder.py": "folders that a command makes for its own runs, with its mark in them",
     "commands/plot/": "pages that the user named",
