@@ -181,14 +181,14 @@ def _write(
     """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
     from app.checkpoints import finite
     from app.checkpoints.export import save_model
+    from app.commands import recipe_file
     from app.commands.export import model_card
-    from app.launching import dry_run
     from app.tasks.language.merging import Merged
 
     recipe, imports = code
     flags = ["--config", str(run.folder / "config.yaml")]
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
-    ended = dry_run.run_to_end(recipe, flags, import_folder=imports)
+    ended = recipe_file.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator
     try:
         sharded.load_mean(accelerator, [str(state) for state, _ in found], averaged)
