@@ -386,7 +386,7 @@ class Run:
         yield from evaluation.turns(self.services, model, plan, data, collate, may_stop, fetch)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: from metrics of app.training.scores.base, and from torchmetrics, by name."""
+        """Collect scores over all ranks: from metrics of app.training.scores, and from torchmetrics, by name."""
         return Scores(self.accelerator.device, self.services.remarks, *own, **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:

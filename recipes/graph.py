@@ -76,7 +76,7 @@ def evaluate(run: Run, model, nodes, names, fanouts) -> dict[str, float]:
 
     from app.data.graphs.nodes import collate
     from app.data.graphs.sampling import stages
-    from app.training.scores.base import Classification
+    from app.training.scores.classification import Classification
 
     scores = run.scores_of(Classification(names))
     for micro in run.evaluation(model, nodes, collate, fetch=stages(nodes.graph, fanouts)):

@@ -19,7 +19,7 @@ from app.data.text import tagged_text
 from app.data.text.tokens import PadCollate
 from app.errors import UserError
 from app.tasks.pretrained import load_tokenizer
-from app.training.scores.entities import EntityScores, TokenScores
+from app.training.scores.tags import EntityScores, TokenScores
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 SENTENCES = [
