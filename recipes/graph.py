@@ -9,7 +9,7 @@ r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods t
 from dataclasses import dataclass, field
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, parse
-from app.data.graphs.config import GraphData
+from app.data.config import GraphData
 from app.tasks.graphs.shape import GraphScratch, check_shape
 
 USE_IT = (
