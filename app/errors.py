@@ -5,36 +5,12 @@ import importlib.util
 from collections.abc import Iterable
 
 # The package to install for each module that this project imports; other modules are the user's own.
-MODULES = {
-    name: name
-    for name in (
-        *(
-            "accelerate",
-            "bitsandbytes",
-            "cloudpickle",
-            "datasets",
-            "huggingface_hub",
-            "jinja2",
-            "matplotlib",
-            "monai",
-            "nibabel",
-            "numpy",
-        ),
-        *(
-            "pandas",
-            "peft",
-            "plotly",
-            "psutil",
-            "pyarrow",
-            "rich",
-            "sacrebleu",
-            "safetensors",
-            "tensorboard",
-            "tokenizers",
-        ),
-        *("torch", "torchmetrics", "tqdm", "transformers", "tyro", "wandb", "xxhash"),
-    )
-}
+_OF_THE_SAME_NAME = """
+    accelerate bitsandbytes cloudpickle datasets huggingface_hub jinja2 matplotlib monai nibabel numpy pandas
+    peft plotly psutil pyarrow rich sacrebleu safetensors tensorboard tokenizers torch torchmetrics tqdm
+    transformers tyro wandb xxhash
+"""
+MODULES = {name: name for name in _OF_THE_SAME_NAME.split()}
 MODULES |= {"PIL": "pillow", "docstring_parser": "docstring-parser", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 _STAND_INS = {"tensorboardX": "tensorboard"}  # modules that accelerate tries in place of others
 

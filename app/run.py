@@ -24,6 +24,7 @@ from app.errors import UserError
 from app.launching import dry_run
 from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
+from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
@@ -60,6 +61,7 @@ class Run:
         self._asked = beginning.Asked(self.name, full, choices, self.fields, facts={})
         self._dry = dry_run.current()
         self._opened: StepLoop | None = None  # from __enter__ on
+        self._taken = ExitStack()  # what is given back at the end
 
     @property
     def steps_done(self) -> int:
@@ -70,6 +72,31 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Return the last logged value of each score."""
         return self._opened.scores if self._opened else {}
+
+    @property
+    def services(self) -> Services:
+        """Return what the run has opened."""
+        return self._loop.services
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Return accelerate's Accelerator, as this project extends it."""
+        return self.services.accelerator
+
+    @property
+    def gradients(self) -> Gradients:
+        """Return what weighs, synchronises and clips gradients."""
+        return self.services.gradients
+
+    @property
+    def folder(self) -> RunFolder:
+        """Return the run's folder."""
+        return self.services.folder
+
+    @property
+    def logger(self) -> RunLogger:
+        """Return what writes the log."""
+        return self.services.logger
 
     @property
     def optimizers(self) -> Optimizers:
@@ -106,26 +133,22 @@ class Run:
     def _open(self, settings: RunConfig, taken: ExitStack) -> None:
         if settings.exact:
             taken.enter_context(exact_gradients.settings())
-        self.accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout, settings.slices)
-        compiling = self.accelerator.state.dynamo_plugin
+        accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout, settings.slices)
+        compiling = accelerator.state.dynamo_plugin
         if regional_compilation.is_asked_for(compiling):
             taken.enter_context(regional_compilation.settings(compiling, settings.exact))
-        kind = exact_gradients.ExactGradients if settings.exact else Gradients
-        self.gradients = kind(self.accelerator, settings.seed)
         # Called now for their errors: they do not depend on the data, which may take long to load.
         batch_sizes(settings)
-        BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(self.accelerator.data_ranks)
-        self.folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
-        taken.callback(lambda: self.folder.release(discard=not (self._opened and self._opened.begun)))
+        BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(accelerator.data_ranks)
+        folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
+        taken.callback(lambda: folder.release(discard=not (self._opened and self._opened.begun)))
         averaging = getattr(self._asked.config, "ema", None)
-        self.services = Services(settings, averaging, self.folder, self.gradients)
-        self.logger = self.services.logger
+        self._opened = StepLoop(settings, Services(settings, averaging, folder, accelerator))
         self._settle()
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
-            for note in collectives.from_main(lambda: self.folder.claim(self.fields, settings, has), long=True):
+            for note in collectives.from_main(lambda: folder.claim(self.fields, settings, has), long=True):
                 self.say(note)
-        self._opened = StepLoop(settings, self.services)
         seed_all(settings.seed)
 
     def _settle(self) -> None:
@@ -230,7 +253,7 @@ class Run:
         if not model.training:
             model.train()  # from_pretrained returns a model in evaluation mode
         if note := batch_norm.note(model, self.accelerator, self.config):
-            self.warn(note) if note.startswith("warning") else self.say(note)
+            (self.warn if note.warns else self.say)(note.text)
         own = cast(torch.optim.Optimizer, optim)
         model, optimizer = self.gradients.prepare(model, own, settings.clip if settings else 0.0)
         optimizers.add(optimizer, settings)
@@ -277,9 +300,9 @@ class Run:
         plan, steps = beginning.begin(self._loop, self._asked, plan, data, cost)
         yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment, fetch))
 
-    def trying(self, step: CurrentStep, gradients: Gradients) -> AbstractContextManager[None]:
+    def trying(self, step: CurrentStep) -> AbstractContextManager[None]:
         """Run the loop's body once in a dry run, on a step whose changes are undone."""
-        return self._loop.trying(step, gradients)
+        return self._loop.trying(step)
 
     def only_evaluation(self) -> Iterator[Batch]:
         """Enter the loop's body once to evaluate, where a command has taken the place of training."""

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from app.data.config import GraphData
 from app.data.graphs import nodes
-from app.data.graphs.sampling import stages
+from app.data.graphs.neighbours import stages
 from app.data.graphs.store import csr_of
 from app.sampling.batch_plan import BatchPlan
 from app.tasks.graphs.networks import NodeClassifier

@@ -1,4 +1,4 @@
-r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods that are sampled ahead of the step.
+r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods that are drawn ahead of the step.
 
     accelerate launch recipes/graph.py
     accelerate launch recipes/graph.py --scratch.kind gat --run.dir runs/gat
@@ -74,8 +74,8 @@ def evaluate(run: Run, model, nodes, names, fanouts) -> dict[str, float]:
     """Score the model on every node, once each, with the same neighbours every time."""
     from torch.nn.functional import cross_entropy
 
+    from app.data.graphs.neighbours import stages
     from app.data.graphs.nodes import collate
-    from app.data.graphs.sampling import stages
     from app.training.scores.classification import Classification
 
     scores = run.scores_of(Classification(names))
@@ -89,8 +89,8 @@ def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
     from torch.nn.functional import cross_entropy
 
+    from app.data.graphs.neighbours import stages
     from app.data.graphs.nodes import InEpoch, collate, eval_fanouts
-    from app.data.graphs.sampling import stages
 
     with Run(config) as run:
         check_shape(config.scratch)

@@ -14,15 +14,15 @@ import yaml
 from PIL import Image
 
 from app.config import points
-from app.data.boxes.files import IMAGES
 from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
+from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.images.image_column import ImageColumn
 from app.data.tables.files import READERS
 from app.data.tables.sources import open_source
 from app.data.volumes.class_file import read_classes
 from app.data.volumes.nifti import ENDINGS as NIFTI
-from app.data.volumes.pairs import LOSSY, PICTURES, read_image, read_mask
+from app.data.volumes.pairs import read_image, read_mask
 from app.launching.flags import read_yaml
 from app.tasks.pretrained import load_model, load_processor, load_tokenizer
 from app.tasks.segmentation.networks import read_card
@@ -332,9 +332,9 @@ FORMATS: dict[str, Format] = {
     "conll without extension": _in_folder("train", "conll", "conll", named=True),
     **{f"saved {name}": _saved(name) for name in ("data-00000-of-00001.arrow", "state.json", "dataset_info.json")},
     "parallel": _parallel(),
-    **{f"image{ending}": _image(ending) for ending in sorted(IMAGES)},
-    **{f"volume{ending}": _volume(ending) for ending in (*NIFTI, *PICTURES, *LOSSY)},
-    **{f"mask{ending}": _volume(ending, mask=True) for ending in (*NIFTI, *PICTURES)},
+    **{f"image{ending}": _image(ending) for ending in sorted(ENDINGS)},
+    **{f"volume{ending}": _volume(ending) for ending in (*NIFTI, *EXACT, *LOSSY)},
+    **{f"mask{ending}": _volume(ending, mask=True) for ending in (*NIFTI, *EXACT)},
     "coco": _boxes("coco", "train.json", frozenset({"empty", "folder"})),
     "yolo data.yaml": _boxes("yolo", "data.yaml", frozenset({"cut", "empty", "folder"}), other_encodings=True),
     "yolo list": _boxes("yolo", "list.txt", frozenset({"cut", "folder", "empty"})),

@@ -17,6 +17,7 @@ from app.checkpoints.manifest import MANIFEST, checksum, vouch
 from app.checkpoints.record import RECORD, SCORES
 from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
 from app.errors import UserError
+from app.storage.local import LocalStorage
 
 # Children start as forks: at once, with torch imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -106,7 +107,7 @@ def test_the_manifest_has_size_and_hash_of_every_other_file(tmp_path):
     assert set(manifest["files"]) == {str(path.relative_to(to.path(1))) for path in found} == set(FILES) - {MANIFEST}
     for path in found:
         entry = manifest["files"][str(path.relative_to(to.path(1)))]
-        assert entry == {"size": path.stat().st_size, "xxh3": checksum(path)}
+        assert entry == {"size": path.stat().st_size, "xxh3": checksum(path.parent, path.name)}
 
 
 def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
@@ -487,15 +488,15 @@ def test_what_cannot_be_read_for_a_moment_is_not_deleted(tmp_path, monkeypatch):
     """The best checkpoint's record, on a network disk that says ESTALE."""
     to = checkpoints(tmp_path, keep=1, best="score")
     save(to, 1, score=0.99)
-    read = Path.read_text
+    open_file = LocalStorage.open
 
-    def stale(path, *args, **options):
-        if "step-00000001" in str(path):
+    def stale(files, *args, **options):
+        if "step-00000001" in str(files.place):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return read(path, *args, **options)
+        return open_file(files, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", stale)
+        patch.setattr(LocalStorage, "open", stale)
         save(to, 2, score=0.5)
     save(to, 3, score=0.5)
     assert names(to) == ["step-00000001", "step-00000003"]
@@ -537,16 +538,16 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     """It may be good: nothing deletes it, and no later resume takes it for the newest."""
     to = checkpoints(tmp_path, keep=9)
     save(to, 4, 8)
-    read = Path.open
+    open_file = LocalStorage.open
 
-    def broken(path, *args, **options):
-        if "step-00000008" in str(path):
+    def broken(files, name, *args, **options):
+        if "step-00000008" in str(files.place):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(path, *args, **options)
+        return open_file(files, name, *args, **options)
 
     to, warnings = checkpoints(tmp_path, keep=9), []
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", broken)
+        patch.setattr(LocalStorage, "open", broken)
         patch.setattr("app.checkpoints.manifest.time.sleep", lambda seconds: None)
         assert to.newest(warnings.append)[1]["step"] == 4
     assert "step-00000008 cannot be read and left out" in warnings[0]
@@ -557,20 +558,22 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     assert (to.folder / aside / FILES[2]).read_bytes().startswith(b"weights of step 8")
 
 
-@pytest.mark.parametrize("failing", ["write_text", "read_text"])
+@pytest.mark.parametrize("failing", ["write_bytes", "read_text"])
 def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monkeypatch, failing):
     """The checkpoint stays as it is, and training goes on."""
     to = checkpoints(tmp_path)
     save(to, 1, score=0.5)
-    original = getattr(Path, failing)
+    owner = LocalStorage if failing == "read_text" else Path
+    original = getattr(owner, failing)
 
-    def fail(path, *args, **options):
-        if path.name == RECORD or (path.name.startswith(SCORES) and path.suffix == ".tmp"):
+    def fail(place, *args, **options):
+        name = args[0] if failing == "read_text" else place.name
+        if name == RECORD or (name.startswith(SCORES) and name.endswith(".tmp")):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return original(path, *args, **options)
+        return original(place, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, failing, fail)
+        patch.setattr(owner, failing, fail)
         (problem,) = to.save(1, {"metrics": {"score": 0.9}}, writer(1)).problems
     assert "keeps its earlier scores" in problem and newest(checkpoints(tmp_path)) == (1, [])
     assert sorted(path.name for path in to.path(1).iterdir()) == [MANIFEST, RECORD, STATE]

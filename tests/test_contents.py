@@ -8,7 +8,8 @@ import pytest
 from test_damage import snapshot
 
 from app.errors import UserError
-from app.rundir import atomic, contents
+from app.rundir import contents
+from app.storage import drafts
 from tiny import saved, train
 
 SECRET = "of somebody else"
@@ -167,7 +168,7 @@ def test_pictures_and_drafts_follow_no_link(tmp_path):
     train(run, draws)
     assert snapshot(outside) == before
     assert not (run / "images/eval/one/step-00000003.png").is_symlink()
-    assert len({atomic.draft_of(run / "run.json") for _ in range(100)}) == 100
+    assert len({drafts.draft_of(run / "run.json") for _ in range(100)}) == 100
 
 
 def test_a_manifest_leads_to_no_other_file(tmp_path):

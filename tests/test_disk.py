@@ -5,32 +5,18 @@ import re
 import shutil
 import subprocess
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from app import UserError
 from app.training.loop import ending
+from disks import mounted
 from launching import ROOT, metrics, python
 from tiny import saved, train
 
 WIDTH = 20_000
 ROWS = list(torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(0)))
-
-
-@contextmanager
-def mounted(folder, *options):
-    """Mount a disk of memory of 1 MB, or skip."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", *(options or ("-t", "tmpfs", "-o", "size=1m", "none")), str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        pytest.skip(f"a disk of our own cannot be mounted here: {result.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("beside", [True, False])

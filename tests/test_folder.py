@@ -107,6 +107,7 @@ def test_reading_the_lock_does_not_open_it(tmp_path):
 
 def refused_elsewhere(path: Path) -> bool:
     def attempt():
+
         from app.rundir import lock
 
         lock._held.clear()  # what the fork remembers of its parent
@@ -129,18 +130,20 @@ def test_a_lock_taken_while_its_file_goes_is_not_a_lock(tmp_path):
     ours, theirs = FORK.Pipe()
 
     def late():
+        import fcntl
+
         from app.rundir import lock
 
         lock._held.clear()
-        take = lock.fcntl.flock
+        take = fcntl.flock
 
         def wait_and_take(*args):
             theirs.send("opened")
             theirs.recv()
-            lock.fcntl.flock = take
+            fcntl.flock = take
             return take(*args)
 
-        lock.fcntl.flock = wait_and_take
+        fcntl.flock = wait_and_take
         try:
             _held = claim(path)
             theirs.send("in")

@@ -13,7 +13,7 @@ from app import parse
 from app.__main__ import main as app
 from app.data.config import GraphData
 from app.data.graphs import calls, nodes, readers
-from app.data.graphs.sampling import ALL, Gather, draw, sample, stages
+from app.data.graphs.neighbours import ALL, Gather, draw, draw_neighbourhood, stages
 from app.data.graphs.store import Graph, csr_of
 from app.errors import UserError
 from app.sampling.seeding import below, words_of
@@ -58,7 +58,7 @@ def test_every_neighbour_is_drawn_as_often():
 
 def neighbourhood(rows, key, fanouts=(3, 2), graph=GRAPH) -> dict:
     """For each hop and node, the neighbours that a micro-batch gives it."""
-    sampled = sample(graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts)
+    sampled = draw_neighbourhood(graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts)
     found, receivers = {}, np.unique(rows)
     for hop, block in enumerate(sampled.blocks):
         new = np.full(len(block.back_starts) - 1, -1)
@@ -67,7 +67,9 @@ def neighbourhood(rows, key, fanouts=(3, 2), graph=GRAPH) -> dict:
         for place, node in enumerate(receivers):
             found[hop, int(node)] = block.senders[block.starts[place] : block.starts[place + 1]]
         if senders is None:
-            following = sample(graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts[: hop + 1])
+            following = draw_neighbourhood(
+                graph, np.array(rows), np.full(len(rows), key, np.uint64), fanouts[: hop + 1]
+            )
             senders = following.nodes
         assert (senders[: len(receivers)] == receivers).all() and len(set(senders.tolist())) == len(senders)
         found |= {at: tuple(senders[places].tolist()) for at, places in found.items() if at[0] == hop}
@@ -102,7 +104,7 @@ def network(kind="sage", **more):
 
 def inputs(rows, fanouts=(3, 2), keys=None):
     rows = np.array(rows)
-    return Gather(GRAPH)(sample(GRAPH, rows, KEYS[: len(rows)] if keys is None else keys, fanouts))
+    return Gather(GRAPH)(draw_neighbourhood(GRAPH, rows, KEYS[: len(rows)] if keys is None else keys, fanouts))
 
 
 @pytest.mark.parametrize("kind", ["sage", "gat"])
@@ -147,7 +149,7 @@ def test_layers_are_what_their_papers_say(kind):
         torch.autograd.grad(out.square().sum(), [x, *model.parameters()])
         for out, x in ((found, given), (expected, features))
     )
-    order = np.argsort(sample(GRAPH, np.arange(SIZE), KEYS, (ALL, ALL)).nodes)
+    order = np.argsort(draw_neighbourhood(GRAPH, np.arange(SIZE), KEYS, (ALL, ALL)).nodes)
     torch.testing.assert_close([ours[0][order], *ours[1:]], [theirs[0], *theirs[1:]])
 
 

@@ -1,6 +1,7 @@
 """lock: one run holds a folder, on disks without flock and on disks that machines share, told by real processes."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -41,7 +42,7 @@ def unsupported(code: int):
 def on_another_host() -> None:
     """Have another name, and locks that other machines do not see."""
     lock.socket.gethostname = lambda: "elsewhere"
-    lock.fcntl.flock = lambda descriptor, operation: None
+    fcntl.flock = lambda descriptor, operation: None
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def take(folder: Path) -> list[str]:
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_disk_without_flock(tmp_path, monkeypatch, code):
     """A process of this host is asked for by its number and its start; nobody has to wait for it."""
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported(code))
+    monkeypatch.setattr(fcntl, "flock", unsupported(code))
     with holding(tmp_path) as (process, pipe):
         assert receive(pipe) == "in"
         words, said = refusal(tmp_path)
@@ -105,7 +106,7 @@ def test_a_disk_without_flock(tmp_path, monkeypatch, code):
 
 
 def test_another_process_with_the_number_of_the_holder(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.ENOLCK))
+    monkeypatch.setattr(fcntl, "flock", unsupported(errno.ENOLCK))
     began = f"{environment.this_process().split()[1].rpartition('.')[0]}.1"
     was = f"process {os.getppid()} on {os.uname().nodename} since 2001-01-01 00:00:00\n{os.getppid()} {began}\n"
     (tmp_path / "lock").write_text(was)
@@ -126,7 +127,7 @@ def test_a_process_keeps_its_name_when_the_clock_is_set(monkeypatch):
 
 
 def test_another_fault_of_the_disk_is_no_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported(errno.EIO))
+    monkeypatch.setattr(fcntl, "flock", unsupported(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         FolderLock(tmp_path).take()
 

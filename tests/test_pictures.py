@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import AppendingTiffWriter
 
 from app.data.config import BoxData, ClassData
-from app.data.images import pictures
+from app.data.images import formats, pictures
 from app.errors import UserError
 from launching import ROOT
 from tables import python, refused
@@ -650,3 +650,21 @@ def test_columns_of_images_are_copied_and_not_decoded(tmp_path):
     assert [row["image"] for row in kept] == [
         {"bytes": None, "path": str(tmp_path / f"{name}.png")} for name in ("one", "two")
     ]
+
+
+def test_formats_of_pictures_stand_in_one_list():
+    """A reader with a list of its own would not know the next format."""
+    owner = ROOT / "app/data/images/formats.py"
+    for path in modules():
+        lists = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Set | ast.Tuple | ast.List)
+        ]
+        named = [{word.value for word in each.elts if isinstance(word, ast.Constant)} for each in lists]
+        assert path == owner or not any(len(words & formats.ENDINGS) > 1 for words in named), path
+    assert {*formats.EXACT, *formats.LOSSY} < formats.ENDINGS
+
+
+def test_pillow_knows_every_format():
+    from PIL import Image
+
+    assert set(Image.registered_extensions()) >= formats.ENDINGS

@@ -14,10 +14,9 @@ import datasets
 import pytest
 from formats import FORMATS, HARMS
 
-from app.data.boxes.files import IMAGES
+from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.tables.files import READERS
 from app.data.volumes.nifti import ENDINGS as NIFTI
-from app.data.volumes.pairs import LOSSY, PICTURES
 from app.errors import UserError
 from app.tasks.graphs.shape import read_config
 from app.tasks.segmentation.networks import read_card
@@ -93,8 +92,8 @@ def test_a_damaged_file_is_refused_in_one_line_that_names_it(place, name, how):
 def test_no_format_is_left_out():
     """One that readers learn must be added to FORMATS."""
     wanted = {f"table{ending}" for ending in READERS} | {f"table{e}.gz" for e in READERS if e != ".parquet"}
-    wanted |= {f"image{ending}" for ending in IMAGES} | {f"volume{ending}" for ending in (*NIFTI, *PICTURES, *LOSSY)}
-    wanted |= {f"mask{ending}" for ending in (*NIFTI, *PICTURES)}
+    wanted |= {f"image{ending}" for ending in ENDINGS} | {f"volume{ending}" for ending in (*NIFTI, *EXACT, *LOSSY)}
+    wanted |= {f"mask{ending}" for ending in (*NIFTI, *EXACT)}
     assert wanted <= set(FORMATS)
     readers = {path.stem for path in (ROOT / "app/data/boxes").glob("*.py") if "def parts(" in path.read_text()}
     assert {name for name in readers if not any(each.startswith(name) for each in FORMATS)} == set()

@@ -24,7 +24,7 @@ def write(path: Path, resumed_from: int, steps: range, launch: int = 0) -> None:
     file = MetricsFile(path, resumed_from)
     for step in steps:
         file.write(step, {"loss": step / 3 + launch})
-    file.file.close()
+    file.log.close()
 
 
 def read(path: Path) -> list[dict]:
@@ -286,17 +286,17 @@ def test_lines_wait_until_there_is_room(tmp_path):
     said = []
     file = MetricsFile(tmp_path / "metrics.jsonl", 0, said.append)
     file.write(1, {"loss": 0.5})
-    real = file.file
+    real = file.log._file
 
     class Full:
         def write(self, data):
             return real.write(data[: len(data) // 2])
 
-    file.file = Full()
+    file.log._file = Full()
     file.write(2, {"loss": 0.25})
     file.write(3, {"loss": 0.125})
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1]
-    file.file = real
+    file.log._file = real
     file.write(4, {"loss": 0.0})
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     assert len(said) == 1 and "No space left" in said[0]

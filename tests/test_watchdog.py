@@ -31,7 +31,7 @@ def test_blocks_that_are_read_are_progress_while_ranks_wait_for_them(dog, tmp_pa
     with dog.long_work():
         for _ in range(16):
             before = dog._blocks
-            manifest.entries(tmp_path, [tmp_path / "file"], dog.moved)
+            manifest.entries(tmp_path, ["file"], dog.moved)
             assert dog._blocks == before + 3
             time.sleep(0.2)
         assert not dog.ended

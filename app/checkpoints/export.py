@@ -1,7 +1,6 @@
 """The finished model, in Hugging Face form."""
 
 import json
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 
+from app import storage
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
-from app.rundir import atomic, room
+from app.rundir import room
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ class Card:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write network.json into a folder."""
-        (folder / CARD).write_text(json.dumps(self.fields, indent=2) + "\n")
+        storage.at(folder).fill(CARD, json.dumps(self.fields, indent=2) + "\n")
 
 
 def use_of(model: nn.Module, given: str) -> str:
@@ -71,10 +71,11 @@ def _publish(model: nn.Module, weights: dict[str, Any], parts: tuple, folder: Pa
     _share_as(model, weights)
     (plain,) = naming.plain([model])
     try:
-        with atomic.drafted(folder) as draft:
+        files = storage.at(folder.parent)
+        with files.drafted(folder.name) as draft:
             _write(plain, weights, parts, draft, shard)
-            _open_to_readers(draft)
-            atomic.delete_folder(folder)
+            files.open_to_readers(draft.name)
+            files.retract(folder.name, seal="")
     except Exception as error:
         if not (why := room.why(error)):
             raise
@@ -93,7 +94,7 @@ def _write(plain: nn.Module, weights: dict[str, Any], parts: tuple, draft: Path,
     else:
         from safetensors.torch import save_file
 
-        draft.mkdir(parents=True)
+        storage.at(draft).make()
         tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
         if tensors.keys() < weights.keys():
             rest = ", ".join(sorted(weights.keys() - tensors.keys()))
@@ -128,17 +129,6 @@ def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
             weights[name] = value if alone else value.clone()
             seen.add(storage.data_ptr())
     weights |= {name: weights[first] for name, first in further.items() if name in weights}
-
-
-def _open_to_readers(folder: Path) -> None:
-    """Give files the permissions of any new file: safetensors 0.8 lets only the owner read its files."""
-    probe = folder / ".rights"
-    probe.touch()
-    rights = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(rights)
 
 
 @contextmanager

@@ -1,16 +1,16 @@
 """The list of a checkpoint's files, with sizes and checksums, by which a folder is known to be whole."""
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
 
-from app.rundir.atomic import flush
+from app import storage
+from app.storage import Kind
 
 MANIFEST = "manifest.json"
 # Files that belong to one rank, by the names that torch, accelerate and DeepSpeed give them.
@@ -19,25 +19,28 @@ _OWNED = re.compile(r"(?:__|random_states_|(?:bf16_)?zero_pp_rank_)(\d+)[_.]")
 
 def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
     """Flush a rank's own files and return their sizes and checksums; the main process adds those of no rank."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    owners = [_OWNED.match(path.name) for path in files]
-    own = [f for f, owner in zip(files, owners, strict=True) if (int(owner[1]) if owner else 0) == rank]
-    for file in own:
-        flush(file)
-    return entries(folder, own, on_block)
+    files = storage.at(folder)
+    names = [entry.name for entry in files.files()]
+    owners = [_OWNED.match(PurePosixPath(name).name) for name in names]
+    of_rank = [name for name, owner in zip(names, owners, strict=True) if (int(owner[1]) if owner else 0) == rank]
+    for name in of_rank:
+        files.up(name)
+    return entries(folder, of_rank, on_block)
 
 
-def entries(folder: Path, files: list[Path], on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
-    """Return sizes and checksums of files, by their names relative to a folder."""
-    return {str(f.relative_to(folder)): {"size": f.stat().st_size, "xxh3": checksum(f, on_block)} for f in files}
+def entries(folder: Path, names: Iterable[str], on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
+    """Return sizes and checksums of a folder's files, by their names."""
+    entry_of = storage.at(folder).entry
+    return {name: {"size": entry_of(name).size, "xxh3": checksum(folder, name, on_block)} for name in names}
 
 
 def write(folder: Path, files: dict[str, dict]) -> None:
     """Write a folder's manifest, and wait until it and the folders' lists of names are on disk."""
-    (folder / MANIFEST).write_text(json.dumps({"hash": "xxh3_128", "files": files}, indent=1))
-    flush(folder / MANIFEST)
-    for inner in sorted({(folder / name).parent for name in files}):
-        flush(inner)
+    draft = storage.at(folder)
+    draft.fill(MANIFEST, json.dumps({"hash": "xxh3_128", "files": files}, indent=1))
+    draft.up(MANIFEST)
+    for inner in sorted({str(PurePosixPath(name).parent) for name in files}):
+        draft.up(inner)
 
 
 def listed(folder: Path) -> dict[str, tuple[int, str]]:
@@ -48,7 +51,7 @@ def listed(folder: Path) -> dict[str, tuple[int, str]]:
         OSError: it cannot be read.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files = json.loads(storage.at(folder).read_text(MANIFEST, follow=True))["files"]
         files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
         if not all(map(lies_inside, files)):
             raise ValueError
@@ -66,12 +69,12 @@ def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], N
     """
     files = listed(folder)
     for name in sorted(files)[part::parts]:
-        path, (size, expected) = folder / name, files[name]
-        if not path.is_file():
+        path, entry, (size, expected) = folder / name, storage.at(folder).entry(name), files[name]
+        if entry is None or entry.kind is not Kind.FILE:
             raise ValueError(f"{path} is missing")
-        if path.stat().st_size != size:
-            raise ValueError(f"{path} has {path.stat().st_size} bytes of {size}")
-        if checksum(path, on_block) != expected:
+        if entry.size != size:
+            raise ValueError(f"{path} has {entry.size} bytes of {size}")
+        if checksum(folder, name, on_block) != expected:
             raise ValueError(f"{path} does not have the contents that were written")
 
 
@@ -89,15 +92,14 @@ def foreign_to(folder: Path, known: Iterable[str]) -> str:
     Args:
         known: the names of the folder's own files, relative to it.
     """
-    if folder.is_symlink() or not folder.is_dir():
+    files = storage.at(folder)
+    if files.is_link() or not files.is_folder():
         return folder.name
-    files = {folder / name for name in known}
-    own = files.union(*(file.parents for file in files)) if files else set()
-    for inner, folders, names in os.walk(folder):
-        for name in sorted(folders) + sorted(names):
-            path = Path(inner, name)
-            if path.is_symlink() or path not in own:
-                return str(path.relative_to(folder))
+    known_files = {PurePosixPath(name) for name in known}
+    known_paths = known_files.union(*(file.parents for file in known_files))
+    for entry in files.walk():
+        if entry.kind is Kind.LINK or PurePosixPath(entry.name) not in known_paths:
+            return entry.name
     return ""
 
 
@@ -113,10 +115,10 @@ def verify_patiently(*args: Any, seconds: float = 1.0, tries: int = 3) -> None:
     return verify(*args)
 
 
-def checksum(path: Path, on_block: Callable[[], None] = lambda: None) -> str:
+def checksum(folder: Path, name: str, on_block: Callable[[], None] = lambda: None) -> str:
     """Hash a file's contents (xxh3, 128 bits); `on_block` is called for every block that was read."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with storage.at(folder).open(name, follow=True) as file:
         while block := file.read(1 << 22):
             digest.update(block)
             on_block()

@@ -5,19 +5,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.rundir import atomic
+from app import storage
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
 _LATER = ("metrics", "scores", "unevaluated", "patience")  # those fields
 
 
-def write(folder: Path, record: dict[str, Any]) -> Path:
-    """Write a checkpoint's record, wait until it is on disk, and return the file."""
-    file = folder / RECORD
-    file.write_text(json.dumps(record))
-    atomic.flush(file)
-    return file
+def write(draft: Path, record: dict[str, Any]) -> str:
+    """Write a checkpoint's record into its draft, wait until it is on disk, and return its name."""
+    files = storage.at(draft)
+    files.fill(RECORD, json.dumps(record))
+    files.up(RECORD)
+    return RECORD
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -26,19 +26,19 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: the record cannot be read, or is damaged. Damaged later scores are left out.
     """
-    record, later = _fields(folder / RECORD), {}
+    record, later = _fields(folder, RECORD), {}
     with contextlib.suppress(FileNotFoundError, ValueError):
-        later = _fields(folder / SCORES)
+        later = _fields(folder, SCORES)
     return {**record, **{name: later[name] for name in _LATER if name in later}}
 
 
-def _fields(file: Path) -> dict[str, Any]:
+def _fields(folder: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(storage.at(folder).read_text(name, follow=True))
     except RecursionError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{file} is not the record that was written")
+        raise ValueError(f"{folder / name} is not the record that was written")
     return found
 
 
@@ -52,4 +52,4 @@ def later_fields(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 def write_later(folder: Path, fields: dict[str, Any]) -> None:
     """Write the fields that replace those of the record."""
-    atomic.write_text(folder / SCORES, json.dumps(fields), durable=True)
+    storage.at(folder).write(SCORES, json.dumps(fields), durable=True)

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as stored
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from app import storage
 from app.errors import UserError
 
 # All classes that `FileSystemWriter` names when it writes tensors.
@@ -44,7 +45,7 @@ class StateReader(dcp.FileSystemReader):
         path = Path(self._get_metadata_path(kwargs.get("rank")))
         was = {kind: dict(vars(kind)) for kind in _KINDS}
         try:
-            with path.open("rb") as file:
+            with storage.at(path.parent).open(path.name, follow=True) as file:
                 found = _Unpickler(file).load()
         except OSError:
             raise

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
+from app import storage
 from app.checkpoints import base_model, deduplicate, state_dict
 from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.staging import Stager
@@ -62,7 +62,7 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
         with _on_one_process_too():
             dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
         if accelerator.is_main_process:
-            Path(folder, OBJECTS).write_text(text)
+            storage.at(folder).fill(OBJECTS, text)
 
     return write
 
@@ -108,7 +108,7 @@ def load(accelerator: Accelerator, folder: str) -> None:
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         accelerator.load_state(folder)
         return
-    objects = json.loads(Path(folder, OBJECTS).read_text())
+    objects = json.loads(storage.at(folder).read_text(OBJECTS, follow=True))
     here = {"optimizers": len(accelerator.optimizers), "objects": len(accelerator.others)}
     for what, count in here.items():
         if len(objects[what]) != count:
@@ -155,7 +155,7 @@ def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) 
 
     switching = [(i, o.optimizer) for i, o in enumerate(accelerator.optimizers) if state_dict.switches(o.optimizer)]
     names = naming.parameter_names(accelerator.models) if switching else {}
-    objects = json.loads(Path(folder, OBJECTS).read_text())
+    objects = json.loads(storage.at(folder).read_text(OBJECTS, follow=True))
     tensors = _load_models(accelerator, folder, objects, wanted)
     for index, optimizer in switching:
         state_dict.restore_optimizer(optimizer, names, tensors, objects["optimizers"][index])

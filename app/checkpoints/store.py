@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,17 +11,17 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from app import storage
 from app.checkpoints import manifest, record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
 from app.errors import UserError
-from app.rundir import atomic
 from app.rundir.foreign import section
 
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
-_DRAFT = re.compile(_NAME.pattern + atomic.DRAFT)
+_DRAFT = re.compile(_NAME.pattern + storage.DRAFT)
 
 T = TypeVar("T")
 
@@ -70,6 +69,7 @@ class CheckpointStore:
             on_block: called for every block of a file that is read.
         """
         self.folder, self.rank, self.world_size = folder, rank, world_size
+        self._files = storage.at(folder)
         self.retention = Retention(keep, best)
         self.check_owner, self._on_block = check_owner, on_block
         # The checkpoints that this run passed over when it resumed: damaged, or not readable at that time.
@@ -78,14 +78,12 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """List the steps that have a committed checkpoint, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        matches = map(_NAME.fullmatch, self._files.published(manifest.MANIFEST))
         return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, whether it is there or not."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / _name(step)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of the newest checkpoint whose record can be read; empty if there is none."""
@@ -134,7 +132,9 @@ class CheckpointStore:
         draft: Path | None = None
         try:
             draft = self._agreed(lambda: collectives.from_main(lambda: self._start(step), group), group)
-            self._agreed(lambda: write(str(draft / STATE)), group)  # then all files are there, whoever has written them
+            self._agreed(
+                lambda: write(str(self._files.local(f"{draft.name}/{STATE}"))), group
+            )  # then all files are there, whoever has written them
             own = self._agreed(lambda: manifest.vouch(draft, self.rank, self._on_block), group)
             sums = {name: entry for part in collectives.gather(own, group) for name, entry in part.items()}
             self._agreed(lambda: self._finish(draft, step, fields, sums), group)
@@ -142,7 +142,7 @@ class CheckpointStore:
             return failed.outcome
         finally:
             if self.rank == 0 and draft:
-                shutil.rmtree(draft, ignore_errors=True)
+                self._files.delete(draft.name)
         return SaveOutcome()
 
     def _agreed(self, part: Callable[[], T], group: dist.ProcessGroup | None) -> T:
@@ -240,13 +240,11 @@ class CheckpointStore:
     def _start(self, step: int) -> Path:
         """Make a draft's folder. Its name is new: a run that lost this folder may still be writing its own draft."""
         self.check_owner()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.iterdir():
+        self._files.make()
+        for leftover in self._files.entries():
             if _DRAFT.fullmatch(leftover.name):
-                atomic.delete(leftover)
-        draft = atomic.draft_of(self.path(step))
-        draft.mkdir()
-        return draft
+                self._files.delete(leftover.name)
+        return self.folder / self._files.draft(_name(step))
 
     def _finish(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
         """Commit a draft and delete what is no longer wanted, on the main process."""
@@ -255,7 +253,7 @@ class CheckpointStore:
             self._prune(step)
 
     def _commit(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
-        away = [name for name in sums if not (draft / name).is_file()]
+        away = [name for name in sums if not storage.at(draft).is_file(name)]
         if away:
             raise UserError(
                 f"{draft} does not have {away[0]}, which another process wrote: --run.dir must be on a disk that all "
@@ -264,9 +262,9 @@ class CheckpointStore:
         written = record.write(draft, {**fields, "step": step})
         manifest.write(draft, {**sums, **manifest.entries(draft, [written])})
         self.check_owner()
-        if self.path(step).exists():  # damaged, or it would not be written again
+        if self._files.exists(_name(step)):  # damaged, or it would not be written again
             self._remove(step)
-        atomic.publish(draft, self.path(step))
+        self._files.publish(draft.name, _name(step), manifest.MANIFEST)
         self._damaged.discard(step)
 
     def _prune(self, newest: int) -> None:
@@ -289,14 +287,18 @@ class CheckpointStore:
 
     def _remove(self, step: int) -> None:
         """Delete a checkpoint; put aside one that could not be read, because it may be good, or that holds more."""
-        folder = self.path(step)
+        name = _name(step)
         if step in self._unread:
-            folder.rename(atomic.draft_of(folder).with_suffix(".unread"))
+            self._files.put_aside(name, manifest.MANIFEST, "unread")
             self._unread.discard(step)
-        elif _holds_more(folder):
-            folder.rename(atomic.draft_of(folder).with_suffix(".kept"))
+        elif _holds_more(self.path(step)):
+            self._files.put_aside(name, manifest.MANIFEST, "kept")
         else:
-            atomic.delete_folder(folder)  # where that fails, the next save tries again
+            self._files.retract(name, manifest.MANIFEST)  # where that fails, the next save tries again
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _holds_more(folder: Path) -> bool:
@@ -307,8 +309,8 @@ def _holds_more(folder: Path) -> bool:
     try:
         known = manifest.listed(folder)
     except (OSError, ValueError):
-        names = {path.name for path in folder.iterdir()}
+        names = {entry.name for entry in storage.at(folder).entries()}
         of_checkpoints = {STATE, record.RECORD, record.SCORES, manifest.MANIFEST}
         return not (names & {STATE, record.RECORD} and names <= of_checkpoints)
-    later = [record.SCORES, *(draft.name for draft in atomic.drafts_of(folder / record.SCORES))]
+    later = [record.SCORES, *storage.at(folder).drafts(record.SCORES)]
     return bool(manifest.foreign_to(folder, [*known, manifest.MANIFEST, *later]))

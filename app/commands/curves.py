@@ -8,9 +8,9 @@ from typing import Any
 
 from app.config.score_names import PLAIN, ScoreName
 from app.errors import UserError, not_installed
-from app.rundir import atomic
 from app.rundir.history import History
 from app.rundir.throughput import SPEEDS
+from app.storage import drafts
 
 FEW = 3  # scores by class that are drawn as curves; of more, only the last values are shown
 MARK = "samestep plot"  # in the files that are drawn
@@ -201,7 +201,7 @@ def save(figure: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     for text in figure.findobj(matplotlib.text.Text):
         text.set_parse_math(False)  # names may hold dollar signs
-    with atomic.drafted(file) as draft:
+    with drafts.drafted(file) as draft:
         figure.savefig(draft, dpi=120, format="png", metadata={"Software": MARK})
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.distributed.environment import is_main_process
 from app.errors import UserError
-from app.rundir.atomic import drafted
 from app.sampling.hashing import hash_of_bytes, key_of
+from app.storage.drafts import drafted
 
 if TYPE_CHECKING:
     import numpy as np

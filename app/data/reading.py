@@ -14,6 +14,7 @@ from typing import Any
 from app.config.text_files import UNREADABLE, why
 from app.config.text_files import open_text as open_text  # for the readers of data
 from app.data.cache import cannot_write
+from app.data.folders import is_hidden
 from app.errors import UserError
 
 DAMAGE = (*UNREADABLE, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
@@ -114,7 +115,7 @@ def near(path: str, only_close: bool = False) -> str:
     folder = Path(path).absolute().parent
     while not folder.is_dir():
         folder = folder.parent
-    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not is_hidden(entry.name))
     close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.6)
     shown = close + [name for name in names if name not in close and not only_close]
     if only_close and not close:

@@ -46,8 +46,6 @@ class Accelerator(accelerate.Accelerator):
     Checkpoints that app/checkpoints writes of it can be read on any layout.
     """
 
-    _keeps_types = False  # whether accelerate is to leave the types of weights alone
-
     def __init__(self, threads: int = 0, timeout: float = 1800.0, slices: int = 0):
         """Join the launcher's process group.
 
@@ -56,6 +54,7 @@ class Accelerator(accelerate.Accelerator):
             timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
             slices: in how many slices layers are computed, on any number of processes; 0: as tp_size asks.
         """
+        self._keeps_types = False  # whether accelerate is to leave the types of weights alone
         if accelerate_patches.forked_after_cuda():
             raise UserError(
                 "this process was forked from one that has used the GPU, so it cannot use it: start the recipe by "
@@ -74,9 +73,9 @@ class Accelerator(accelerate.Accelerator):
         group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()
         super().__init__(cpu=on_cpu, fsdp_plugin=plugin, kwargs_handlers=[ddp, group])
+        self._asked_layers = set((plugin and plugin.transformer_cls_names_to_wrap) or ())
+        self._wrap_policy = plugin and plugin.auto_wrap_policy
         if plugin is not None:
-            self._asked_layers = set(plugin.transformer_cls_names_to_wrap or ())
-            self._wrap_policy = plugin.auto_wrap_policy
             self.state.fsdp_plugin = plugin
             accelerate_patches.keep_fsdp(self.state)
         if meshed:

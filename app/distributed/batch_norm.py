@@ -1,5 +1,7 @@
 """BatchNorm, which normalises each micro-batch by itself, and SyncBatchNorm, which depends on the layout."""
 
+from typing import NamedTuple
+
 from torch import nn
 
 from app.config import RunConfig
@@ -27,21 +29,29 @@ def synchronised(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
-def note(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> str:
-    """Say what the first BatchNorm or SyncBatchNorm of a model means for the run; empty where there is none."""
+class Note(NamedTuple):
+    """What the user is told of a model; a warning goes to standard error."""
+
+    text: str
+    warns: bool = False
+
+
+def note(model: nn.Module, accelerator: Accelerator, config: RunConfig) -> Note | None:
+    """Say what the first BatchNorm or SyncBatchNorm of a model means for the run; None where there is none."""
     count, ranks = -(-config.global_batch // config.micro_batch), accelerator.data_ranks
     first: dict[bool, str] = {}
     for name, module in model.named_modules():
         if is_batch_norm(module):
             first.setdefault(isinstance(module, nn.SyncBatchNorm), name)
     if True in first and count > 1:
-        return (
+        return Note(
             f"warning: {first[True]} is a SyncBatchNorm: it takes statistics of the {ranks} of {count} micro-batches "
-            "that are computed at a time, so losses and scores depend on the number of processes"
+            "that are computed at a time, so losses and scores depend on the number of processes",
+            warns=True,
         )
     if False in first and count > 1:
-        return (
+        return Note(
             f"{first[False]} is a BatchNorm: each micro-batch is normalised by itself, so --run.micro-batch is part of "
             "the model"
         )
-    return ""
+    return None

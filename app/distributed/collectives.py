@@ -99,22 +99,23 @@ def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, lon
         return call()
     key = new_key("main") if long else ""
     outcome: list[Any] = [None, None]
+    failure: Exception | None = None  # as it is here; the other ranks get one that travels
     if dist.get_rank() == 0:
         try:
             outcome = [call(), None]
         except Exception as error:
-            outcome = [None, _portable(error)]
-            raise
+            failure, outcome = error, [None, _portable(error)]
         finally:
             if long:
                 store().set(key, "done")
-            if outcome[1] is not None:
-                dist.broadcast_object_list(outcome, src=0, group=group)
     elif long:
         store().wait([key], _NEVER)
     dist.broadcast_object_list(outcome, src=0, group=group)
-    if outcome[1] is not None:
-        raise outcome[1]
+    try:
+        if problem := failure or outcome[1]:
+            raise problem
+    finally:
+        del failure, problem  # else an error and this frame would keep each other alive
     return outcome[0]
 
 

@@ -65,14 +65,18 @@ class Known(dict[str, "Known"]):
 class CallOrder:
     """What FSDP2 gathers and reduces in the micro-batches of this rank's training steps, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[str], None]):
+        """Begin with no model.
+
+        Args:
+            failed: notes, on the main process, why the run ends.
+        """
+        self._failed = failed
         self._models, self._modules, self._so_far, self._size = 0, 0, 0, 0
         self._known: dict[tuple[Any, ...], Known] = {}  # where the micro-batches of each kind begin
         self._step, self._loop = 0, 0
         self._here: Known | None = None  # how far this micro-batch has come; None outside of one
         self._departures: Departures | None = None
-        self.failed: Callable[[str], None] = lambda why: None
-        """Notes, on the main process, why the run ends."""
 
     def watch(self, model: nn.Module) -> None:
         """Compare what FSDP2 gathers and reduces for a prepared model."""
@@ -95,7 +99,7 @@ class CallOrder:
             yield
             return
         if self._departures is None:
-            self._departures = Departures(self._mixed_up, self.failed)
+            self._departures = Departures(self._mixed_up, self._failed)
         if self._size > _MOST:
             self._known, self._size = {}, 0
         # Another loop over the batch, and the turn in which gradients are reduced, have an order of their own.

@@ -20,12 +20,31 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 _ALL_HERE = str(2**63)  # a turn that no evaluation has
 
-_runs = 0
-_listening: "Preemption | None" = None
-
 
 class StoppedInEvaluation(BaseException):
     """Ends an evaluation and, through the recipe's loop, its run. It is not an error."""
+
+
+class _Process:
+    """The runs of this process, one after the other. There is one object of it, because signals have one handler."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.listening: Preemption | None = None
+
+    def new_key(self) -> str:
+        """Count a run, and return its key in the store: the same on every rank, as ranks have the same runs."""
+        self.runs += 1
+        return f"samestep/stop/{self.runs}"
+
+    def forget(self) -> None:
+        """Have a forked process leave its parent's run."""
+        if self.listening is not None:
+            self.listening.forget()
+            self.listening = None
+
+
+_process = _Process()
 
 
 class Preemption:
@@ -50,6 +69,8 @@ class Preemption:
         self._key, self._evaluations = "", 0
         self._before: dict[int, Any] = {}  # handlers of signals, that are given back
         self._pipe: tuple[int, int] | None = None
+        self._siblings: list[str] = []  # this machine's processes of the run; from `start` on
+        self._wakeup = -1  # the file that got signals before
 
     @property
     def happened(self) -> bool:
@@ -63,9 +84,7 @@ class Preemption:
 
     def start(self) -> None:
         """Begin to listen. Every rank takes part. In a notebook, an interrupt stops the run and then the cell."""
-        global _runs, _listening
-        _runs += 1
-        self._key = f"samestep/stop/{_runs}"
+        self._key = _process.new_key()
         self._siblings = collectives.local_processes()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -77,7 +96,7 @@ class Preemption:
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         # Python writes a signal's number into the pipe at once, even while the main thread waits.
         self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
-        _listening = self
+        _process.listening = self
         threading.Thread(target=self._listen, args=self._pipe, name="signals", daemon=True).start()
 
     def _listen(self, read: int, write: int) -> None:
@@ -177,17 +196,20 @@ class Preemption:
 
     def close(self) -> None:
         """Stop listening, and restore the signal handlers from before."""
-        global _listening
         if self._pipe is None:
             self._restore()
             return
-        self._give_back(self._wakeup)
+        signal.set_wakeup_fd(self._wakeup)
         os.write(self._pipe[1], b"\0")
-        self._pipe = _listening = None
-
-    def _give_back(self, wakeup: int) -> None:
-        signal.set_wakeup_fd(wakeup)
         self._restore()
+        self._pipe = None
+        _process.listening = None
+
+    def forget(self) -> None:
+        """Keep a forked process from writing its signals into its parent's pipe."""
+        signal.set_wakeup_fd(-1)
+        self._restore()
+        self._pipe = None
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -195,16 +217,7 @@ class Preemption:
         self._before = {}
 
 
-def _forget_in_child() -> None:
-    """Keep a forked process from writing its signals into its parent's pipe."""
-    global _listening
-    if _listening is not None:
-        _listening._give_back(-1)
-        _listening._pipe = None
-        _listening = None
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_process.forget)
 
 
 @contextmanager

@@ -38,6 +38,42 @@ def _tensors_of(module: nn.Module) -> list[Tensor]:
     return [getattr(module, name) for name in _NAMES]
 
 
+class Folding:
+    """The values that are folded next, of some modules, and what folds them, in one tensor each."""
+
+    def __init__(self, modules: list[Any]):
+        """Read the values that the modules have now."""
+        tensors = [tensor for module in modules for tensor in _tensors_of(module)[:2]]
+        self.values = torch.cat([tensor.detach().flatten() for tensor in tensors] or [torch.zeros(0)])
+        self.tracked = torch.stack([_tensors_of(module)[2] for module in modules] or [torch.zeros(0)])
+        self.momenta = [module.momentum for module in modules]
+        device, kind = self.values.device, self.values.dtype
+        counts = torch.tensor([2 * len(m.running_mean) for m in modules], dtype=torch.int64, device=device)
+        # For each value, the place of its module.
+        self._owner = torch.repeat_interleave(torch.arange(len(modules), device=device), counts)
+        left = [0.0 if momentum is None else 1.0 - momentum for momentum in self.momenta]
+        self._left = torch.tensor(left, dtype=kind, device=device)[self._owner]
+        cumulative = [momentum is None for momentum in self.momenta]
+        self._cumulative = torch.tensor(cumulative, dtype=torch.bool, device=device)[self._owner]
+        self._any_cumulative = any(cumulative)
+        self.sizes = [tensor.numel() for tensor in tensors]
+        self.seen = self.tracked.double()
+        # InstanceNorm's forward passes leave its counter as it is.
+        self.counted = torch.tensor([is_batch_norm(m) for m in modules], dtype=torch.bool, device=device)
+
+    def add(self, added: Tensor, passes: Tensor) -> None:
+        """Fold what one micro-batch has added, in as many passes of each module."""
+        each = passes[self._owner]
+        # A power of one need not be exact.
+        left = torch.where(each == 1, self._left, self._left**each)
+        folded = torch.addcmul(added, left, self.values)
+        if self._any_cumulative:
+            self.seen += passes
+            share = (each.double() / self.seen[self._owner].clamp(min=1)).to(added.dtype)
+            folded = torch.where(self._cumulative, self.values + share * (added - self.values), folded)
+        self.values = torch.where(each == 0, self.values, folded)
+
+
 class RunningStatistics:
     """The running statistics of a run's models."""
 
@@ -64,6 +100,7 @@ class RunningStatistics:
         self._evaluated: set[int] = set()
         self._does_both: bool | None = None  # None: not known yet
         self._hooks: list[Any] = []
+        self._folding = Folding([])
 
     def begin(self) -> None:
         """Take the statistics that the models have now as those from which training goes on, and drop what waits."""
@@ -76,7 +113,7 @@ class RunningStatistics:
         self._hooks, self._adding = [], [False] * len(self.modules)
         if self.modules and self._folds:
             self._hooks = [m.register_forward_pre_hook(self._before(index)) for index, m in enumerate(self.modules)]
-            self._read()
+            self._folding = Folding(self.modules)
 
     def _before(self, index: int) -> Callable[..., None]:
         """Return what happens before a module's forward pass."""
@@ -100,7 +137,7 @@ class RunningStatistics:
         module, places = self.modules[index], (self._added if adding else self._read_in_turn)
         if index not in places:
             self._originals.setdefault(index, _tensors_of(module))
-            values = [*self._views()[2 * index : 2 * index + 2], self._tracked[index]]
+            values = [*self._views()[2 * index : 2 * index + 2], self._folding.tracked[index]]
             places[index] = [torch.zeros_like(tensor) if adding else tensor.clone() for tensor in values]
         for name, tensor in zip(_NAMES, places[index], strict=True):
             setattr(module, name, tensor)
@@ -115,33 +152,14 @@ class RunningStatistics:
         """Return each module's mean, variance and counter."""
         return [_tensors_of(module) for module in self.modules]
 
-    def _read(self) -> None:
-        """Read the values that are folded next, and what folds them, into one tensor each."""
-        own = self._own()
-        tensors = [tensor for each in own for tensor in each[:2]]
-        self._values = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        self._tracked = torch.stack([each[2] for each in own])
-        device, kind = self._values.device, self._values.dtype
-        sizes = torch.tensor([2 * len(m.running_mean) for m in self.modules], device=device)
-        self._owner = torch.repeat_interleave(torch.arange(len(self.modules), device=device), sizes)
-        self._momenta = [module.momentum for module in self.modules]
-        left = [0.0 if momentum is None else 1.0 - momentum for momentum in self._momenta]
-        self._left = torch.tensor(left, dtype=kind, device=device)[self._owner]
-        self._cumulative = torch.tensor([momentum is None for momentum in self._momenta], device=device)[self._owner]
-        self._any_cumulative = None in self._momenta
-        self._sizes = [tensor.numel() for tensor in tensors]
-        self._seen = self._tracked.double()
-        # InstanceNorm's forward passes leave its counter as it is.
-        self._counted = torch.tensor([is_batch_norm(m) for m in self.modules], device=device)
-
     def loop(self, micro_batches: int) -> None:
         """Begin a loop over a step's micro-batches. Every rank takes part in every loop, with the same momenta."""
         if self.modules and self._folds:
-            if self._momenta != [module.momentum for module in self.modules]:
+            if self._folding.momenta != [module.momentum for module in self.modules]:
                 self.fold()
-                self._read()
-            width = len(self._values) + len(self.modules) + 1
-            self._waiting.append(self._values.new_zeros(micro_batches, width))
+                self._folding = Folding(self.modules)
+            width = len(self._folding.values) + len(self.modules) + 1
+            self._waiting.append(self._folding.values.new_zeros(micro_batches, width))
 
     def turn(self, index: int, idle: bool) -> Any:
         """Keep what the forward passes in this block add; of an idle turn, nothing.
@@ -186,7 +204,7 @@ class RunningStatistics:
     def _hand_out(self, own: list[list[Tensor]]) -> None:
         """Write the values that are folded next into the modules; floats and counters apart, as kernels take them."""
         torch._foreach_copy_([tensor for tensors in own for tensor in tensors[:2]], self._views())
-        torch._foreach_copy_([tensors[2] for tensors in own], list(self._tracked.unbind()))
+        torch._foreach_copy_([tensors[2] for tensors in own], list(self._folding.tracked.unbind()))
 
     def _end_turn(self) -> None:
         """Give modules that have changed their mode their own tensors again."""
@@ -209,7 +227,7 @@ class RunningStatistics:
 
     def _views(self) -> list[Tensor]:
         """Return the values as a mean and a variance for each module, each [channels]."""
-        return list(self._values.split(self._sizes))
+        return list(self._folding.values.split(self._folding.sizes))
 
     def fold(self, only_if_many: bool = False) -> None:
         """Fold what waits into the models' statistics. Every rank takes part; a collective if something waits.
@@ -228,10 +246,10 @@ class RunningStatistics:
             rows /= self.accelerator.ranks_per_data_rank
         if self._does_both is None:
             self._does_both = bool(rows[0, -1] > 0)
-        added, passes, _ = rows.split([len(self._values), len(self.modules), 1], 1)
+        added, passes, _ = rows.split([len(self._folding.values), len(self.modules), 1], 1)
         for row, count in zip(added, passes, strict=True):
-            self._fold_one(row, count)
-        self._tracked += (passes.sum(0) * self._counted).to(self._tracked.dtype)
+            self._folding.add(row, count)
+        self._folding.tracked += (passes.sum(0) * self._folding.counted).to(self._folding.tracked.dtype)
         with torch.no_grad():
             self._hand_out(self._own())
 
@@ -239,12 +257,12 @@ class RunningStatistics:
         """Return a function that puts the statistics back as they are now, with what waits to be folded."""
         if not (self.modules and self._folds):
             return lambda: None
-        waiting, values = [*self._waiting], self._values
-        tracked, seen = self._tracked.clone(), self._seen.clone()
+        waiting, values = [*self._waiting], self._folding.values
+        tracked, seen = self._folding.tracked.clone(), self._folding.seen.clone()
 
         def put_back() -> None:
-            self._waiting, self._values = [*waiting], values
-            self._tracked, self._seen = tracked.clone(), seen.clone()
+            self._waiting, self._folding.values = [*waiting], values
+            self._folding.tracked, self._folding.seen = tracked.clone(), seen.clone()
             with torch.no_grad():
                 self._hand_out(self._own())
 
@@ -252,15 +270,3 @@ class RunningStatistics:
 
     def _bytes(self) -> int:
         return sum(rows.nbytes for rows in self._waiting)
-
-    def _fold_one(self, added: Tensor, passes: Tensor) -> None:
-        """Fold what one micro-batch has added, in as many passes of each module."""
-        each = passes[self._owner]
-        # A power of one need not be exact.
-        left = torch.where(each == 1, self._left, self._left**each)
-        folded = torch.addcmul(added, left, self._values)
-        if self._any_cumulative:
-            self._seen += passes
-            share = (each.double() / self._seen[self._owner].clamp(min=1)).to(added.dtype)
-            folded = torch.where(self._cumulative, self._values + share * (added - self._values), folded)
-        self._values = torch.where(each == 0, self._values, folded)

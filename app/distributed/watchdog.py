@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from app import storage
 from app.distributed import accelerate_patches, collectives, environment
 
 _runs = 0
@@ -52,9 +53,10 @@ class Watchdog:
         self.beat(self.step)
         if collectives.rank() == 0 and self.folders:
             # Files of an earlier run on more ranks would be mixed with those of this one.
-            for record in self._collectives.glob("rank_*"):
-                with contextlib.suppress(OSError):
-                    record.unlink()
+            files = storage.at(self._collectives)
+            for record in files.entries() if files.is_folder() else []:
+                if record.name.startswith("rank_"):
+                    files.delete(record.name)
         if self.seconds:
             # A connection of its own, as another thread may be waiting on the shared one.
             store = None if collectives.alone() else collectives.store().clone()  # type: ignore[attr-defined]  # torch's stub lacks it
@@ -143,10 +145,10 @@ class Watchdog:
     def _record(self, reason: str) -> None:
         """Write this rank's last collectives to a file; NCCL would do so only after this process has ended."""
         folder = self._collectives
-        folder.mkdir(exist_ok=True)
+        files = storage.at(folder)
+        files.make()
         # A new file: a link with its name is not followed.
-        with open(folder / f"rank_{collectives.rank()}", "xb") as file:
-            file.write(accelerate_patches.last_collectives())
+        files.put_if_absent(f"rank_{collectives.rank()}", accelerate_patches.last_collectives())
         if collectives.rank() == 0:
             # torchfrtrace reads the record of NCCL only; that of gloo is a plain pickle.
             how = "" if torch.distributed.get_backend() == "gloo" else f": torchfrtrace --prefix rank_ {folder}"
@@ -189,12 +191,8 @@ def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0
 
 def _bytes_in(folders: Sequence[Path]) -> int:
     """Sum the sizes of all files in folders, while some may be created or deleted."""
-    total = 0
-    for inner, _, names in (place for folder in folders for place in os.walk(folder)):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.stat(os.path.join(inner, name)).st_size
-    return total
+    entries = (entry for folder in folders for entry in storage.at(folder).walk())
+    return sum(entry.size for entry in entries if entry.kind is storage.Kind.FILE)
 
 
 def _stacks() -> str:

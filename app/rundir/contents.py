@@ -1,12 +1,11 @@
 """What lies in a folder that a run is to have: whether it is a run's, or holds other things, or leads elsewhere."""
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from app import storage
 from app.errors import UserError, printable
-from app.rundir import atomic
 from app.rundir.foreign import fields_of
 from app.rundir.lock import is_lock, is_released
 
@@ -42,27 +41,22 @@ def others(folder: Path) -> list[str]:
     Raises:
         OSError: the folder cannot be read.
     """
-    found = []
-    for path in sorted(folder.iterdir()):
-        released = path.name == "lock" and is_released(folder)
-        draft = any(path in atomic.drafts_of(folder / name) for name in (*FILES, *FOLDERS))
-        if not (released or draft or _OF_SYSTEMS.fullmatch(path.name) or _takes_output(path)):
-            found.append(path.name)
-    return found
+    files = storage.at(folder)
+    drafts = {draft for name in (*FILES, *FOLDERS) for draft in files.drafts(name)}
+
+    def is_other(entry: storage.Entry) -> bool:
+        released = entry.name == "lock" and is_released(folder)
+        expected = released or entry.name in drafts or _OF_SYSTEMS.fullmatch(entry.name)
+        return not (expected or _takes_output(files, entry))
+
+    return [entry.name for entry in files.entries() if is_other(entry)]
 
 
-def _takes_output(path: Path) -> bool:
+def _takes_output(files: storage.Storage, entry: storage.Entry) -> bool:
     """Tell whether a file holds what a launch prints: by its name, or because this process writes there."""
-    if path.is_symlink() or not path.is_file():
+    if entry.kind is not storage.Kind.FILE:
         return False
-    return bool(_OF_OUTPUT.fullmatch(path.name)) or any(_is_at(path, descriptor) for descriptor in (1, 2))
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except OSError:
-        return False
+    return bool(_OF_OUTPUT.fullmatch(entry.name)) or files.takes_output(entry.name)
 
 
 def check(folder: Path, has_checkpoint: bool) -> None:
@@ -75,12 +69,13 @@ def check(folder: Path, has_checkpoint: bool) -> None:
         UserError: it does, and what they are.
         OSError: the folder cannot be read.
     """
-    if not folder.is_dir():
+    files = storage.at(folder)
+    if not files.is_folder():
         return
-    for path in (*(folder / name for name in (*FILES, *FOLDERS)), *_inside_checkpoints(folder)):
-        if path.is_symlink():
+    for name in (*FILES, *FOLDERS, *_inside_checkpoints(files)):
+        if files.is_link(name):
             raise UserError(
-                f"--run.dir {folder}: {printable(str(path.relative_to(folder)))} is a link, and a run follows no link "
+                f"--run.dir {folder}: {printable(name)} is a link, and a run follows no link "
                 "out of its folder: remove it, or keep the whole folder elsewhere and make the folder itself the link"
             )
     if is_run(folder, has_checkpoint):
@@ -99,16 +94,18 @@ def check(folder: Path, has_checkpoint: bool) -> None:
     )
 
 
-def _inside_checkpoints(folder: Path) -> Iterator[Path]:
-    """Yield the checkpoints in a folder, and what lies in them."""
-    for checkpoint in (folder / "checkpoints").glob("step-*"):
-        yield checkpoint
-        if not checkpoint.is_symlink():
-            yield from checkpoint.rglob("*")
+def _inside_checkpoints(files: storage.Storage) -> Iterator[str]:
+    """Yield the names of the checkpoints in a folder, and of what lies in them."""
+    for checkpoint in files.entries("checkpoints") if files.is_folder("checkpoints") else []:
+        if checkpoint.name.startswith("checkpoints/step-"):
+            yield checkpoint.name
+            if checkpoint.kind is storage.Kind.FOLDER:
+                yield from (entry.name for entry in files.walk(checkpoint.name))
 
 
 def sweep(folder: Path) -> None:
     """Delete the drafts of files and of the model that killed launches of the run have left."""
+    files = storage.at(folder)
     for name in (*FILES, "model"):
-        for draft in atomic.drafts_of(folder / name):
-            atomic.delete(draft)
+        for draft in files.drafts(name):
+            files.delete(draft)

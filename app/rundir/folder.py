@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from app import storage
 from app.config import OnResume, RunConfig, defaults, diff, finite, on_resume
 from app.errors import UserError, printable
-from app.rundir import atomic, contents, recipe_source
+from app.rundir import contents, recipe_source
 from app.rundir.foreign import read_bytes
 from app.rundir.lock import FolderLock
 
@@ -28,6 +29,7 @@ class Effect(Enum):
 
 # The effects that a run's record tells, as what follows differs from what it would have been.
 LASTING = (Effect.FROM_HERE, Effect.LENGTH)
+_ITSELF = ""  # the name of the folder in its own storage
 
 
 class Change(NamedTuple):
@@ -49,7 +51,7 @@ class RunFolder:
             source: the recipe's source, kept next to its settings; empty where it has no file.
             config: the recipe's config, whose fields say which of them may change.
         """
-        self.path, self.source = path, source
+        self.path, self.source, self._files = path, source, storage.at(path)
         self._on_resume = on_resume(config)
         self._defaults = defaults(config)  # what a run had before a setting existed
         self.info: dict[str, Any] = {}
@@ -57,7 +59,7 @@ class RunFolder:
         self._settings: RunConfig | None = None
         self._unread = False  # there is a run, and its settings cannot be read
         self._lock = FolderLock(path)
-        self._made: list[Path] = []  # what this run made, and removes again if it never begins
+        self._made: list[str] = []  # what this run made, and removes again if it never begins
 
     def claim(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         """Take the folder for this run.
@@ -70,9 +72,9 @@ class RunFolder:
         """
         try:
             contents.check(self.path, has_checkpoint)
-            there = self.path.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._made = [] if there else [self.path]
+            there = self._files.exists()
+            self._files.make()
+            self._made = [] if there else [_ITSELF]
             self._take()
             contents.sweep(self.path)
             notes = self._check(config, settings, has_checkpoint)
@@ -90,8 +92,8 @@ class RunFolder:
         return UserError(f"--run.dir {self.path}: {error.strerror}; give a folder that can be written")
 
     def _take(self) -> None:
-        if not (self.path / "lock").exists():
-            self._made.append(self.path / "lock")
+        if not self._files.exists("lock"):
+            self._made.append("lock")
         try:
             self._lock.take()
         except UserError:
@@ -100,7 +102,7 @@ class RunFolder:
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
         notes = []
-        if (self.path / "run.json").exists():
+        if self._files.exists("run.json"):
             self.info = self._read("run.json", json.loads) or {}
             notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and is written anew"]
         self.check_resume(settings, has_checkpoint)
@@ -185,8 +187,8 @@ class RunFolder:
         return [Change(name, old, new, effect(name)) for name, (old, new) in differing.items()]
 
     def _check_recipe(self, settings: RunConfig) -> list[str]:
-        kept = self.path / "recipe.py"
-        if not self.source or not kept.exists() or not kept.stat().st_size:
+        kept, entry = self.path / "recipe.py", self._files.entry("recipe.py")
+        if not self.source or not entry or not entry.size:
             return []
         try:
             lines = recipe_source.differences(read_bytes(kept).decode("utf-8"), self.source)
@@ -231,17 +233,17 @@ class RunFolder:
         return fields if isinstance(fields, dict) else None
 
     def _write(self, name: str, text: str) -> None:
-        if not (self.path / name).exists():
-            self._made.append(self.path / name)
-        atomic.write_text(self.path / name, text)
+        if not self._files.exists(name):
+            self._made.append(name)
+        self._files.write(name, text)
 
     def release(self, discard: bool = False) -> None:
         """Release the folder; `discard` removes what was made for a run that never began."""
         if discard:
-            for path in reversed(self._made):
-                if not path.is_dir():
-                    path.unlink(missing_ok=True)
-                elif not any(path.iterdir()):
-                    path.rmdir()
+            for name in reversed(self._made):
+                if name == _ITSELF:
+                    self._files.delete_if_empty()
+                else:
+                    self._files.delete(name)
         self._made = []
         self._lock.release()

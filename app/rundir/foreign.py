@@ -4,16 +4,14 @@ A run folder may come from somebody else, or be damaged. What is read from it is
 nothing in it can stop a command, write to the terminal by itself, or lead out of the folder.
 """
 
-import errno
 import json
 import math
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from app import storage
 from app.errors import printable
 
 LARGEST = 1 << 26  # bytes of a file of fields that are read
@@ -22,31 +20,17 @@ _LONGEST = 4000  # characters of a text
 _GREATEST = 2**63  # larger whole numbers are drawn and compared as floating-point numbers
 
 
-def open_plain(path: Path) -> int:
-    """Open a file for reading and return its descriptor. A link is not followed, and a pipe does not make it wait.
-
-    Raises:
-        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is a folder, a pipe or a device, and no file", str(path))
-    return descriptor
-
-
 def read_bytes(path: Path) -> bytes:
     """Read a file of fields.
 
     Raises:
-        OSError: see `open_plain`.
+        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
         ValueError: it is larger than any such file.
     """
-    with open(open_plain(path), "rb") as file:
-        found = file.read(LARGEST + 1)
-    if len(found) > LARGEST:
+    data = storage.at(path.parent).read(path.name, length=LARGEST + 1)
+    if len(data) > LARGEST:
         raise ValueError(f"{path} has more than {LARGEST} bytes")
-    return found
+    return data
 
 
 def fields_of(path: Path) -> dict[str, Any] | None:

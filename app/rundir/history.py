@@ -1,6 +1,5 @@
 """Runs as their folders show them. Nothing here changes a folder or imports torch."""
 
-import contextlib
 import functools
 import math
 import re
@@ -10,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from app import storage
 from app.config import BestMetric
 from app.config.score_names import ScoreName, seems_lower
 from app.errors import UserError, printable
-from app.rundir import images, lock, metrics_file
+from app.rundir import lock, metrics_file
 from app.rundir.foreign import fields_of, raw_fields_of, section, text
 from app.rundir.run_record import Launch, RunRecord, layers_of, line_of
 
@@ -52,7 +52,7 @@ class History:
     @property
     def name(self) -> str:
         """Return the name of the run's folder, printable."""
-        return printable(self.folder.resolve().name)
+        return printable(storage.at(self.folder).identity().name)
 
     @property
     def place(self) -> str:
@@ -77,12 +77,8 @@ class History:
     @property
     def changed(self) -> float:
         """Return when the run last wrote something, in seconds since the epoch."""
-        files = (self.folder / name for name in ("metrics.jsonl", "run.json"))
-        times = []
-        for file in files:
-            with contextlib.suppress(OSError):  # it is not there, or not any more
-                times.append(file.lstat().st_mtime)
-        return max(times, default=0.0)
+        files = storage.at(self.folder)
+        return max(_changed(files, name) for name in ("metrics.jsonl", "run.json"))
 
     @property
     def columns(self) -> list[str]:
@@ -154,14 +150,24 @@ class History:
     @property
     def pictures(self) -> dict[str, list[Path]]:
         """List, by name, the pictures of the last step that has any."""
-        folder = self.folder / "images"
-        found: dict[str, dict[str, list[Path]]] = {}
-        for file in sorted(folder.rglob("step-*.png")):
-            known = _PICTURE.fullmatch(file.name)
-            if known and file.is_file() and not file.is_symlink() and images.lies_in(file, folder):
-                name = text(file.parent.relative_to(folder).as_posix())
-                found.setdefault(name, {}).setdefault(known[1], []).append(file)
-        return {name: steps[max(steps)] for name, steps in found.items()}
+        files = storage.at(self.folder / "images")
+        by_name: dict[str, dict[str, list[Path]]] = {}
+        for entry in sorted(files.walk(), key=lambda entry: files.place / entry.name):
+            file = files.place / entry.name
+            matched = _PICTURE.fullmatch(file.name)
+            if matched and entry.kind is storage.Kind.FILE and files.lies_inside(entry.name):
+                name = text(file.parent.relative_to(files.place).as_posix())
+                by_name.setdefault(name, {}).setdefault(matched[1], []).append(file)
+        return {name: steps[max(steps)] for name, steps in by_name.items()}
+
+
+def _changed(files: storage.Storage, name: str) -> float:
+    """Return when a file was last written; 0 where it is not there, or not any more."""
+    try:
+        entry = files.entry(name, follow=False)
+    except OSError:
+        return 0.0
+    return entry.changed if entry else 0.0
 
 
 def _is_count(name: str) -> bool:
@@ -201,13 +207,13 @@ def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
     """
     found: dict[Path, Path] = {}
     for folder in folders:
-        if not folder.is_dir():
+        files = storage.at(folder)
+        if not files.is_folder():
             raise UserError(
                 f"{folder} is not a folder: give folders of runs; runs are in runs/ unless --run.dir says otherwise"
             )
-        for level in range(depth + 1):
-            for file in folder.glob("*/" * level + "run.json"):
-                found.setdefault(file.parent.resolve(), file.parent)
+        for place in files.find("run.json", depth):
+            found.setdefault(storage.at(place).identity(), place)
     runs = []
     for folder in found.values():
         try:

@@ -1,14 +1,13 @@
 """Pictures that a run logs next to its numbers."""
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from app import storage
 from app.errors import UserError
-from app.rundir import atomic
 
 Images = dict[str, list[np.ndarray]]
 
@@ -41,18 +40,11 @@ def write(folder: Path, step: int, images: Images) -> None:
     """Write pictures as PNG: `eval/truth` as `eval/truth/step-00000040.png`; several end in `-0.png`, `-1.png`."""
     from PIL import Image
 
+    files = storage.at(folder)
     for name, arrays in images.items():
-        place = folder / name
-        place.mkdir(parents=True, exist_ok=True)
-        if not lies_in(place, folder):
-            raise OSError(errno.ELOOP, f"{place} leads out of the run's folder")
+        files.make(name)
         for index, array in enumerate(arrays):
             several = f"-{index}" if len(arrays) > 1 else ""
             # As a draft: a link with the picture's name would be followed otherwise.
-            with atomic.drafted(place / f"step-{step:08d}{several}.png") as draft:
+            with files.drafted(f"{name}/step-{step:08d}{several}.png") as draft:
                 Image.fromarray(array).save(draft, format="PNG")
-
-
-def lies_in(path: Path, folder: Path) -> bool:
-    """Tell whether a path lies in a folder of a run, wherever links on the way lead."""
-    return path.resolve().is_relative_to(folder.parent.resolve() / folder.name)

@@ -6,26 +6,22 @@ machines are never compared.
 """
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app import storage
 from app.distributed.environment import is_alive, this_process, was_here
 from app.errors import UserError, printable
-from app.rundir.foreign import open_plain
 
 BEAT = 5.0  # seconds from one touch to the next
 WATCHED = 2.2  # beats without a touch after which a holder counts as dead
-NO_FLOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
-_LONGEST = 1000  # characters of a lock
+NAME = "lock"
 _TEXT = re.compile(r"process \d+ on (\S+) since .*\n(\d+ \S+)\n")
 
 _held: dict[Path, "FolderLock"] = {}
@@ -34,7 +30,7 @@ _held: dict[Path, "FolderLock"] = {}
 def _close_in_child() -> None:
     """Keep a forked process, such as one that loads data, from holding a folder that its parent has lost."""
     for lock in _held.values():
-        os.close(lock.descriptor)
+        lock.lease.close()
     _held.clear()
 
 
@@ -49,8 +45,8 @@ class FolderLock:
     """The file `lock` in a folder, held for as long as a run uses the folder."""
 
     def __init__(self, folder: Path, say: Callable[[str], Any] = _say):
-        self.folder, self.path, self.say = folder, folder / "lock", say
-        self.descriptor: int | None = None
+        self.folder, self.path, self.say = folder, folder / NAME, say
+        self.lease, self._taken = storage.at(folder).lease(NAME), False
         self._key, self._text = Path(), ""
         self._released, self._lost = threading.Event(), threading.Event()
 
@@ -61,27 +57,27 @@ class FolderLock:
             UserError: it is in use; by whom.
             OSError: it cannot be written.
         """
-        key = self.path.resolve()
+        key = storage.at(self.folder).identity(NAME)
         if key in _held:
             raise self._in_use("another run of this process")
-        # flock, not lockf: a lock of the latter kind is lost when anything in this process reads the file.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{self.path} is not a file: move it away")
-            self._take(descriptor)
+            sure = self.lease.take()
+        except FileExistsError:
+            raise UserError(f"{self.path} is not a file: move it away") from None
+        try:
+            self._take(sure)
         except BaseException:
-            os.close(descriptor)
+            self.lease.close()
             raise
-        self._key, self.descriptor, _held[key] = key, descriptor, self
+        self._key, self._taken, _held[key] = key, True, self
         threading.Thread(target=self._beat, name="lock", daemon=True).start()
 
-    def _take(self, descriptor: int) -> None:
-        sure = _flock(descriptor)
-        if sure is False or not self._is_there(descriptor):  # another run may have made a new one
+    def _take(self, sure: bool | None) -> None:
+        """Take the folder; `sure`: what the storage says of other processes of this machine."""
+        if sure is False:
             raise self._in_use(self._holder())
         before = self._read()
-        alone = bool(sure)  # flock is sure about processes of this machine
+        alone = bool(sure)
         if before:
             host, process = _parse(before)
             if not _is_here(host, process):
@@ -92,38 +88,25 @@ class FolderLock:
                 raise self._in_use(self._holder())
         host, since = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")
         self._text = f"process {os.getpid()} on {host} since {since}\n{this_process()}\n"
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, self._text.encode(), 0)
-        os.fsync(descriptor)
+        self.lease.write(self._text)
         if not alone:
             time.sleep(BEAT / 5)  # another run may take it at the same time
             if self._read() != self._text:
                 raise self._in_use(self._holder())
 
-    def _is_there(self, descriptor: int) -> bool:
-        try:
-            return os.fstat(descriptor).st_ino == self.path.stat().st_ino
-        except FileNotFoundError:
-            return False
-
     def _goes_on(self, before: str) -> bool:
         """Watch whether the holder touches its lock."""
         seconds = WATCHED * BEAT
         self.say(f"{self.folder} was last used by {_first_line(before)}: watching {seconds:.0f} s whether it still is")
-        first, end = self._mark(), time.monotonic() + seconds
-        while self._mark() == first:
+        first, end = self.lease.mark(), time.monotonic() + seconds
+        while self.lease.mark() == first:
             if time.monotonic() > end:
                 return False
             time.sleep(BEAT / 10)
         return bool(self._read())  # empty: the holder has just released it
 
-    def _mark(self) -> tuple[int, str]:
-        # Opened anew each time: otherwise a network disk may answer from its cache.
-        with open(open_plain(self.path), encoding="utf-8", errors="replace") as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read(_LONGEST)
-
     def _read(self) -> str:
-        return self._mark()[1]
+        return self.lease.mark().text
 
     def _holder(self) -> str:
         try:
@@ -136,7 +119,7 @@ class FolderLock:
             try:
                 if not self._is_ours():
                     return self._lost.set()
-                os.utime(self.path, follow_symlinks=False)
+                self.lease.renew()
             except OSError:  # the disk is away for a while
                 continue
 
@@ -155,7 +138,7 @@ class FolderLock:
             UserError: by whom it was taken.
             OSError: the lock cannot be read.
         """
-        if self.descriptor is None:  # not the main process, or not any more
+        if not self._taken:  # not the main process, or not any more
             return
         if self._lost.is_set() or not self._is_ours():
             self._lost.set()
@@ -166,15 +149,15 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the folder."""
-        if self.descriptor is None:
+        if not self._taken:
             return
         self._released.set()
         _held.pop(self._key)
         with contextlib.suppress(OSError):
             if not self._lost.is_set() and self._is_ours():
-                os.ftruncate(self.descriptor, 0)
-        os.close(self.descriptor)
-        self.descriptor = None
+                self.lease.clear()
+        self.lease.close()
+        self._taken = False
 
     def _in_use(self, holder: str) -> UserError:
         return UserError(f"{self.folder} is in use by {holder}: wait for it, stop it, or give another --run.dir")
@@ -203,28 +186,15 @@ def is_released(folder: Path) -> bool:
 def _text_of(folder: Path) -> tuple[str | None, float]:
     """Return the text of a folder's lock, and when it was touched; None for a text that cannot be read."""
     try:
-        with open(open_plain(folder / "lock"), encoding="utf-8", errors="replace") as file:
-            return file.read(_LONGEST), os.fstat(file.fileno()).st_mtime
+        mark = storage.at(folder).lease(NAME).mark()
     except OSError:
         return None, 0.0
+    return mark.text, mark.changed / 1e9
 
 
 def _is_here(host: str, process: str) -> bool:
     """Tell whether a holder was started on this machine, which then knows whether it still runs."""
     return host == socket.gethostname() and was_here(process)
-
-
-def _flock(descriptor: int) -> bool | None:
-    """Lock a file. True: it is locked; False: another process has it; None: the disk has no flock."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_FLOCK:
-            raise
-        return None
-    return True
 
 
 def _parse(text: str) -> tuple[str, str]:

@@ -19,6 +19,23 @@ from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
 
 
+class _Pace:
+    """How fast steps are made, from the first one of this launch on."""
+
+    def __init__(self, plan: BatchPlan, done: int, cost: Cost | None, peak: float | None):
+        """Begin after step `done`; for `cost` and `peak` see RunLogger.start."""
+        self.plan, self.cost, self.peak = plan, cost, peak
+        self.began = self._clock = time.perf_counter()
+        self.first = self._step = done
+
+    def lap(self, done: int, aside: float) -> dict[str, float]:
+        """Return the speeds since the last lap, without the seconds `aside`: samples per second first."""
+        now = time.perf_counter()
+        rate = (self.plan.seen(done) - self.plan.seen(self._step)) / max(now - self._clock - aside, 1e-9)
+        self._clock, self._step = now, done
+        return {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
+
+
 class RunLogger:
     """Write a run, its steps and scores on the main process; do nothing on the others."""
 
@@ -29,6 +46,7 @@ class RunLogger:
         self.trackers: Trackers | None = None
         self.pending: list[dict[str, Any]] = []
         self.pending_images: images.Images = {}
+        self.pace: _Pace | None = None  # from `start` on
         self.aside = 0.0
         self._failed = False
 
@@ -101,11 +119,8 @@ class RunLogger:
             cost: what one sample costs, where it is known.
             peak: the most floating-point operations per second that all devices together can do, where it is known.
         """
-        self.plan, self.cost, self.peak = plan, cost, peak
         self.progress.start(done, plan.steps)
-        self.began = self.clock = time.perf_counter()
-        self.first = self.clock_step = done
-        self.aside = 0.0
+        self.pace, self.aside = _Pace(plan, done, cost, peak), 0.0
 
     @contextmanager
     def time_aside(self) -> Iterator[None]:
@@ -116,13 +131,10 @@ class RunLogger:
 
     def step(self, done: int, losses: dict[str, float], measured: dict[str, Any]) -> None:
         """Write the line of a step."""
-        now, plan = time.perf_counter(), self.plan
-        seen = plan.seen(done)
-        rate = (seen - plan.seen(self.clock_step)) / max(now - self.clock - self.aside, 1e-9)
-        self.clock, self.clock_step, self.aside = now, done, 0.0
-        speeds = {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
+        plan, speeds = self.pace.plan, self.pace.lap(done, self.aside)
+        self.aside, seen = 0.0, plan.seen(done)
         self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
-        self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / rate)
+        self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / speeds["samples_per_second"])
 
     def write_pending(self, done: int) -> None:
         """Write the scores and pictures that a step's body logged, after the step's own line."""
@@ -195,8 +207,8 @@ class RunLogger:
             faults: what makes the scores worth little, a line each.
         """
         self.progress.close()
-        taken = duration(time.perf_counter() - self.began)
-        now = f"{done - self.first} of them now, in {taken}" if done > self.first else "all of them before"
+        taken = duration(time.perf_counter() - self.pace.began)
+        now = f"{done - self.pace.first} of them now, in {taken}" if done > self.pace.first else "all of them before"
         lines = {name: with_meaning(_short(value), meanings.get(name)) for name, value in scores.items()}
         lines |= {"model": f"{model}: {weights}" if weights else str(model)}
         lines |= {"use it": use.format(model=model)} if use else {}
@@ -221,7 +233,7 @@ class RunLogger:
         where = f"after step {saved[-1]}" if saved else "from the start"
         again = "the same command without --run.stop-at" if asked else "the same command"
         then = "evaluates, and goes on" if in_evaluation else "goes on"
-        self.progress.say(f"stopped {place} step {done} of {self.plan.steps}; {again} {then} {where}")
+        self.progress.say(f"stopped {place} step {done} of {self.pace.plan.steps}; {again} {then} {where}")
 
     def close(self) -> None:
         """Close the bar and the trackers."""

@@ -4,16 +4,13 @@ One run writes such a file, and anybody may read it at any time. No step is in i
 the lines of the steps that it makes again.
 """
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from app import storage
 from app.config import finite
-from app.rundir import atomic
-from app.rundir.foreign import open_plain
 
 DIAGNOSTICS = "diagnostics.jsonl"
 _OF_STEPS = {"ids", "skipped_steps"}  # a line that the step itself writes has one of them, whatever its body logs
@@ -35,7 +32,7 @@ def column(path: Path, name: str) -> list[float]:
     """Read the numbers of one name, in order, without taking in the whole of a long file."""
     mark = json.dumps(name).encode()
     try:
-        with path.open("rb") as file:
+        with storage.at(path.parent).open_log(path.name) as file:
             parsed = [_parse(line.decode(errors="replace")) for line in file if mark in line]
     except OSError:
         return []
@@ -49,7 +46,7 @@ def read_lines(path: Path) -> tuple[list[Line], int]:
     A last line without its end is neither: it is being written, or its writer was killed.
     """
     try:
-        with open(open_plain(path), "rb") as file:
+        with storage.at(path.parent).open_log(path.name) as file:
             *whole, cut = file.read().decode(errors="replace").split("\n")
     except FileNotFoundError:
         return [], 0
@@ -77,8 +74,7 @@ class Follower:
     def new(self) -> list[dict[str, Any]]:
         """Return the fields of the lines that were finished since the last call."""
         try:
-            with open(open_plain(self.path), "rb") as file:
-                file.seek(self._place)
+            with storage.at(self.path.parent).open_log(self.path.name, self._place) as file:
                 data = file.read()
         except FileNotFoundError:
             return []
@@ -105,25 +101,16 @@ class MetricsFile:
             again = scores_too and fields["step"] == resumed_from and not _OF_STEPS & set(fields)
             return fields["step"] <= resumed_from and not again
 
-        atomic.write_text(path, "".join(f"{line.text}\n" for line in lines if stays(line.fields)))
+        content = "".join(f"{line.text}\n" for line in lines if stays(line.fields))
         self.path, self.warn = path, warn
-        # A link that has just taken its place is not followed.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._descriptor, self.file = descriptor, os.fdopen(descriptor, "ab", buffering=0)
-        self.waiting = b""
+        self.log, self.waiting = storage.at(path.parent).log(path.name, content.encode()), b""
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append one line. Where that fails, say so once, and keep it until the next one can be written."""
         self.waiting, held = self.waiting + json.dumps(finite({"step": step, **values})).encode() + b"\n", self.waiting
-        whole = None
         try:
-            os.stat(self.path, follow_symlinks=False)  # fails where it was taken away
-            whole = os.fstat(self._descriptor).st_size
-            if self.file.write(self.waiting) < len(self.waiting):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.log.append(self.waiting)
             self.waiting = b""
         except OSError as error:
-            if whole is not None:
-                os.ftruncate(self._descriptor, whole)
             if not held:
                 self.warn(f"warning: {self.path}: {error.strerror}; lines are kept until they can be written")

@@ -1,8 +1,9 @@
 """Room on a disk: how much there is, and what is said where it does not suffice."""
 
 import re
-import shutil
 from pathlib import Path
+
+from app import storage
 
 _CODED = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust, such as safetensors, end the text of an OSError
 _MIB = 2**20
@@ -18,11 +19,7 @@ def why(error: BaseException) -> str:
 
 def free(folder: Path) -> int | None:
     """Return the free bytes of the disk that a folder is on, or will be; None if nobody knows."""
-    there = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), None)
-    try:
-        return None if there is None else shutil.disk_usage(there).free
-    except OSError:
-        return None
+    return storage.at(folder).free()
 
 
 def lacking(needed: int, folder: Path) -> str:

@@ -3,6 +3,7 @@
 The run takes HOST for the name of its machine. Before a run takes over a folder, it watches the lock for half a second.
 """
 
+import fcntl
 import sys
 
 import toy
@@ -14,5 +15,5 @@ if __name__ == "__main__":
     _, host, *flags = sys.argv
     lock.BEAT = 0.25
     lock.socket.gethostname = lambda: host
-    lock.fcntl.flock = lambda descriptor, operation: None
+    fcntl.flock = lambda descriptor, operation: None
     toy.train(parse(toy.Config, flags))

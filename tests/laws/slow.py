@@ -14,7 +14,7 @@ from toy import Config, train
 from app import parse
 from app.checkpoints import resume, sharded
 from app.distributed import collectives
-from app.rundir.atomic import draft_of
+from app.storage.drafts import draft_of
 from app.training.loop import ending
 
 FOLDER, LAST = Path(sys.argv[1]), os.environ["RANK"] == "1"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app import storage
 from app.commands.evaluate.subject import Subject, data_of, eval_flags, settings
 from app.errors import UserError
 from app.launching import trust
@@ -23,7 +24,7 @@ LONGEST = 512  # tokens of a text, for a model that does not say how many it tak
 
 def is_model(place: Path) -> bool:
     """Tell whether a place is a folder with a model, or no folder: then it may be a Hub id."""
-    if (place / "run.json").exists():
+    if storage.at(place).exists("run.json"):
         return False
     return not place.exists() or any((place / name).is_file() for name in PARTS)
 
@@ -77,7 +78,7 @@ def _origin(folder: Path, asked: str, allowed: bool) -> tuple[trust.Code | None,
     from app.rundir import history
 
     code, file = trust.Code(Path(asked)) if asked else None, None
-    if folder.name == "model" and (folder.parent / "run.json").exists():
+    if folder.name == "model" and storage.at(folder.parent).exists("run.json"):
         run = history.read(folder.parent)
         code = code or trust.recipe_of(run.folder, run.record.recipe_folder, allowed)
         file = folder.parent / "config.yaml"

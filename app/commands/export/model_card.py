@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from app import storage
 from app.config import as_flag, flatten
 from app.config.score_names import PLAIN, ScoreName
 from app.rundir import foreign
@@ -36,7 +37,7 @@ def write(
     recipe = run.record.recipe if _NAME.fullmatch(run.record.recipe) else "recipe"  # it becomes the name of a file
     length = f"{step:,} of {run.record.length} steps"
     (folder / "training_config.yaml").write_text(yaml.safe_dump(_without_place(run.config), sort_keys=False))
-    (folder / f"{recipe}.py").write_bytes((run.folder / "recipe.py").read_bytes())
+    (folder / f"{recipe}.py").write_bytes(storage.at(run.folder).read("recipe.py"))
     parts = [
         f"---\n{_metadata(run, recipe, scores, kind).to_yaml()}\n---",
         f"# {_text(run.name)}",

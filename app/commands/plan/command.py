@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from app import storage
 from app.commands.output import write_json
 from app.errors import UserError
 
@@ -218,7 +219,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
             saved = good[1]
             found["unevaluated"] = bool(saved.get("unevaluated"))
             found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
-            if (run.dir / "config.yaml").exists():
+            if storage.at(run.dir).exists("config.yaml"):
                 changes = run.folder.changes(run.fields, run.config)
                 found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]
                 if any(change.effect is Effect.REFUSED for change in changes):

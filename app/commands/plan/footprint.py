@@ -148,10 +148,9 @@ def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, coun
             storages.most.clear()
             turns = [Turn(i, micro.ids, micro.epochs, float(micro.rows), inputs=inputs) for i in range(2)]
             step = Step(0, turns, 2, 2.0 * micro.rows)
-            gradients = Gradients(run.accelerator, run.config.seed)
-            batch = _Phased(gradients, step, storages)
+            batch = _Phased(Gradients(run.accelerator, run.config.seed), step, storages)
             current = CurrentStep(1, StepMetrics(run.accelerator, step, None), batch)
-            with run.trying(current, gradients), writing_nothing():
+            with run.trying(current), writing_nothing():
                 yield batch
     found: list[int] = []
     map_tensors(lambda t: found.append(t.nbytes), inputs)

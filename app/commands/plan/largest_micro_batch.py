@@ -13,6 +13,7 @@ from app.commands.plan import memory
 from app.commands.plan.footprint import Footprint, Question, Questions
 from app.commands.plan.meta_tensors import Cut
 from app.commands.plan.pretended_split import cuts_of
+from app.config import RunConfig
 from app.distributed import fsdp
 from app.errors import UserError
 from app.launching.profiles import Profile
@@ -43,6 +44,27 @@ def room(profile: Profile, asked: float) -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Recipe:
+    """What a recipe has in a dry run, whatever the profile."""
+
+    config: RunConfig
+    models: list[nn.Module]
+    weights: list[memory.Weight]
+    buffers: int
+    """Bytes of the models' buffers."""
+
+    def cut(self, profile: Profile) -> Cut:
+        """Say how a profile cuts weights."""
+        return cuts_of(self.models, profile.mesh("tp"), self.config.slices)
+
+    def held(self, profile: Profile, plan: BatchPlan) -> memory.Memory:
+        """Count what one process holds between micro-batches."""
+        weights = memory.of_one_process(self.weights, self.models, self.cut(profile))
+        turns, exact = plan.accumulation(profile.data_ranks), self.config.exact
+        return memory.per_process(weights, self.buffers, profile, turns, exact, self.config.save_async)
+
+
 class MicroBatchSearch:
     """Asks for footprints, and finds from them the largest micro-batch that fits, for each profile."""
 
@@ -58,22 +80,23 @@ class MicroBatchSearch:
 
     def asking(self, run: Any, plan: BatchPlan) -> Questions:
         """Ask about a recipe in a dry run, and keep the result for each profile that can work in `found`."""
-        self._run = run
-        self._models = run.accelerator.models
+        models = run.accelerator.models
         optimizers = [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
-        self._weights = memory.weigh(self._models, optimizers, run.accelerator.averages)
+        recipe = _Recipe(run.config, models, *memory.weigh(models, optimizers, run.accelerator.averages))
         for profile in self.profiles:
             refused = run.config.exact and exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole)
             if not (profile.troubles or profile.zero_stage or refused):
                 try:
-                    memory.check_packed(self._models, profile)
-                    self.found[key(profile)] = yield from self._about(profile, plan)
+                    memory.check_packed(models, profile)
+                    self.found[key(profile)] = yield from self._about(recipe, profile, plan)
                 except UserError:  # such as more ranks than micro-batches; the table says so
                     continue
 
-    def _about(self, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, dict[str, Any]]:
+    def _about(
+        self, recipe: _Recipe, profile: Profile, plan: BatchPlan
+    ) -> Generator[Question, Footprint, dict[str, Any]]:
         own, space = plan.micro_batch, room(profile, self.asked)
-        peak = yield from self._peak(profile, plan, own)
+        peak = yield from self._peak(recipe, profile, plan, own)
         footprint = self._known[_question(profile, own)]
         found = {"peak": peak, "activations": activations(footprint, profile), "rows": footprint.micro.rows}
         found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
@@ -81,15 +104,17 @@ class MicroBatchSearch:
         if space is None:
             return found
         # On a CPU, a checkpoint's copies are in the same memory.
-        limit = space - self._held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
+        limit = space - recipe.held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
         # Every data rank needs a micro-batch of its own.
         most = plan.global_batch // profile.data_ranks
         sizes = [2**power for power in range(most.bit_length())]
         sizes = sorted({*sizes, min(own, most), most})
-        fits, too_large = yield from self._search(profile, plan, sizes, {own: peak}, limit)
+        fits, too_large = yield from self._search(recipe, profile, plan, sizes, {own: peak}, limit)
         return {**found, "fits": fits, "too_large": too_large, "too_much": peak > limit}
 
-    def _search(self, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int):
+    def _search(
+        self, recipe: _Recipe, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int
+    ):
         """Return the largest size that fits and the next larger one, each with its peak; None if there is no such size.
 
         A straight line through two peaks says where to look next; what is returned was counted.
@@ -98,7 +123,7 @@ class MicroBatchSearch:
         low, high = -1, len(sizes)  # the largest place known to fit, the smallest known not to
         while high - low > 1:
             if sizes[place] not in peaks:
-                peaks[sizes[place]] = yield from self._peak(profile, plan, sizes[place])
+                peaks[sizes[place]] = yield from self._peak(recipe, profile, plan, sizes[place])
             if peaks[sizes[place]] <= limit:
                 low = place
             else:
@@ -107,23 +132,16 @@ class MicroBatchSearch:
         fits, too_large = ((sizes[i], peaks[sizes[i]]) if 0 <= i < len(sizes) else None for i in (low, high))
         return fits, too_large
 
-    def _peak(self, profile: Profile, plan: BatchPlan, micro_batch: int) -> Generator[Question, Footprint, int]:
-        question, cut = _question(profile, micro_batch), self._cut(profile)  # refused before it is asked
+    def _peak(
+        self, recipe: _Recipe, profile: Profile, plan: BatchPlan, micro_batch: int
+    ) -> Generator[Question, Footprint, int]:
+        question, cut = _question(profile, micro_batch), recipe.cut(profile)  # refused before it is asked
         if question not in self._known:
             self._known[question] = yield question
         sized = dataclasses.replace(plan, micro_batch=micro_batch)
-        turns, is_exact = sized.accumulation(profile.data_ranks), self._run.config.exact
-        gathered = gathered_bytes(self._models, profile, cut)
-        return peak(self._known[question], profile, self._held(profile, sized), turns, is_exact, gathered)
-
-    def _cut(self, profile: Profile) -> Cut:
-        return cuts_of(self._models, profile.mesh("tp"), self._run.config.slices)
-
-    def _held(self, profile: Profile, plan: BatchPlan) -> memory.Memory:
-        config = self._run.config
-        turns, (whole, buffers) = plan.accumulation(profile.data_ranks), self._weights
-        weights = memory.of_one_process(whole, self._models, self._cut(profile))
-        return memory.per_process(weights, buffers, profile, turns, config.exact, config.save_async)
+        turns, is_exact = sized.accumulation(profile.data_ranks), recipe.config.exact
+        gathered = gathered_bytes(recipe.models, profile, cut)
+        return peak(self._known[question], profile, recipe.held(profile, sized), turns, is_exact, gathered)
 
 
 def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, gathered: int) -> int:

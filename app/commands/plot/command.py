@@ -18,8 +18,8 @@ from typing import Annotated
 
 import tyro
 
+from app import storage
 from app.errors import UserError, is_installed, not_installed, printable
-from app.rundir.foreign import open_plain
 
 _BEGINNING = 2000  # bytes of a file that has the mark of its maker
 
@@ -93,7 +93,6 @@ def _check_free(files: list[Path], library: Path) -> None:
 def _starts_with(file: Path, mark: str) -> bool:
     """Tell whether the beginning of a file has a mark."""
     try:
-        with open(open_plain(file), "rb") as stream:
-            return mark.encode() in stream.read(_BEGINNING)
+        return mark.encode() in storage.at(file.parent).read(file.name, length=_BEGINNING)
     except OSError:
         return False

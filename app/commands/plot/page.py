@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from app import storage
 from app.commands.curves import (
     MARK,
     TURN,
@@ -25,8 +26,8 @@ from app.commands.curves import (
 from app.commands.plot import layers
 from app.config import as_flag, flatten
 from app.errors import UserError, not_installed
-from app.rundir import atomic
 from app.rundir.history import History
+from app.storage import drafts
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 DASHES = ("solid", "dash", "dot")
@@ -150,11 +151,11 @@ def write(runs: Sequence[History], file: Path) -> None:
         pictures=[(name, _pictures(run)) for run, name in zip(runs, names, strict=True) if run.pictures],
     )
     file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(file, text)
+    drafts.write(file, text)
     library = plotly.offline.get_plotlyjs()
     there = file.with_name(LIBRARY)
     if not there.exists() or there.stat().st_size != len(library.encode()):
-        atomic.write_text(there, library)
+        drafts.write(there, library)
 
 
 def _layers(run: History, place: int) -> str:
@@ -263,7 +264,9 @@ def _differences(runs: Sequence[History]) -> list[list[Any]]:
 
 def _pictures(run: History) -> list[tuple[str, int, list[str]]]:
     """List a run's last pictures: their name, their step, and the first 16 files in base64."""
-    return [
-        (name, int(files[0].stem[5:13]), [base64.b64encode(file.read_bytes()).decode() for file in files[:16]])
-        for name, files in run.pictures.items()
-    ]
+
+    def encoded(file: Path) -> str:
+        return base64.b64encode(storage.at(file.parent).read(file.name)).decode()
+
+    shown = {name: files[:16] for name, files in run.pictures.items()}
+    return [(name, int(files[0].stem[5:13]), list(map(encoded, files))) for name, files in shown.items()]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UserError
-from app.rundir.atomic import draft_of
+from app.storage.drafts import draft_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from app import storage
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
 from app.errors import printable
@@ -59,13 +60,14 @@ def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
         problem = text(error)
     except (KeyError, TypeError, AttributeError):
         problem = f"{folder / record.RECORD} is not the record that was written"
-    listed = folder / manifest.MANIFEST  # which nothing changes once it is written
+    files = storage.at(folder)
+    written = files.entry(manifest.MANIFEST) or files.entry()  # nothing changes the list once it is written
     return {
         "step": step,
         "scores": section(saved, "metrics"),
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "bytes": sum(entry.size for entry in files.files()),
         "layout": here,
-        "saved": (listed if listed.exists() else folder).stat().st_mtime,
+        "saved": written.changed if written else 0.0,
         "unevaluated": isinstance(saved, dict) and bool(saved.get("unevaluated")),
         "verified": (not problem) if verify else None,
         "problem": problem,

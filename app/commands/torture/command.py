@@ -59,10 +59,10 @@ def main(options: Options, flags: list[str]) -> int:
 
     torture = Torture(options.recipe, _flags(options, flags), *_places(options), options.patience)
     print("training the run that is left alone", flush=True)
-    torture.untouched()
+    expected = torture.untouched()
     lost = []
     try:
-        torture.run(options.kills, random.Random(options.seed))
+        torture.run(options.kills, random.Random(options.seed), expected)
     except Lost as error:
         lost.append(str(error))
     finally:

@@ -36,6 +36,15 @@ class Kill:
 
 
 @dataclass
+class Start:
+    """One start of a run, by its launcher."""
+
+    process: subprocess.Popen
+    began: float
+    """Seconds since the epoch."""
+
+
+@dataclass
 class Torture:
     """Kill runs of one recipe, and compare those that finish with one that was left alone."""
 
@@ -49,16 +58,19 @@ class Torture:
     finished: int = 0
     differences: list[str] = field(default_factory=list)
 
-    def untouched(self) -> None:
-        """Train the run that is left alone, under the first profile."""
-        self._start(self.folder / "untouched", self.profiles[0])
-        status = self._wait(self._process)
+    def untouched(self) -> dict:
+        """Train the run that is left alone, under the first profile, and return its outcome."""
+        status = self._wait(self._start(self.folder / "untouched", self.profiles[0]).process)
         if status:
             raise UserError(f"{self.recipe} fails without any kill:\n{self._output()[-3000:]}")
-        self._expected = outcome(self.folder / "untouched")
+        return outcome(self.folder / "untouched")
 
-    def run(self, kills: int, chance: random.Random) -> None:
-        """Kill so many times, starting new runs where some finish, and let the last run finish."""
+    def run(self, kills: int, chance: random.Random, expected: dict) -> None:
+        """Kill so many times, starting new runs where some finish, and let the last run finish.
+
+        Args:
+            expected: the outcome of the run that was left alone.
+        """
         number = 0
         while len(self.kills) < kills:
             number += 1
@@ -66,7 +78,7 @@ class Torture:
             while len(self.kills) < kills and self._until_killed(folder, chance):
                 self.say(f"kill {len(self.kills)}/{kills}: {_in_words(self.kills[-1])}")
             self._finish(folder, chance)
-            found = compare(self._expected, outcome(folder))
+            found = compare(expected, outcome(folder))
             self.finished += 1
             self.differences += [f"{folder.name}: {text}" for text in found]
             self.say(f"{folder.name} finished: {found[0] if found else 'the same as the untouched run'}")
@@ -76,56 +88,57 @@ class Torture:
         profile, step = chance.choice(self.profiles), _steps(folder)
         moment = chance.choice(MOMENTS) if chance.random() < 0.5 else "training"
         who = chance.choice(("all", "the launcher", "one rank"))
-        self._start(folder, profile)
+        start = self._start(folder, profile)
         if moment == "training":
             # Sometimes before the first step: while the program starts, loads, or resumes.
             here = (lambda: True) if chance.random() < 0.2 else (lambda: _steps(folder) > step)
             pause = chance.uniform(0, 4.0)
         else:
-            here, pause = (lambda: _moment(folder, self._began) == moment), chance.choice((0.0, 0.0, 0.002, 0.02))
+            here, pause = (lambda: _moment(folder, start.began) == moment), chance.choice((0.0, 0.0, 0.002, 0.02))
         while not here():
-            if self._process.poll() is not None:
-                return self._ended(folder, profile, step)
+            if start.process.poll() is not None:
+                return self._ended(start.process, folder, profile, step)
             time.sleep(0.001)
         time.sleep(pause)
-        if self._process.poll() is not None:
-            return self._ended(folder, profile, step)
-        self._kill(who, chance)
+        if start.process.poll() is not None:
+            return self._ended(start.process, folder, profile, step)
+        family = self._kill(start.process, who, chance)
         self.kills.append(Kill(who, moment, profile.name, _steps(folder)))
-        self._leave(who)
+        self._leave(start.process, family, who)
         return True
 
-    def _ended(self, folder: Path, profile: Profile, step: int) -> bool:
+    def _ended(self, process: subprocess.Popen, folder: Path, profile: Profile, step: int) -> bool:
         """Return False for a run that finished before it was killed; raise Lost for one that failed."""
-        if self._process.returncode == 0:
+        if process.returncode == 0:
             return False
         raise Lost(
-            f"{folder} did not go on after step {step} under {profile.name}: status {self._process.returncode}\n"
+            f"{folder} did not go on after step {step} under {profile.name}: status {process.returncode}\n"
             f"{self._output()[-3000:]}"
         )
 
     def _finish(self, folder: Path, chance: random.Random) -> None:
         step, profile = _steps(folder), chance.choice(self.profiles)
-        self._start(folder, profile)
-        if self._wait(self._process):
-            self._ended(folder, profile, step)
+        process = self._start(folder, profile).process
+        if self._wait(process):
+            self._ended(process, folder, profile, step)
 
-    def _start(self, folder: Path, profile: Profile) -> None:
+    def _start(self, folder: Path, profile: Profile) -> Start:
         folder.mkdir(parents=True, exist_ok=True)
-        self._began = time.time()
+        began = time.time()
         words = launcher.launcher_words(
             profile.file, profile.processes, self.recipe, *self.flags, "--run.dir", str(folder)
         )
-        self._log = self.folder / "output"
         with self._log.open("wb") as file:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
             )
+        return Start(process, began)
 
-    def _kill(self, who: str, chance: random.Random) -> None:
-        self._family = launcher.family(self._process.pid)
-        ranks = [process for process in self._family if process.pid != self._process.pid]
-        victims = {"all": self._family, "the launcher": [psutil.Process(self._process.pid)], "one rank": ranks}[who]
+    def _kill(self, start: subprocess.Popen, who: str, chance: random.Random) -> list[psutil.Process]:
+        """Kill some processes of a run, and return all that it had."""
+        family = launcher.family(start.pid)
+        ranks = [process for process in family if process.pid != start.pid]
+        victims = {"all": family, "the launcher": [psutil.Process(start.pid)], "one rank": ranks}[who]
         if who == "one rank" and ranks:
             victims = [chance.choice(ranks)]
         for process in victims:
@@ -133,11 +146,12 @@ class Torture:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
+        return family
 
-    def _leave(self, who: str) -> None:
+    def _leave(self, process: subprocess.Popen, family: list[psutil.Process], who: str) -> None:
         """Check that the processes that were not killed end by themselves."""
-        self._wait(self._process)
-        _, alive = psutil.wait_procs(self._family, timeout=self.patience)
+        self._wait(process)
+        _, alive = psutil.wait_procs(family, timeout=self.patience)
         if alive:
             self.kills[-1].trouble = f"{len(alive)} processes went on after {who} was killed"
             launcher.kill(alive)
@@ -150,6 +164,10 @@ class Torture:
         finally:
             if process.poll() is None:
                 launcher.kill_tree(process.pid)
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "output"
 
     def _output(self) -> str:
         return self._log.read_text(errors="replace")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
 from app.data.folders import is_hidden, split_in
+from app.data.images import formats
 from app.data.reading import explained, naming, read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 # Part of the cache's key: raise it when the rows change.
 VERSION = 2
 COLUMNS = ("image", "boxes", "classes", "relative", "size", "file", "places")
-IMAGES = {".jpg", ".jpeg", ".jfif", ".mpo", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"}
 
 Row = dict[str, Any]
 
@@ -116,7 +116,7 @@ def _table(part: Part) -> "Dataset":
 
 def is_image(name: str) -> bool:
     """Tell whether a file is an image, by its name; other systems leave ._name next to each."""
-    return Path(name).suffix.lower() in IMAGES and not name.startswith(".")
+    return Path(name).suffix.lower() in formats.ENDINGS and not is_hidden(name)
 
 
 def images_in(folder: Path) -> list[Path]:

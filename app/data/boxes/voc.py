@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from app.data.boxes.files import Part, Row, size_of
 from app.data.boxes.image_files import ImageFiles
-from app.data.folders import split_in
+from app.data.folders import is_hidden, split_in
 from app.data.reading import naming, read_lines
 
 ANNOTATIONS = ("Annotations", "annotations", "xml", "labels", "")
@@ -68,7 +68,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
     """
     folder, root = Path(source), Path(more[0])
     images = ImageFiles([*(root / inner for inner in FOLDERS), folder])
-    files = [file for file in sorted(folder.glob("*.xml")) if not file.name.startswith(".")]
+    files = [file for file in sorted(folder.glob("*.xml")) if not is_hidden(file.name)]
     if len(more) > 1:
         lines = enumerate(read_lines(more[1]), 1)
         files = [_listed(folder, line, f"line {number} of {more[1]}") for number, line in lines if line.strip()]

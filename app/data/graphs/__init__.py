@@ -1,1 +1,1 @@
-"""Graphs: read, checked, kept on disk as CSR, and sampled."""
+"""Graphs: read, checked, kept on disk as CSR, and neighbours drawn."""

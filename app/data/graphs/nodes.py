@@ -8,7 +8,7 @@ import numpy as np
 
 from app.data.config import GraphData
 from app.data.graphs import classes, readers
-from app.data.graphs.sampling import ALL
+from app.data.graphs.neighbours import ALL
 from app.data.graphs.splits import check_disjoint
 from app.data.graphs.store import UNKNOWN, Graph
 from app.data.tables.classes import some

@@ -103,7 +103,7 @@ def checked(graph: Graph, files: Mapping[str, str], flag: str) -> Graph:
 
     for name in ("indptr", "indices"):
         array = getattr(graph, name)
-        # Sampling calculates with both: unsigned numbers would become floats there.
+        # Drawing neighbours calculates with both: unsigned numbers would become floats there.
         if array.ndim != 1 or array.dtype not in (np.int32, np.int64):
             raise wrong(name, None, f"is {array.dtype} {array.shape}: store a list of int32 or int64")
     if nodes < 1:

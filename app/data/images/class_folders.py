@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.data.cache import cache_of
 from app.data.folders import files_below, is_hidden
+from app.data.images import formats
 from app.data.reading import explained, read_whole
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -93,10 +94,7 @@ class Split(NamedTuple):
 
 
 def _images_of(files: Sequence[Parts]) -> tuple[list[Parts], list[Parts]]:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    kinds = set(ImageFolder.EXTENSIONS)
-    is_image = [os.path.splitext(parts[-1])[1].lower() in kinds for parts in files]
+    is_image = [os.path.splitext(parts[-1])[1].lower() in formats.ENDINGS for parts in files]
     images = [parts for parts, is_one in zip(files, is_image, strict=True) if is_one]
     return images, [parts for parts, is_one in zip(files, is_image, strict=True) if not is_one]
 

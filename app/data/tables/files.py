@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.folders import files_below
+from app.data.images import formats
 from app.data.reading import near
 from app.errors import UserError
 
@@ -80,7 +81,7 @@ def check_holds_data(flag: str, folder: str, txt: str) -> None:
     """Refuse a folder without any file that could be a table, for a task of images; `txt` says of which one."""
     files = [parts for parts in files_below(folder) if txt in TAKEN]
     kinds = {extension(parts[-1]) for parts in files} - {".txt"}
-    images = {extension(parts[-1]) for parts in files} & {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
+    images = {extension(parts[-1]) for parts in files} & formats.ENDINGS
     if files and not kinds & {*READERS, ".arrow", ".zip", ".tar"} and not (images and txt == "images"):
         tops = sorted({parts[0] + "/" * (len(parts) > 1) for parts in files})
         raise UserError(

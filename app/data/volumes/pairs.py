@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.data.images import pictures
+from app.data.folders import is_hidden
+from app.data.images import formats, pictures
 from app.data.reading import near, reading
 from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
 from app.data.volumes import nifti
@@ -19,8 +20,6 @@ LAYOUTS = (
 )
 # Of Cityscapes, how the names of the files end: they are in a folder for each city.
 CITIES = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}
-PICTURES = (".png", ".tif", ".tiff", ".bmp")
-LOSSY = (".jpg", ".jpeg")  # compression changes values, so masks cannot be stored so
 MOST_VALUES = 256
 
 
@@ -105,8 +104,8 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
 
 def _matched(flag: str, images: Path, masks: Path) -> list[Pair]:
     """Match the files of two folders by name."""
-    by_name = _files(flag, images, (*nifti.ENDINGS, *PICTURES, *LOSSY))
-    mask_of = _files(flag.replace("path", "masks"), masks, (*nifti.ENDINGS, *PICTURES))
+    by_name = _files(flag, images, (*nifti.ENDINGS, *formats.EXACT, *formats.LOSSY))
+    mask_of = _files(flag.replace("path", "masks"), masks, (*nifti.ENDINGS, *formats.EXACT))
     for have, lack, what, where in ((by_name, mask_of, "mask", masks), (mask_of, by_name, "image", images)):
         lonely = [name for name in have if name not in lack]
         if lonely:
@@ -131,7 +130,7 @@ def find_pictures(flag: str, path: str) -> list[Path]:
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
     if root.is_file():
         return [root]
-    return sorted(_files(flag, root, (*nifti.ENDINGS, *PICTURES, *LOSSY)).values())
+    return sorted(_files(flag, root, (*nifti.ENDINGS, *formats.EXACT, *formats.LOSSY)).values())
 
 
 def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
@@ -142,7 +141,7 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
     with reading(flag, folder):
         files = sorted(folder.glob(f"*/*{end}.*") if end else folder.iterdir())
     for file in files:
-        if file.name.lower().endswith(extensions) and not file.name.startswith("."):
+        if file.name.lower().endswith(extensions) and not is_hidden(file.name):
             if not file.is_file():
                 raise UserError(f"{file} is a folder, or a link that leads nowhere: {flag} takes files of this name")
             if (name := stem_of(file).removesuffix(end)) in found:

@@ -77,7 +77,7 @@ class NodeClassifier(nn.Module):
 
         Args:
             features: of the nodes of the furthest hop, [nodes, inputs].
-            blocks: of app.data.graphs.sampling, from the seeds outwards.
+            blocks: of app.data.graphs.neighbours, from the seeds outwards.
             seeds: each row's place among the first block's receivers.
         """
         values = features.to(self.head.weight.dtype)

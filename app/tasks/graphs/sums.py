@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Edges = dict[str, Tensor]
-"""A block of app.data.graphs.sampling as tensors."""
+"""A block of app.data.graphs.neighbours as tensors."""
 
 
 class _Sum(torch.autograd.Function):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from app.data.graphs import readers
+from app.data.graphs.neighbours import stages
 from app.data.graphs.nodes import collate
-from app.data.graphs.sampling import stages
 from app.data.graphs.store import Graph
 from app.errors import UserError
 from app.tasks.graphs.networks import finished

@@ -14,8 +14,8 @@ from app.data.cache import cache_folder, using_cache
 from app.data.text.preference_table import PreferenceTable
 from app.distributed import collectives
 from app.launching import dry_run
-from app.rundir.atomic import drafted
 from app.sampling.hashing import hash_of, key_of
+from app.storage.drafts import drafted
 from app.tasks.language import logits
 from app.tasks.language.preference import answer_logits, log_probabilities
 

@@ -5,7 +5,7 @@ a rank and across ranks. docs/exact.md explains why, what it costs, and where it
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -36,8 +36,8 @@ LIMIT = 2.0 ** (52 - GRID)  # gradient norms, and sums of gradients over micro-b
 class ExactGradients(Gradients):
     """Weight, round, accumulate, synchronise and clip gradients with sums that do not depend on the order."""
 
-    def __init__(self, accelerator: Accelerator, seed: int):
-        super().__init__(accelerator, seed)
+    def __init__(self, accelerator: Accelerator, seed: int, failed: Callable[[str], None] = lambda why: None):
+        super().__init__(accelerator, seed, failed)
         _check(accelerator)
         self.sharded = accelerator.distributed_type == DistributedType.FSDP
         self.grid = Grid(accelerator)

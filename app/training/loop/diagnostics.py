@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from app import storage
 from app.config import RunConfig
 from app.distributed import naming, placements
 from app.distributed.accelerator import Accelerator
@@ -54,8 +55,8 @@ class Diagnostics:
             raise UserError(
                 "--run.inspect-every: DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile"
             )
-        path = folder / DIAGNOSTICS
-        opens = accelerator.is_main_process and (self._every or path.exists())
+        path, files = folder / DIAGNOSTICS, storage.at(folder)
+        opens = accelerator.is_main_process and (self._every or files.exists(DIAGNOSTICS))
         self._file = MetricsFile(path, done, warn) if opens else None
         self._layers: dict[str, dict[str, Any]] = {}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import nn
 
+from app import storage
 from app.checkpoints import finite, manifest, sharded
 from app.checkpoints.export import save_model
 from app.distributed import collectives
 from app.errors import UserError, mendable, printable
 from app.rundir import room
-from app.rundir.atomic import draft_of
 from app.rundir.foreign import section
 from app.training.loop.step_loop import StepLoop
 from app.training.scores.base import TRY
@@ -49,7 +49,7 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
                     "writes the model without training again"
                 ) from None
         if services.accelerator.is_main_process:
-            files = [path for path in folder.rglob("*") if path.is_file()]
+            files = [entry.name for entry in storage.at(folder).files()]
             services.logger.note(**{MODEL_FILES: manifest.entries(folder, files, services.watchdog.moved)})
     if settings.log_model:
         with services.watchdog.unwatched():
@@ -112,17 +112,17 @@ def _keep_foreign(loop: StepLoop, folder: Path) -> None:
     """
     services = loop.services
     services.folder.check()
-    if not folder.exists():
+    files = storage.at(folder.parent)
+    if not files.exists(folder.name):
         return
     known = {n: e for n, e in section(services.folder.info, MODEL_FILES).items() if manifest.lies_inside(n)}
     more = manifest.foreign_to(folder, known)
     if not more:
-        there = [folder / name for name in known if (folder / name).is_file()]
+        there = [name for name in known if files.is_file(f"{folder.name}/{name}")]
         found = manifest.entries(folder, there, services.watchdog.moved)
         more = next((name for name, entry in found.items() if entry != known[name]), "")
     if more:
-        aside = draft_of(folder).with_suffix(".kept")
-        folder.rename(aside)
+        aside = folder.parent / files.put_aside(folder.name, seal="", why="kept")
         services.logger.progress.say(printable(f"{folder} has {more}, which this run did not write: kept in {aside}"))
 
 

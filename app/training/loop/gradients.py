@@ -1,6 +1,6 @@
 """The gradient of a global batch from those of its micro-batches. Weighting and synchronisation happen only here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -21,9 +21,14 @@ from app.training.optim import odd_parameters
 class Gradients:
     """Weight, accumulate, synchronise and clip gradients."""
 
-    def __init__(self, accelerator: Accelerator, seed: int):
+    def __init__(self, accelerator: Accelerator, seed: int, failed: Callable[[str], None] = lambda why: None):
+        """Begin with no model.
+
+        Args:
+            failed: notes, on the main process, why the run ends.
+        """
         self.accelerator, self.seed = accelerator, seed
-        self.calls, self._inner = CallOrder(), InnerGradients()
+        self.calls, self._inner = CallOrder(failed), InnerGradients()
         self._sharded: list[Any] = []  # modules whose parameters FSDP2 gathers
         self._passed = False  # whether the backward pass of this turn has run
         self._step: Step | None = None

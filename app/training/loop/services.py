@@ -4,17 +4,19 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 from weakref import WeakSet
 
+from app import storage
 from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.store import CheckpointStore
 from app.config import EMAConfig, RunConfig
+from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
 from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
-from app.rundir.atomic import drafts_of
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.training.exact.gradients import ExactGradients
 from app.training.feeding.fetching import Fetch
 from app.training.feeding.loader import Augment, load
 from app.training.loop.gradients import Gradients
@@ -25,19 +27,23 @@ from app.training.scores.remarks import Remarks
 class Services:
     """The services of one run; each is described in its own module."""
 
-    def __init__(self, settings: RunConfig, averaging: EMAConfig | None, folder: RunFolder, gradients: Gradients):
+    def __init__(self, settings: RunConfig, averaging: EMAConfig | None, folder: RunFolder, accelerator: Accelerator):
         """Make them; nothing is locked, written or listened to yet.
 
         Args:
             averaging: None where the recipe has no such settings.
         """
-        accelerator = gradients.accelerator
-        self.accelerator, self.gradients, self.folder = accelerator, gradients, folder
+        self.accelerator, self.folder = accelerator, folder
         self.logger = RunLogger(accelerator.is_main_process, folder, settings.quiet)
-        gradients.calls.failed = self.logger.failed
+        kind = ExactGradients if settings.exact else Gradients
+        self.gradients = kind(accelerator, settings.seed, self.logger.failed)
         checkpoints, self.model_folder = folder.path / "checkpoints", folder.path / "model"
+        files = storage.at(folder.path)
         self.watchdog = Watchdog(
-            settings.timeout, self.logger.failed, [checkpoints], lambda: drafts_of(self.model_folder)
+            settings.timeout,
+            self.logger.failed,
+            [checkpoints],
+            lambda: [folder.path / draft for draft in files.drafts("model")],
         )
         self.checkpoint_store = CheckpointStore(
             checkpoints,

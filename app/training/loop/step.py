@@ -24,7 +24,7 @@ class Batch:
         Args:
             statistics: of the models' norms; None in a dry run.
         """
-        self._gradients, self._step, self._loops, self._statistics = gradients, step, 0, statistics
+        self.gradients, self._step, self._loops, self._statistics = gradients, step, 0, statistics
         self._open = False  # whether a loop over the turns has begun and not ended
         self.begun = False
         """Whether a forward pass has begun, which may change buffers."""
@@ -43,12 +43,12 @@ class Batch:
         if self._statistics:
             self._statistics.loop(self._step.micro_count)
         for position, turn in enumerate(self._step.turns):
-            seed_all(self._gradients.seed, self._step.index, turn.index, self._loops)
+            seed_all(self.gradients.seed, self._step.index, turn.index, self._loops)
             last, self.begun = position == len(self._step.turns) - 1, True
             kept = self._statistics.turn(turn.index, turn.idle) if self._statistics else nullcontext()
-            with kept, self._gradients.frozen(frozen), self._gradients.turn(models, last):
+            with kept, self.gradients.frozen(frozen), self.gradients.turn(models, last):
                 yield turn
-        seed_all(self._gradients.seed, self._step.index, -1, self._loops)
+        seed_all(self.gradients.seed, self._step.index, -1, self._loops)
         self._loops += 1
         self._open = False
 

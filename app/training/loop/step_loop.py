@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -21,7 +22,6 @@ from app.sampling.triggers import Triggers
 from app.training.loop.audit import Audit
 from app.training.loop.before_step import BeforeStep
 from app.training.loop.diagnostics import Diagnostics
-from app.training.loop.gradients import Gradients
 from app.training.loop.loss_means import LossMeans
 from app.training.loop.nonfinite import FirstNonfinite
 from app.training.loop.patience import Patience
@@ -30,7 +30,27 @@ from app.training.loop.services import Services
 from app.training.loop.step import Batch, CurrentStep
 from app.training.loop.step_metrics import StepMetrics, suffix
 from app.training.optim import groups as parameter_groups
-from app.training.optim.building import Optimizers
+from app.training.optim.building import Entry, Optimizers
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run's steps go by, whole once the run has begun.
+
+    Args:
+        faults: checks losses and norms of steps that are not logged.
+        drift: compares ranks; None on one process.
+        audit: records each step; None without --run.audit.
+        diagnostics: looks at weights and gradients every --run.inspect-every steps.
+    """
+
+    plan: BatchPlan
+    triggers: Triggers
+    means: LossMeans
+    faults: FirstNonfinite
+    drift: DesyncCheck | None
+    audit: Audit | None
+    diagnostics: Diagnostics
 
 
 class StepLoop:
@@ -38,11 +58,10 @@ class StepLoop:
 
     def __init__(self, settings: RunConfig, services: Services):
         """Prepare the loop; call `begin` before the first step."""
-        self.settings, self.services, self.gradients = settings, services, services.gradients
+        self.settings, self.services = settings, services
         self.optimizers, self.recompiles = Optimizers(), Recompiles()
         self.scores: dict[str, float] = {}
         """The last logged value of each score."""
-        self.plan: BatchPlan | None = None
         self.start = Start()
         self.current: CurrentStep | None = None
         """The step whose body was entered last."""
@@ -56,9 +75,7 @@ class StepLoop:
         self._made_here = 0  # steps of this launch, before the current one, that have updated weights
         self._told_observed: set[str] = set()
         self._logged_outside: dict[str, float] = {}  # in this launch, while no step was entered
-        self._triggers: Triggers | None = None
-        self._audit: Audit | None = None
-        self._diagnostics: Diagnostics | None = None
+        self._course: Course | None = None  # from `begin` on
 
     @property
     def steps_done(self) -> int:
@@ -74,14 +91,19 @@ class StepLoop:
         return self.start.made + self._made_here + here
 
     @property
+    def plan(self) -> BatchPlan:
+        """Return the plan of the run that has begun."""
+        return self._course.plan
+
+    @property
     def begun(self) -> bool:
         """Tell whether this launch takes part in the run; from `begin` on."""
-        return self.plan is not None
+        return self._course is not None
 
     @property
     def finished(self) -> bool:
         """Tell whether all steps of the run are made, or it has stopped early."""
-        return self.plan is not None and (self.steps_done == self.plan.steps or self.patience.over)
+        return self._course is not None and (self.steps_done == self.plan.steps or self.patience.over)
 
     def begin(
         self,
@@ -92,19 +114,12 @@ class StepLoop:
         audit: Audit | None,
         diagnostics: Diagnostics,
     ) -> range:
-        """Set where this launch begins, and return the indices of its steps, counted from 0.
-
-        Args:
-            faults: checks losses and norms of steps that are not logged.
-            drift: compares ranks; None on one process.
-            audit: records each step; None without --run.audit.
-            diagnostics: looks at weights and gradients every --run.inspect-every steps.
-        """
-        self.plan, self.start, self._diagnostics = plan, start, diagnostics
+        """Set where this launch begins, and return the indices of its steps, counted from 0; see Course."""
+        means = LossMeans(self.services.accelerator, self.settings.log_every, start.step, start.losses)
+        self._course = Course(plan, Triggers(self.settings, plan), means, faults, drift, audit, diagnostics)
+        self.start = start
         if start.step:
             self.scores = dict(start.scores)
-        self._triggers, self._faults, self._drift, self._audit = Triggers(self.settings, plan), faults, drift, audit
-        self._means = LossMeans(self.services.accelerator, self.settings.log_every, start.step, start.losses)
         self.patience = Patience(self.settings, start.patience)
         end = min(plan.steps, self.settings.stop_at or plan.steps)
         if self.patience.over and not start.unevaluated:
@@ -137,7 +152,7 @@ class StepLoop:
         """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
         nothing = Step(-1, [], 0, 0.0)
         metrics = StepMetrics(self.services.accelerator, nothing, None)
-        self.current = CurrentStep(0, metrics, Batch(self.gradients, nothing), again=True)
+        self.current = CurrentStep(0, metrics, Batch(self.services.gradients, nothing), again=True)
         return self.current.batch
 
     def _enter(self, step: Step) -> Batch:
@@ -146,34 +161,34 @@ class StepLoop:
         statistics = self.services.buffers.statistics
         skips, again = self.settings.nonfinite == "skip", number <= self.start.step
         before = BeforeStep(accelerator, statistics) if skips or again else None
-        metrics = StepMetrics(accelerator, step, self._faults, skips)
-        self.current = CurrentStep(number, metrics, Batch(self.gradients, step, statistics), before, again)
+        metrics = StepMetrics(accelerator, step, self._course.faults, skips)
+        self.current = CurrentStep(number, metrics, Batch(self.services.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
         self.optimizers.set_rates(step.index, self.plan.steps, self.plan.sizes.at(step.index))
-        self.gradients.begin(step, self._triggers.reads_losses(number))
+        self.services.gradients.begin(step, self._course.triggers.reads_losses(number))
         # Loading this rank's rows may have drawn random numbers; seeded again, all ranks draw the same in the body.
         seed_all(self.plan.seed, step.index)
         self.recompiles.begin()
         return self.current.batch
 
     @contextmanager
-    def trying(self, step: CurrentStep, gradients: Gradients) -> Iterator[None]:
+    def trying(self, step: CurrentStep) -> Iterator[None]:
         """Run a body in a dry run: nothing is due, and its changes to this loop are undone."""
-        before = self.gradients, self.scores, self.current
-        self.gradients, self.scores, self.current = gradients, dict(self.scores), step
-        gradients.begin(step.metrics.step, closely=False)
+        before = self.scores, self.current
+        self.scores, self.current = dict(self.scores), step
+        step.batch.gradients.begin(step.metrics.step, closely=False)
         try:
             yield
         finally:
             self.services.logger.drop_pending()
-            self.gradients, self.scores, self.current = before
+            self.scores, self.current = before
 
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; in a dry run, never."""
         self.check_begun("run.due")
         if self.current is not None and self.current.number == 0:
             return every == self.settings.eval_every
-        return self._triggers is not None and self._triggers.at(self.steps_done, every)
+        return self._course is not None and self._course.triggers.at(self.steps_done, every)
 
     def backward(self, parts: dict[str, Tensor], loss: Tensor, micro: Turn) -> None:
         """Add a micro-batch's gradient.
@@ -185,7 +200,7 @@ class StepLoop:
         step = self._inside("run.backward")
         for name, value in parts.items():
             step.metrics.add(name, value, micro)
-        self.gradients.backward(loss, micro)
+        step.batch.gradients.backward(loss, micro)
 
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Keep means over a micro-batch, by name for the log; scalars."""
@@ -195,19 +210,19 @@ class StepLoop:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
-        (index, clip), step = self.optimizers.find(optimizer), self._inside("run.step")
+        entry, step = self.optimizers.find(optimizer), self._inside("run.step")
         step.batch.check_complete()
         step.updated = True
         if slow := self.recompiles.end(step.number):
             self.services.logger.progress.warn(slow)
-        parameter_groups.drop_frozen(optimizer, step.number - 1, self._triggers.plan.steps if self._triggers else 0)
-        watched = self._diagnostics and not step.again
-        with self._diagnostics.watching(step.number, optimizer) if watched else nullcontext():
+        parameter_groups.drop_frozen(optimizer, step.number - 1, self.plan.steps if self._course else 0)
+        watched = self._course and not step.again
+        with self._course.diagnostics.watching(step.number, optimizer) if watched else nullcontext():
             if step.again:
                 step.put_back()
-            elif step.skipped or not (self._usable(step, optimizer, index, clip) and self._made(step, optimizer)):
+            elif step.skipped or not (self._usable(step, optimizer, entry) and self._made(step, optimizer)):
                 self._leave_out(step)
-        self.gradients.clear(optimizer)
+        step.batch.gradients.clear(optimizer)
 
     def _made(self, step: CurrentStep, optimizer: torch.optim.Optimizer) -> bool:
         """Update the weights and their average; return False if the step is to be left out after all."""
@@ -236,21 +251,21 @@ class StepLoop:
         step.skipped = True
         step.put_back()
 
-    def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, index: int, clip: float) -> bool:
+    def _usable(self, step: CurrentStep, optimizer: torch.optim.Optimizer, entry: Entry) -> bool:
         """Clip the gradient and check its norm; return False if it is not finite and --run.nonfinite is skip.
 
         Raises:
             UserError: it is not finite, and --run.nonfinite is stop.
         """
         skips, wrong = self.settings.nonfinite == "skip", None
-        if clip or self._reads_losses(step) or skips or not self.gradients.finite(optimizer):
-            norm = self.gradients.clip(optimizer, clip)
-            if not step.metrics.add_norm(norm, index):
+        if entry.clip or self._reads_losses(step) or skips or not step.batch.gradients.finite(optimizer):
+            norm = step.batch.gradients.clip(optimizer, entry.clip)
+            if not step.metrics.add_norm(norm, entry.place):
                 wrong = step.metrics.explain(norm)
         if wrong and not skips:
             raise UserError(wrong.advice())
-        if self._audit:
-            self._audit.gradients(optimizer)
+        if self._course and self._course.audit:
+            self._course.audit.gradients(optimizer)
         if wrong:
             self.services.logger.progress.warn(f"warning: {wrong.text}; the step is skipped (--run.nonfinite)")
             self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
@@ -286,7 +301,7 @@ class StepLoop:
         self._made_here += int(step.took_effect)
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
-            self.patience.note(step.number, step.scores, self._triggers.may_be_best(step.number))
+            self.patience.note(step.number, step.scores, self._course.triggers.may_be_best(step.number))
             self.leaving |= self.patience.over
         if step.updated and not step.again:
             self._after_update(step)
@@ -301,26 +316,26 @@ class StepLoop:
     def _after_update(self, step: CurrentStep) -> None:
         services = self.services
         services.buffers.agree()
-        self._means.add(step.number, step.losses, step.metrics.step.weight)
+        self._course.means.add(step.number, step.losses, step.metrics.step.weight)
         if self._reads_losses(step):
             rates = {f"lr{suffix(i)}": rate for i, rate in enumerate(self.optimizers.rates())}
-            drift = self._drift if self._triggers.checks(step.number) else None
-            losses, about = step.metrics.collect(services.buffers, self._means, self.gradients.calls, drift)
+            drift = self._course.drift if self._course.triggers.checks(step.number) else None
+            losses, about = step.metrics.collect(services.buffers, self._course.means, services.gradients.calls, drift)
             services.logger.step(step.number, losses, {**about, **rates})
             self._tell_observed({n: value for n, value in losses.items() if n not in step.metrics.trained}, step.number)
-            for trouble in self.gradients.troubles():
+            for trouble in services.gradients.troubles():
                 services.logger.progress.warn(trouble)
         else:
             step.metrics.note()
         services.logger.write_pending(step.number)
-        services.logger.track(step.number, self._diagnostics.write(step.number))
-        if self._audit:
+        services.logger.track(step.number, self._course.diagnostics.write(step.number))
+        if self._course.audit:
             services.buffers.statistics.fold()
-            self._audit.step(step.number, step.metrics)
+            self._course.audit.step(step.number, step.metrics)
         services.logger.progress.advance()
         services.checkpoint_manager.look()
-        measured = self._measured(step.scores, self._means, self.stopped_in_evaluation)
-        services.checkpoint_manager.save_when_due(step.number, self._triggers, measured, self.leaving)
+        measured = self._measured(step.scores, self._course.means, self.stopped_in_evaluation)
+        services.checkpoint_manager.save_when_due(step.number, self._course.triggers, measured, self.leaving)
 
     def _tell_observed(self, values: dict[str, float], number: int) -> None:
         """Warn, once for each name, of numbers that nothing is trained on and that are not finite."""
@@ -342,9 +357,9 @@ class StepLoop:
         step = self.current
         if step is not None and step.open and not step.updated:
             raise UserError(f"run.save in step {step.number} before run.step(optimizer): call it after the update")
-        if self.plan is None:
+        if self._course is None:
             return
-        means = self._means
+        means = self._course.means
         if step is not None and step.open and not step.again:
             means = means.after(step.number, step.losses, step.metrics.step.weight)
         measured = self._measured(self._scores_here(), means)
@@ -365,7 +380,7 @@ class StepLoop:
 
     def _reads_losses(self, step: CurrentStep) -> bool:
         """Tell whether the host reads a step's losses and gradient norms."""
-        return self._triggers is not None and self._triggers.reads_losses(step.number)
+        return self._course is not None and self._course.triggers.reads_losses(step.number)
 
     def check_begun(self, call: str) -> None:
         """Refuse a call that needs the loop over run.batches, before it.
@@ -373,7 +388,7 @@ class StepLoop:
         Raises:
             UserError: run.batches was not called yet.
         """
-        if self.plan is None and self.current is None and not self.dry_run:
+        if self._course is None and self.current is None and not self.dry_run:
             raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
 
     def _inside(self, call: str) -> CurrentStep:

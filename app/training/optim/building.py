@@ -132,6 +132,14 @@ def _length(value: typing.Any) -> int:
     return len(value) if isinstance(value, tuple | list) else 0
 
 
+class Entry(typing.NamedTuple):
+    """Which of a run's optimizers one is."""
+
+    place: int
+    clip: float
+    """The largest norm of its gradient; 0 for no clipping."""
+
+
 class Optimizers:
     """A run's optimizers, each with the settings for its learning rate; None: the recipe sets the rate."""
 
@@ -182,15 +190,15 @@ class Optimizers:
             if settings is not None:
                 check_points(settings, total_steps)
 
-    def find(self, optimizer: torch.optim.Optimizer) -> tuple[int, float]:
-        """Return an optimizer's index and its clipping norm; 0 for no clipping.
+    def find(self, optimizer: torch.optim.Optimizer) -> Entry:
+        """Return an optimizer's place among them, and its clipping norm.
 
         Raises:
             UserError: run.prepare did not return this optimizer.
         """
         for index, (known, settings) in enumerate(self.known):
             if known is optimizer:
-                return index, settings.clip if settings else 0.0
+                return Entry(index, settings.clip if settings else 0.0)
         raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
 
 

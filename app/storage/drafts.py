@@ -31,6 +31,11 @@ def drafts_of(path: Path) -> list[Path]:
         return []
 
 
+def is_draft(name: str) -> bool:
+    """Tell whether a name is that of a draft of anything."""
+    return re.fullmatch(f".+{DRAFT}", name) is not None
+
+
 def flush(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -68,10 +73,10 @@ def drafted(path: Path, durable: bool = False) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str, durable: bool = False) -> None:
-    """Write a file so that readers see all of the old text or all of the new one; `durable` as in `drafted`."""
+def write(path: Path, data: bytes | str, durable: bool = False) -> None:
+    """Write a file so that readers see all of the old one or all of the new one; `durable` as in `drafted`."""
     with drafted(path, durable) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def delete_folder(path: Path) -> None:

@@ -35,7 +35,7 @@ class Block(NamedTuple):
     """Where each sender's edges begin in `order`: int64 [senders + 1]."""
 
 
-class Sampled(NamedTuple):
+class Neighbourhood(NamedTuple):
     """A micro-batch before its features are read."""
 
     blocks: list[Block]
@@ -77,12 +77,12 @@ def draw(degrees: np.ndarray, keys: np.ndarray, fanout: int) -> tuple[np.ndarray
     return counts, places
 
 
-def sample(graph: "Graph", rows: np.ndarray, keys: np.ndarray, fanouts: Sequence[int]) -> Sampled:
-    """Sample the neighbourhood of a micro-batch's rows, hop by hop.
+def draw_neighbourhood(graph: "Graph", rows: np.ndarray, keys: np.ndarray, fanouts: Sequence[int]) -> Neighbourhood:
+    """Draw the neighbourhood of a micro-batch's rows, hop by hop.
 
     Args:
         rows: nodes to classify, int64 [rows].
-        keys: of their epoch, uint64 [rows]. Rows of two epochs share no sampled node.
+        keys: of their epoch, uint64 [rows]. Rows of two epochs share no node.
         fanouts: neighbours of each node, by hop; ALL for all.
     """
     epochs, epoch = np.unique(keys, return_inverse=True)
@@ -91,7 +91,7 @@ def sample(graph: "Graph", rows: np.ndarray, keys: np.ndarray, fanouts: Sequence
     for hop, fanout in enumerate(fanouts):
         block, receivers = _hop(graph, receivers, epochs, hop, fanout)
         blocks.append(block)
-    return Sampled(blocks, receivers % graph.nodes, seeds.astype(np.int64), graph.labels[rows].astype(np.int64))
+    return Neighbourhood(blocks, receivers % graph.nodes, seeds.astype(np.int64), graph.labels[rows].astype(np.int64))
 
 
 def _hop(graph: "Graph", receivers: np.ndarray, epochs: np.ndarray, hop: int, fanout: int) -> tuple[Block, np.ndarray]:
@@ -122,38 +122,36 @@ def _joined(first: np.ndarray, more: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.concatenate([first, distinct[new]]), place[inverse[len(first) :]]
 
 
-class Sample:
-    """The first stage of run.batches(fetch=...): from rows, a `Sampled`."""
+class DrawNeighbours:
+    """The first stage of run.batches(fetch=...): from rows, a `Neighbourhood`."""
 
     def __init__(self, graph: "Graph", fanouts: Sequence[int]):
-        """Sample with these fan-outs."""
+        """Draw with these fan-outs."""
         self.graph, self.fanouts = graph, tuple(fanouts)
 
-    def __call__(self, rows: tuple[np.ndarray, np.ndarray]) -> Sampled:
-        """Sample the neighbourhoods of rows and keys."""
-        return sample(self.graph, *rows, self.fanouts)
+    def __call__(self, rows: tuple[np.ndarray, np.ndarray]) -> Neighbourhood:
+        """Draw the neighbourhoods of rows and keys."""
+        return draw_neighbourhood(self.graph, *rows, self.fanouts)
 
 
 class Gather:
-    """The second stage of run.batches(fetch=...): from a `Sampled`, the inputs of the model, as tensors."""
+    """The second stage of run.batches(fetch=...): from a `Neighbourhood`, the inputs of the model, as tensors."""
 
     def __init__(self, graph: "Graph"):
         """Read features of a graph."""
         self.graph = graph
 
-    def __call__(self, sampled: Sampled) -> dict[str, Any]:
+    def __call__(self, drawn: Neighbourhood) -> dict[str, Any]:
         """Read the features of the nodes; one read of the disk for each node, in their order."""
         import torch
 
-        blocks = [
-            {name: torch.from_numpy(array) for name, array in block._asdict().items()} for block in sampled.blocks
-        ]
+        blocks = [{name: torch.from_numpy(array) for name, array in block._asdict().items()} for block in drawn.blocks]
         # take() is one loop of C, beside which the thread that trains goes on.
-        features = torch.from_numpy(np.asarray(self.graph.features).take(sampled.nodes, axis=0))
-        inputs = {"features": features, "blocks": blocks, "seeds": torch.from_numpy(sampled.seeds)}
-        return {"graph": inputs, "labels": torch.from_numpy(sampled.labels)}
+        features = torch.from_numpy(np.asarray(self.graph.features).take(drawn.nodes, axis=0))
+        inputs = {"features": features, "blocks": blocks, "seeds": torch.from_numpy(drawn.seeds)}
+        return {"graph": inputs, "labels": torch.from_numpy(drawn.labels)}
 
 
-def stages(graph: "Graph", fanouts: Sequence[int]) -> tuple[Sample, Gather]:
+def stages(graph: "Graph", fanouts: Sequence[int]) -> tuple[DrawNeighbours, Gather]:
     """Return the stages for run.batches(fetch=...): of a model's inputs, `graph`, and their `labels`."""
-    return Sample(graph, fanouts), Gather(graph)
+    return DrawNeighbours(graph, fanouts), Gather(graph)
