@@ -36,7 +36,7 @@ from app.training.loop.gradients import Gradients
 from app.training.loop.services import Services
 from app.training.loop.step import Batch, CurrentStep
 from app.training.loop.step_loop import StepLoop
-from app.training.optim import bf16_weights, odd_parameters
+from app.training.optim import bf16, odd_parameters
 from app.training.optim.building import Optimizers, Place, build_optimizer
 from app.training.optim.building import check as check_optim
 from app.training.scores.base import Metric
@@ -248,7 +248,7 @@ class Run:
             model = batch_norm.synchronised(model, self.accelerator)
         if settings is not None:
             check_optim(settings)
-            bf16_weights.keep(model, settings, None if self.dry_run else self.accelerator.mixed_precision)
+            bf16.keep_weights(model, settings, None if self.dry_run else self.accelerator.mixed_precision)
             sharded = self.accelerator.is_fsdp2 or self.accelerator.ranks_per_data_rank > 1
             # Where weights are cut, parts are moved one by one; a plan's weights may be nowhere.
             if not sharded and not self.for_other_device:
@@ -414,7 +414,7 @@ class Run:
         yield from evaluation.turns(self.services, model, plan, data, collate, may_stop, fetch)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
-        """Collect scores over all ranks: from metrics of app.training.scores.base, and from torchmetrics, by name."""
+        """Collect scores over all ranks: from metrics of app.training.scores, and from torchmetrics, by name."""
         return Scores(self.accelerator.device, self.services.remarks, *self.purpose.metrics(own), **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:

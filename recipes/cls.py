@@ -86,7 +86,8 @@ def loss_for(config: Config, labels):
 
 def measure_for(labels):
     """Choose the scores for this kind of labels."""
-    from app.training.scores.base import Classification, MultiLabel, Regression
+    from app.training.scores.classification import Classification, MultiLabel
+    from app.training.scores.regression import Regression
 
     if labels.problem == "regression":
         return Regression()

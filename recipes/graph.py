@@ -9,7 +9,7 @@ r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods t
 from dataclasses import dataclass, field
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
-from app.data.graphs.config import GraphData
+from app.data.config import GraphData
 from app.tasks.graphs.shape import GraphScratch, check_shape
 
 USE_IT = (
@@ -76,7 +76,7 @@ def evaluate(run: Run, model, nodes, names, fanouts) -> dict[str, float]:
 
     from app.data.graphs.neighbours import stages
     from app.data.graphs.nodes import collate
-    from app.training.scores.base import Classification
+    from app.training.scores.classification import Classification
 
     scores = run.scores_of(Classification(names))
     for micro in run.evaluation(model, nodes, collate, fetch=stages(nodes.graph, fanouts)):

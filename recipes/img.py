@@ -106,7 +106,7 @@ def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
     from torch.nn.functional import cross_entropy
 
     from app.tasks.vision.pictures import MOST_CLASSES, confusion
-    from app.training.scores.base import Classification
+    from app.training.scores.classification import Classification
 
     classes = len(labels.names)
     counts = Classification(labels.names, top=5 if classes > 5 else 0)

@@ -130,7 +130,7 @@ def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Con
     """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
     from app.data.corpus.blocks import beginning
     from app.tasks.language.generate import filled_in, sample_text
-    from app.training.scores.base import TokenAccuracy
+    from app.training.scores.text import TokenAccuracy
 
     scores = run.scores_of(*([TokenAccuracy(logits.likeliest(model))] if config.masked else []))
     for micro in run.evaluation(model, blocks, collate, weights=blocks.weights):

@@ -73,8 +73,7 @@ def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Confi
     """Score the model on every token to write, and the texts that it writes for some rows."""
     from app.data.text.pair_text import Evenly
     from app.tasks.language import seq2seq_generation
-    from app.training.scores.base import TokenAccuracy
-    from app.training.scores.text import text_scores
+    from app.training.scores.text import TokenAccuracy, text_scores
 
     scores = run.scores_of(TokenAccuracy(logits.likeliest(model)))
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.weights):

@@ -68,7 +68,7 @@ def build_model(config: Config, tags, tokenizer, needs: Needs = Needs()):
 
 def evaluate(run: Run, model, rows, collate, tags) -> dict[str, float]:
     """Score the model on every evaluation row, once each."""
-    from app.training.scores.entities import EntityScores, TokenScores
+    from app.training.scores.tags import EntityScores, TokenScores
 
     scores = run.scores_of(EntityScores(tags.names) if tags.spans else TokenScores(tags.names))
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.token_weights):

@@ -178,7 +178,7 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
     from app.distributed import deepspeed, fsdp
     from app.distributed.tensor_parallel.plan import check_slices
     from app.training.exact import gradients as exact_gradients
-    from app.training.optim import bf16_weights
+    from app.training.optim import bf16
 
     turns, split = plan.accumulation(profile.data_ranks), profile.mesh("tp")
     check_slices(run.config.slices, split)
@@ -189,7 +189,7 @@ def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
         fsdp.check_split(optimizer, where, split)
     for _, settings in run.optimizers.known:
         if settings is not None and not profile.troubles:
-            bf16_weights.check(settings, profile.precision)
+            bf16.check(settings, profile.precision)
     unsliced = split if split > 1 and not run.config.slices else 0
     reason = exact_gradients.refusal(bool(profile.zero_stage), profile.compiled_whole, unsliced)
     if run.config.exact and reason:

@@ -3,17 +3,15 @@
 from typing import TYPE_CHECKING
 
 from app.config.needs import EVERYTHING, Needs
-from app.data.config import CorpusData
+from app.data.config import CorpusData, check_date, in_words
 from app.data.corpus.blocks import Blocks, collate
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.messages import TOOLS
 from app.data.corpus.shorter import block_sizes
-from app.data.date import check_date, in_words
 from app.data.tables.columns import name_of
 from app.data.tables.sources import Tables, load_tables
-from app.data.text.lm_tokenizer import tokenizer_of
-from app.data.text.tokenizer import with_mask
+from app.data.text.tokenizer import tokenizer_of, with_mask
 from app.errors import UserError
 
 if TYPE_CHECKING:

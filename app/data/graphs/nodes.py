@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.config.needs import EVERYTHING, Needs
+from app.data.config import GraphData
 from app.data.graphs import classes, readers
-from app.data.graphs.config import GraphData
 from app.data.graphs.neighbours import ALL
 from app.data.graphs.splits import check_disjoint
 from app.data.graphs.store import UNKNOWN, Graph

@@ -20,10 +20,9 @@ from app.data.text.labeled_text import (
     identity,
     read_texts,
     text_features,
-    trained_once,
     which_were_cut,
 )
-from app.data.text.tokenizer import train_pair_tokenizer
+from app.data.text.tokenizer import train_pair_tokenizer, trained_once
 from app.data.text.tokens import PadCollate, TokenTable
 from app.errors import UserError
 from app.sampling.hashing import key_of

@@ -20,10 +20,9 @@ from app.data.text.labeled_text import (
     encoded_once,
     identity,
     text_features,
-    trained_once,
 )
 from app.data.text.schemes import check_spans, from_iob1, scheme_of
-from app.data.text.tokenizer import PIECES, train_tokenizer
+from app.data.text.tokenizer import PIECES, train_tokenizer, trained_once
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
 from app.sampling.hashing import hash_of_bytes, key_of

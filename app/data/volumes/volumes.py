@@ -34,13 +34,13 @@ def load(config: VolumeData, channels: int = 0, needs: Needs = EVERYTHING) -> tu
     """
     patch, classes = _patch(config), _listed(config)
     with using_cache():
-        sets, builtin_names, note = _load_cases(config, None if classes is None else classes.colours, needs)
+        sets, builtin_code, note = _load_cases(config, None if classes is None else classes.colours, needs)
     train = sets.pop("train")
     there = {value for case in train for value in case.about["values"]}
     counted = (there if classes is None else set(range(len(classes.names)))) - set(config.ignore)
     values = np.array(sorted(set(config.values) or counted), np.int64)
     if classes is None:
-        names, palette = config.names or builtin_names or tuple(map(str, values)), None
+        names, palette = config.names or builtin_code or tuple(map(str, values)), None
     else:
         names = tuple(classes.names[value] for value in values)
         palette = None if classes.colours is None else classes.colours[values]
