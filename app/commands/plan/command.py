@@ -219,8 +219,8 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]
-            found["unevaluated"] = bool(saved.get("unevaluated"))
-            found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
+            found["unevaluated"] = saved.unevaluated
+            found |= {"step": saved.step, "saved_on": layout.in_short(saved.layout), "scores": saved.scores}
             if storage.at(run.dir).exists("config.yaml"):
                 changes = run.folder.changes(run.fields, run.config)
                 found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]
