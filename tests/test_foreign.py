@@ -42,7 +42,7 @@ STRANGE = [
     [1, None, "x", {}],
 ]
 FIELDS = [
-    *("status", "step", "steps", "error", "launches", "segments", "sittings", "versions", "commit", "recipe"),
+    *("status", "step", "steps", "error", "launches", "segments", "versions", "commit", "recipe"),
     *("recipe_folder", "layout", "trackers", "metrics", "samples", "stopped_early"),
 ]
 

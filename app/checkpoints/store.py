@@ -188,7 +188,10 @@ class CheckpointStore:
                 problem = error
             problems = collectives.agree(problem and UserError(str(problem)))
             if not problems:
-                return folder / STATE, collectives.from_main(partial(record.read, folder))
+                about = collectives.from_main(partial(_record_or_why_not, folder))
+                if isinstance(about, Record):
+                    return folder / STATE, about
+                problems = [about]
             unread = any(collectives.gather(isinstance(problem, OSError) and not isinstance(problem, _NOT_WHOLE)))
             (self._unread if unread else self._damaged).add(step)
             bad.append(problems[0])
@@ -213,7 +216,10 @@ class CheckpointStore:
             manifest.verify(self.path(step), on_block=self._on_block)
         except (OSError, ValueError) as error:
             raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
-        return self.path(step) / STATE, record.read(self.path(step))
+        about = _record_or_why_not(self.path(step))
+        if not isinstance(about, Record):
+            raise UserError(f"the checkpoint of step {step} cannot be used: {about}; take another step")
+        return self.path(step) / STATE, about
 
     def _is_there(self, about: Record) -> tuple[bool, str]:
         """Tell whether a step already has a whole checkpoint, and bring its scores up to date.
@@ -296,6 +302,13 @@ class CheckpointStore:
             self._files.put_aside(name, manifest.MANIFEST, "kept")
         else:
             self._files.retract(name, manifest.MANIFEST)  # where that fails, the next save tries again
+
+
+def _record_or_why_not(folder: Path) -> Record | str:
+    try:
+        return record.read(folder)
+    except ValueError as error:
+        return str(error)
 
 
 def _name(step: int) -> str:

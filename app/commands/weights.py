@@ -80,7 +80,7 @@ def averaged(options: Options, config: dict[str, Any]) -> bool:
 
 
 def averaging(config: dict[str, Any]) -> EMAConfig:
-    """Return a run's settings of averages; those of an earlier version are off."""
+    """Return a run's settings of averages."""
     usual, given = vars(EMAConfig()), section(config, "ema")
     kinds = {name: (int, float) if isinstance(value, float) else type(value) for name, value in usual.items()}
     return EMAConfig(**{name: given[name] for name in usual if isinstance(given.get(name), kinds[name])})

@@ -74,7 +74,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def other_models(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Name the models that belong to two data sets and have other contents in one of them than in the other."""
-    own, others = before.get("models", {}), now["models"]  # an earlier version had none
+    own, others = before["models"], now["models"]
     return [name for name in own if name in others and own[name] != others[name]]
 
 

@@ -76,7 +76,7 @@ def segments_of(fields: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _launches(fields: dict[str, Any]) -> Any:
-    return fields.get("launches", fields.get("sittings"))  # as an earlier version called them
+    return fields.get("launches")
 
 
 def _with_steps(found: Any) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ def _of_graph(name: str, asked: set[str]) -> list[str]:
     card = read_config(name) or {}
     flags = [] if "--data.classes" in asked else ["--data.classes", *card["classes"]]
     fanouts = [str(each) for each in card["fanouts"]]
-    if "undirected" in card and "--data.undirected" not in asked:  # earlier versions did not write it
+    if "--data.undirected" not in asked:
         flags += ["--data.undirected", str(card["undirected"])]
     return [*flags, *([] if asked & {"--data.fanout", "--data.eval-fanout"} else ["--data.fanout", *fanouts])]
 

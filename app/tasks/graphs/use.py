@@ -38,8 +38,7 @@ class Classifier:
         Raises:
             UserError: it cannot be read, or its nodes have other features.
         """
-        undirected = self._config.get("undirected", True)  # earlier versions did not write it
-        graph = readers.read("path", path, table, undirected)
+        graph = readers.read("path", path, table, self._config["undirected"])
         if graph.features.shape[1] != (takes := self._config["arguments"]["inputs"]):
             raise UserError(f"{self.folder} takes {takes} features; {path} has {graph.features.shape[1]}")
         return graph
