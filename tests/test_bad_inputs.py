@@ -9,7 +9,7 @@ import pytest
 
 from app import UserError, parse
 from app.distributed.environment import SILENCE
-from launching import PROFILES, ROOT, launch, launch_many, launch_warm, metrics, python, run_warm
+from launching import PROFILES, ROOT, launch, launch_many, metrics, python, run
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -103,7 +103,7 @@ def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tm
     for local_rank, times in ((0, 1), (1, 0)):
         env = {"RANK": str(8 + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "16"}
         began = time.monotonic()
-        result = run_warm([sys.executable, RECIPE, "--run.epochs", 0, "--run.dir", tmp_path / "run"], env=env)
+        result = run([sys.executable, RECIPE, "--run.epochs", 0, "--run.dir", tmp_path / "run"], env=env)
         assert result.status == 2 and result.output.count("error: --run.epochs") == times
         # A launcher ends all at the first end: the silent one waits until the other one has spoken.
         assert times or time.monotonic() - began > SILENCE
@@ -112,13 +112,13 @@ def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tm
 def test_every_rank_fails_with_one_message(rows, tmp_path):
     """Too many processes for the micro-batches, and an error of the main process alone, are told once."""
     common = [*QUICK, "--run.dir", tmp_path / "run"]
-    result = launch_warm("ddp_cpu", 3, RECIPE, *common, "--run.global-batch", 32, "--data.path", rows(101))
+    result = launch("ddp_cpu", 3, RECIPE, *common, "--run.global-batch", 32, "--data.path", rows(101))
     assert result.status != 0 and 'File "/' + str(RECIPE)[1:] not in result.output
     assert errors(result.output) == [
         "error: 3 processes for 2 micro-batches (global batch 32 = 2 x 16): at most 2 can work; "
         "use --run.micro-batch 10 or a larger --run.global-batch"
     ]
-    result = launch_warm("ddp_cpu", 2, RECIPE, *common, "--data.path", rows(101), "--data.label", "colour", timeout=60)
+    result = launch("ddp_cpu", 2, RECIPE, *common, "--data.path", rows(101), "--data.label", "colour", timeout=60)
     assert len(errors(result.output)) == 1 and "--data.label colour" in errors(result.output)[0]
     assert 'File "' + str(RECIPE) not in result.output
     assert not (tmp_path / "run").exists()
@@ -215,6 +215,6 @@ def test_port_in_use(rows, tmp_path):
         taken.listen()
         head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", PROFILES / "ddp_cpu.yaml"]
         flags = [*QUICK, "--data.path", rows(101), "--run.steps", 1, "--run.dir", tmp_path / "run"]
-        result = run_warm([*head, "--main_process_port", taken.getsockname()[1], RECIPE, *flags])
+        result = run([*head, "--main_process_port", taken.getsockname()[1], RECIPE, *flags])
     assert result.status == 0, result.output[-3000:]
     assert "already in use" in result.output

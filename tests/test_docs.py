@@ -13,7 +13,7 @@ import pytest
 
 from app.commands import load, summaries
 from app.launching.flags import parse, parse_command
-from launching import PROFILES, ROOT, run_warm
+from launching import PROFILES, ROOT, run
 
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
@@ -127,7 +127,7 @@ def test_the_recipe_of_the_documents_is_the_same_everywhere(tmp_path):
         "--report",
         tmp_path / "prove",
     ]
-    result = run_warm([*words, "--profiles", PROFILES / "cpu.yaml", f"{PROFILES / 'ddp_cpu.yaml'}:3"])
+    result = run([*words, "--profiles", PROFILES / "cpu.yaml", f"{PROFILES / 'ddp_cpu.yaml'}:3"])
     assert "same: 2 profiles, 4 steps, to the last bit" in result.output
 
 
