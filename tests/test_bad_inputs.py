@@ -9,6 +9,7 @@ import pytest
 
 from app import UserError, parse
 from app.distributed.environment import SILENCE
+from damage import contents
 from launching import PROFILES, ROOT, launch, launch_many, metrics, python, run
 from laws.many import load
 
@@ -144,10 +145,6 @@ def finished(tmp_path_factory, rows):
     return folder, flags
 
 
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
-
-
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -156,12 +153,12 @@ def snapshot(folder):
     ],
 )
 def test_another_run_in_the_same_folder(finished, flags, words):
-    folder, before = finished[0], snapshot(finished[0])
+    folder, before = finished[0], contents(finished[0])
     result = python(RECIPE, *finished[1], *flags)
     assert result.status == 2 and "Traceback" not in result.output
     for word in words:
         assert word in result.output
-    assert snapshot(folder) == before
+    assert contents(folder) == before
 
 
 def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
@@ -185,10 +182,10 @@ def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
     assert "after step 2 of 4" in result.output
     assert [line["step"] for line in metrics(folder) if "ids" in line][-1] == 4
     flip(2), flip(4)
-    before = snapshot(folder)
+    before = contents(folder)
     result = python(RECIPE, *flags)
     assert result.status == 2 and "no checkpoint" in result.output and "Traceback" not in result.output
-    assert {p: d for p, d in snapshot(folder).items() if "checkpoints" in str(p)} == {
+    assert {p: d for p, d in contents(folder).items() if "checkpoints" in str(p)} == {
         p: d for p, d in before.items() if "checkpoints" in str(p)
     }
 

@@ -61,3 +61,14 @@ def test_arrows_point_down(path):
     own = ORDER.index(path.relative_to(APP).parts[0].removesuffix(".py"))
     above = [name for name in imported(path) if (room := room_of(name)) in ORDER and ORDER.index(room) > own]
     assert above == []
+
+
+def test_no_test_imports_another():
+    """What several tests use stands in a module whose name says what it gives."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    others = {path.stem for path in tests if path.stem.startswith("test_")}
+    nodes = [(file, node) for file in tests for node in ast.walk(ast.parse(file.read_text()))]
+    for file, node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            assert not others & {name.rpartition(".")[2] for name in modules}, f"{file.name}, line {node.lineno}"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from supplies import CHAT
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from app import parse
@@ -34,6 +33,7 @@ from app.training.scores.preference import PreferenceScores
 from evaluating import as_it_is
 from launching import ROOT, launch, metrics, scores, steps
 from recipes import dpo
+from supplies import CHAT
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 RECIPE = ROOT / "recipes" / "dpo.py"
