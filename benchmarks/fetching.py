@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from app.data.config import GraphData
 from app.data.graphs import nodes
-from app.data.graphs.config import GraphData
 from app.data.graphs.neighbours import stages
 from app.data.graphs.store import csr_of
 from app.sampling.batch_plan import BatchPlan

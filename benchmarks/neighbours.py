@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from app.data.config import GraphData
 from app.data.graphs import nodes
-from app.data.graphs.config import GraphData
 from benchmarks import fetching
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from app import OptimConfig
-from app.training.optim import bf16_weights
+from app.training.optim import bf16
 from app.training.optim.building import build_optimizer
 
 CHOICES: dict[str, dict[str, str]] = {
@@ -47,7 +47,7 @@ def main() -> None:
     optimizers: dict[str, torch.optim.Optimizer] = {}
     for name, choice in CHOICES.items():
         model, settings = copy.deepcopy(whole), OptimConfig(lr=1e-3, **choice)  # type: ignore[arg-type]
-        bf16_weights.keep(model, settings, None)
+        bf16.keep_weights(model, settings, None)
         optimizers[name] = build_optimizer(model, settings)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter) / 100

@@ -520,7 +520,7 @@ def test_shapes_of_voc_that_are_no_boxes(tmp_path, thing, said):
     ("text", "said"),
     [
         ("<annotations><image/></annotations>", r"a 1.xml begins with <annotations>, and Pascal VOC's files"),
-        ("<annotation><size><width>x</width></size></annotation>", r"the size in .*a 1.xml is no number"),
+        ("<annotation><size><width>x</width></size></annotation>", r"a 1.xml has the width and height \['x', 0\]"),
         (
             "<annotation><filename>b 1.png</filename></annotation>",
             r"its image is .*b 1.png, and there is .*a 1.png too",

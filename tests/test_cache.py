@@ -7,8 +7,7 @@ import datasets
 import pyarrow
 import pytest
 
-from app.data.cache import remember, using_cache
-from app.data.tables.arrow_files import written_once
+from app.data.cache import remember, using_cache, written_once
 from tables import load, refused, texts_of, write_card
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")

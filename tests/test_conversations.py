@@ -287,7 +287,7 @@ def test_a_run_has_one_date(tmp_path, monkeypatch, name):
     flags += ["--data.messages", "c", "--data.block", 64] if name == "lm" else ["--data.max-length", 128]
 
     def train(day, run, *more):
-        monkeypatch.setattr("app.data.date.datetime", Day(day))
+        monkeypatch.setattr("app.data.config.datetime", Day(day))
         for file in cache_folder().glob("*.arrow"):
             file.unlink()
         words = [str(word) for word in (*flags, "--run.dir", tmp_path / run, *more)]

@@ -26,7 +26,7 @@ from app.data.tables.splits import named_sets
 from app.launching.flags import parse_command
 from app.tasks.detection.networks import new_detector
 from app.tasks.from_scratch import DetectorScratch
-from app.training.scores.base import Calibration
+from app.training.scores.classification import Calibration
 from box_files import coco
 from evaluating import as_it_is
 from launching import ROOT, scores

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from app import parse
 from app.__main__ import main as app
+from app.data.config import GraphData
 from app.data.graphs import calls, nodes, readers
-from app.data.graphs.config import GraphData
 from app.data.graphs.neighbours import ALL, Gather, draw, draw_neighbourhood, stages
 from app.data.graphs.store import Graph, csr_of
 from app.errors import UserError
-from app.sampling.counters import below, words_of
+from app.sampling.seeding import below, words_of
 from app.tasks.graphs import sums
 from app.tasks.graphs.networks import NodeClassifier, finished
 from app.tasks.graphs.shape import Shape

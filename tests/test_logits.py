@@ -20,7 +20,7 @@ from app.tasks.language import logits
 from app.tasks.language.lora import Lora, add_adapters
 from app.tasks.language.preference import answer_logits, log_probabilities
 from app.tasks.language.seq2seq import predict
-from app.training.scores.base import TokenAccuracy
+from app.training.scores.text import TokenAccuracy
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 96}
 GROUPED = {**SMALL, "num_key_value_heads": 2}

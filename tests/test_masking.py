@@ -19,7 +19,7 @@ from app.data.text.tokenizer import byte_tokenizer, train_tokenizer, with_mask
 from app.tasks.language.attention import model_inputs
 from app.tasks.language.both_ways import BothWays
 from app.tasks.language.loading import load_language_model
-from app.training.scores.base import TokenAccuracy
+from app.training.scores.text import TokenAccuracy
 from recipes import lm
 
 SIZE, BEGIN, END, MASK = 48, 256, 257, 258

@@ -1,6 +1,7 @@
-"""app.training.scores.base: torchmetrics' values, and the same bits however the samples are spread."""
+"""app.training.scores: torchmetrics' values, and the same bits however the samples are spread."""
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -14,12 +15,14 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
-from app.training.scores.base import Classification, Metric, MultiLabel, Regression
+from app.training.scores.base import Metric
+from app.training.scores.classification import Classification, MultiLabel
 from app.training.scores.collecting import Scores, renamed
 from app.training.scores.detection import AveragePrecision
-from app.training.scores.entities import EntityScores, TokenScores
+from app.training.scores.regression import Regression
 from app.training.scores.remarks import Remarks
 from app.training.scores.segmentation import Overlap
+from app.training.scores.tags import EntityScores, TokenScores
 from launching import ROOT
 
 ROWS = 203
@@ -122,13 +125,54 @@ def kinds_of(base: type) -> set[type]:
     return {kind for each in base.__subclasses__() for kind in (each, *kinds_of(each))}
 
 
-def test_each_metric_knows_what_is_worth_little():
+@pytest.fixture(scope="module")
+def metrics() -> dict[str, type[Metric]]:
+    """Return every metric of the app by its name."""
+    for module in sorted((ROOT / "app/training/scores").glob("*.py")):
+        importlib.import_module(f"app.training.scores.{module.stem}")
+    return {kind.__name__: kind for kind in kinds_of(Metric) if kind.__module__.startswith("app.")}
+
+
+def test_each_metric_knows_what_is_worth_little(metrics):
     """A metric of the app without a line above is found here."""
-    for module in sorted((ROOT / "app").rglob("*.py")):
-        if "(Metric)" in (text := module.read_text()) or "(Classification)" in text:
-            importlib.import_module(".".join(module.relative_to(ROOT).with_suffix("").parts))
-    own = {kind.__name__ for kind in kinds_of(Metric) if kind.__module__.startswith("app.")}
-    assert own == set(DEGENERATE) | NEVER
+    assert metrics.keys() == DEGENERATE.keys() | NEVER
+
+
+def test_each_metric_has_scores_or_a_report_and_says_which(metrics):
+    for name, kind in metrics.items():
+        told = [
+            getattr(kind, method) for method in ("scores", "report") if getattr(kind, method) != getattr(Metric, method)
+        ]
+        assert told, f"{name} has neither scores nor a report"
+        for method in told:
+            assert (method.__doc__ or "").strip(), f"{method.__qualname__} does not say what it returns"
+
+
+def test_a_metric_that_tells_nothing_is_an_error():
+    """It is one that forgot to define scores; one that only reports has none."""
+
+    class Silent(Metric):
+        pass
+
+    class Told(Metric):
+        def report(self):
+            return {"sizes": self.total}
+
+    with pytest.raises(NotImplementedError, match="Silent has neither scores nor a report"):
+        Silent(1).alone()
+    assert Told(1).alone() == {}
+
+
+def test_scores_stand_in_their_folder():
+    """No room but app/training/scores has a metric."""
+    base = re.compile(r"class \w+\((Metric|Classification|Regression|Overlap)\)")
+    elsewhere = [
+        str(module.relative_to(ROOT))
+        for folder in ("app", "recipes")
+        for module in (ROOT / folder).rglob("*.py")
+        if ROOT / "app/training/scores" not in module.parents and base.search(module.read_text())
+    ]
+    assert elsewhere == []
 
 
 @pytest.mark.parametrize("name", DEGENERATE)

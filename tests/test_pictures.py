@@ -235,9 +235,9 @@ def by_predict_table(folder, data):
     written(folder, "two", data)
     given = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_predict", lambda task, model, inputs, batch: given.extend(inputs) or [])
+        patch.setattr(command, "classes_of", lambda task, model, inputs, batch: given.extend(inputs) or [])
         rows = command._open(str(folder), "train", "image-classification")
-        list(command._classes(command.Options("model", str(folder)), "image-classification", "model", rows, {}))
+        list(command._predictions(command.Options("model", str(folder)), "model", rows, {}, "image-classification"))
     return np.array(given[0])
 
 

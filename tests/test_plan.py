@@ -10,7 +10,7 @@ import torch
 from app import OptimConfig
 from app.commands.plan import memory
 from app.launching import profiles
-from app.training.optim import bf16_weights
+from app.training.optim import bf16
 from app.training.optim.building import build_optimizer
 from launching import PROFILES, ROOT, launch_many, run
 from laws.holding import Model
@@ -91,7 +91,7 @@ def test_memory_is_what_processes_hold(held, profile):
 def test_optimizer_state_is_that_of_a_real_step(settings):
     """Before the step nothing of it exists; and planning leaves nothing behind."""
     model = torch.nn.Sequential(torch.nn.Embedding(700, 8), torch.nn.Conv1d(4, 3, 2), torch.nn.LayerNorm(5))
-    bf16_weights.keep(model, OptimConfig(**settings), "bf16")
+    bf16.keep_weights(model, OptimConfig(**settings), "bf16")
     optimizer = build_optimizer(model, OptimConfig(**settings))
     before = {p: dict(state) for p, state in optimizer.state.items()}
     planned = memory.remembered(optimizer)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from app import parse
 from app.data.config import PreferenceData
-from app.data.tables.builtin_slips import halves, with_slip
+from app.data.tables.builtin_code import halves, with_slip
 from app.data.text import preferences
 from app.data.text.preference_table import PreferenceTable
 from app.data.text.tokenizer import byte_tokenizer

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from app.__main__ import main as command
 from app.data.config import PairData
 from app.data.corpus.blocks import token_loss
-from app.data.tables.builtin_signs import split
+from app.data.tables.builtin_code import split
 from app.data.text import pair_text
 from app.launching.flags import parse
 from app.tasks.language import seq2seq, seq2seq_generation

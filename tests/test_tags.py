@@ -12,12 +12,12 @@ from transformers import RobertaConfig, RobertaForMaskedLM
 
 from app.data.config import TagData
 from app.data.rows import IGNORED
-from app.data.tables.builtin_names import TAGS, name_rows, tagged
+from app.data.tables.builtin_code import TAGS, name_rows, tagged
 from app.data.text import tagged_text
 from app.data.text.tokens import PadCollate
 from app.errors import UserError
 from app.tasks.pretrained import load_tokenizer
-from app.training.scores.entities import EntityScores, TokenScores
+from app.training.scores.tags import EntityScores, TokenScores
 from tag_files import NAMES, SENTENCES, write
 
 pytestmark = pytest.mark.usefixtures("data_cache")

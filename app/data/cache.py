@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from app.storage.drafts import drafted
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
+    from datasets import Dataset, Features
 
 SECONDS_KEPT = 24 * 3600
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -83,6 +85,29 @@ def made_once(folder: Path, make: Callable[[Path], Any]) -> Path:
             if not folder.exists():  # else another process was first, with the same
                 raise
     return folder
+
+
+def written_once(
+    place: Path, features: "Features", parts: "Iterable[pa.Table]", reader: str, split: str
+) -> "Dataset | None":
+    """Write parts of a table into a file as Arrow, unless it is there, and map it; none if the table has no rows.
+
+    Args:
+        place: the file, whose name and folder say what it holds.
+        reader: the format that the table was read from, such as json.
+        split: the name of the table among others of its data.
+    """
+    import datasets
+    import pyarrow as pa
+
+    if not place.exists():
+        with drafted(place) as draft, pa.ipc.new_stream(str(draft), features.arrow_schema) as sink:
+            for part in parts:
+                sink.write_table(part)
+    info = datasets.DatasetInfo(features=features, builder_name=reader)
+    table = datasets.Dataset.from_file(str(place), info=info, split=datasets.Split(split))
+    table._fingerprint = key_of(place.parent.name, place.name)
+    return table if len(table) else None
 
 
 def _listing(path: str) -> list[tuple]:

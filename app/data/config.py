@@ -1,10 +1,11 @@
 """Flags of the data, by kind of data. Importing this module loads none of the libraries that read data."""
 
+import datetime
 from dataclasses import dataclass
 from typing import Literal
 
 from app.config import OnResume, setting
-from app.data.date import today
+from app.errors import UserError
 
 
 @dataclass
@@ -46,6 +47,11 @@ class EvalSets:
     on. Of data with several splits, the validation or test split is taken, or the one that NAME=PATH::SPLIT names."""
 
 
+def today() -> str:
+    """Return today's date, as --data.date takes it."""
+    return datetime.date.today().isoformat()
+
+
 @dataclass
 class RunDate:
     """The date of a run."""
@@ -53,6 +59,19 @@ class RunDate:
     date: str = setting("", on_resume=OnResume.ACCEPT, when_begun=today)
     """Date that a chat template writes where it asks for today's, as 2026-11-25. Default: the day on which the run
     begins, also when it is resumed or evaluated later."""
+
+
+def in_words(date: str) -> str:
+    """Say that a chat template writes a date, for the first lines of a run."""
+    return f"the chat template writes a date: {date} (--data.date)"
+
+
+def check_date(date: str) -> None:
+    """Raise a UserError if --data.date is no date."""
+    try:
+        datetime.date.fromisoformat(date or today())
+    except ValueError:
+        raise UserError(f"--data.date {date}: give a date as year-month-day, such as {today()}") from None
 
 
 @dataclass
@@ -356,3 +375,34 @@ class VolumeData:
     numbers, or the colours. Default: the values that occur in the masks are the classes."""
     ignore: tuple[int, ...] = ()
     """Values of the masks that are no class, such as 255. Their voxels count neither in losses nor in scores."""
+
+
+@dataclass
+class GraphData(EvalSets):
+    """A graph whose nodes are classified: where it is, and how many neighbours of a node are drawn."""
+
+    path: str = "builtin:calls"
+    """Graph to train on: builtin:calls; a folder with indptr.npy, indices.npy, features.npy and labels.npy (node v
+    receives from indices[indptr[v]:indptr[v + 1]]; label -1: none), and perhaps train.npy, val.npy and test.npy (masks
+    or numbers of nodes) and classes.txt (a name in each line); an .npz file like Planetoid's; or a table of edges with
+    the columns source and target, with --data.nodes."""
+    nodes: str = ""
+    """Table of the nodes, where --data.path is a table of edges: label, perhaps id (default: the number of the row,
+    from 0) and split (train, val, test and so on, or empty), and features in all other columns."""
+    eval_path: str = ""
+    """Graph to evaluate on: a folder or an .npz file, as --data.path, with the same classes (by name, where both have
+    names). Default: nodes of the same graph."""
+    eval_split: str = ""
+    """Split to evaluate on. Default: the first of validation, valid, val, dev and test that the data have, else the
+    nodes that --data.holdout takes, or all nodes with a label of --data.eval-path."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of the model's outputs. Default: those of the data, or their numbers."""
+    holdout: float = 0.2
+    """Fraction of the labelled nodes that is held out for evaluation if the data have no splits."""
+    undirected: bool = True
+    """Whether edges that are given one by one (npz files, tables) also go the other way."""
+    fanout: tuple[int, ...] = (10, 5)
+    """Neighbours drawn for each node, one number for each hop, the first for the nodes that are classified; the model
+    has as many layers. -1: all; 0: none, which leaves a model of the node's own features."""
+    eval_fanout: tuple[int, ...] = ()
+    """The same in evaluations, in which draws are always the same. Default: all neighbours, where training has any."""

@@ -200,3 +200,12 @@ def _unreachable(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a field of a text file is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -18,7 +18,7 @@ from torch.nn.functional import dropout
 
 from app import OptimConfig, Run, RunConfig
 from app.distributed.environment import report_user_errors
-from app.training.scores.base import Regression
+from app.training.scores.regression import Regression
 
 PICTURES = torch.randn(23, 6, 6, generator=torch.Generator().manual_seed(0))
 

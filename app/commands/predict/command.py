@@ -22,13 +22,14 @@ pages or NIfTI, as the image is, with the name of the image and the values, or c
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from app.checkpoints.export import LOADS, WEIGHTS
-from app.commands.predict.accuracy import Right
+from app.commands.predict.classes import Right, classes_of
 from app.errors import UserError
 from app.tasks.kinds import kind_of
 
@@ -58,7 +59,6 @@ OWN = ("row", "prediction", "probability")
 OF_TAGS = {"row": ("tokens",), "token": ("place", "token")}  # further columns of a table of tags
 PROMPTS = ("prompt", "messages", "text")  # columns that a language model goes on with, the preferred one first
 CONFIG = "config.json"
-LIKELY = 0.5  # from this probability on, a label of several is predicted
 
 
 @dataclass
@@ -111,7 +111,7 @@ def main(options: Options) -> int:
     """
     from app.commands.predict import boxes, masks, nodes, tables
 
-    model, data = _find(options.model)
+    model, run_data = _find(options.model)
     if options.batch < 1:
         raise UserError(f"--batch {options.batch}: must be 1 or more")
     task = _task(model)
@@ -125,21 +125,21 @@ def main(options: Options) -> int:
     rows = _open(options.data, options.split or "train", task)
     if task == BOXES:
         _check_kept(rows, options.keep, boxes.OWN)
-        return boxes.main(options, model, data, rows)
-    own = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ("file",) if task == IMAGES else ()))
-    _check_kept(rows, options.keep, own)
-    kept = tables.to_copy(rows, options.keep) if options.keep else None
-    right = Right(rows, data.get("label") or "label", options.keep)
-    found = _tags(options, model, rows, data) if task == TAGS else _classes(options, task, model, rows, data)
-    kinds = kept.features.arrow_schema if kept and options.each == "row" else None
+        return boxes.main(options, model, run_data, rows)
+    columns = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ("file",) if task == IMAGES else ()))
+    _check_kept(rows, options.keep, columns)
+    copies = tables.to_copy(rows, options.keep) if options.keep else None
+    right = Right(rows, run_data.get("label") or "label", options.keep)
+    lines_of = _lines_of_tags if task == TAGS else partial(_lines_of_rows, task=task)
+    kinds = copies.features.arrow_schema if copies and options.each == "row" else None
     count = 0
     with tables.Writer(Path(file), kinds) as writer:
-        for count, lines in enumerate(found, 1):
-            known = kept[count - 1] if kept else {}
+        for count, lines in enumerate(lines_of(options, model, rows, run_data), 1):
+            copied = copies[count - 1] if copies else {}
             for place, line in enumerate(lines):
-                given = known if options.each == "row" else _at(known, place, len(lines))
-                writer.add({"row": count - 1, **given, **line})
-                right.count(known, line)
+                values = copied if options.each == "row" else _at(copied, place, len(lines))
+                writer.add({"row": count - 1, **values, **line})
+                right.count(copied, line)
     print(f"{file}: {count:,} {'row' if count == 1 else 'rows'}{right}")
     return 0
 
@@ -197,9 +197,9 @@ def _task(model: str) -> str:
         kinds = AutoConfig.from_pretrained(model, trust_remote_code=False).architectures or []
     except (OSError, ValueError) as error:
         raise UserError(f"{model} is no model that transformers can read: {str(error).splitlines()[0]}") from None
-    known = kind_of(kinds)
-    if known and known.recipe in TAKEN and known.task != "fill-mask":
-        return TEXTS if known.recipe == "s2s" else known.task
+    kind = kind_of(kinds)
+    if kind and kind.recipe in TAKEN and kind.task != "fill-mask":
+        return TEXTS if kind.recipe == "s2s" else kind.task
     raise UserError(
         f"{model} is a {', '.join(kinds) or 'model without a task'}: predict takes classifiers of texts, tokens, "
         "images or nodes, detectors, models that write texts, and what recipes/seg.py has trained"
@@ -211,47 +211,59 @@ def _at(row: dict[str, Any], place: int, count: int) -> dict[str, Any]:
     return {k: v[place] if isinstance(v, list) and len(v) == count else v for k, v in row.items()}
 
 
-def _classes(
-    options: Options, task: str, model: str, rows: "Dataset", data: dict[str, Any]
+def _lines_of_rows(
+    options: Options, model: str, rows: "Dataset", run_data: dict[str, Any], task: str
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the line of each row."""
-    from app.commands.predict import written
-
-    if task == WRITES:
-        given = options.text or tuple(name for name in PROMPTS if name in rows.column_names)[:1] or PROMPTS[:1]
-        (column,) = _inputs(rows, given, "text", data, "")
-        found = written.continued(model, rows, column, data, options.batch, options.tokens)
-    elif task == TEXTS:
-        inputs = _texts(rows, _inputs(rows, options.text, "text", data, "source"))
-        found = written.texts(model, inputs, data, options.batch)
-    elif task.startswith("text"):
-        inputs = _texts(rows, _inputs(rows, options.text, "text", data, "text"))
-        found = _predict(task, model, inputs, options.batch)
-    else:
-        from app.data.images.image_column import ImageColumn
-
-        (name,) = _inputs(rows, (options.image,) if options.image else (), "image", data, "image")
-        images = ImageColumn(rows, name)
-        inputs = (images.read(row) for row in range(len(images)))
-        lines = enumerate(_predict(task, model, inputs, options.batch))
-        found = ({"file": images.path(row), **line} for row, line in lines)
-    for line in found:
+    """Yield the lines of each row: one."""
+    for line in _predictions(options, model, rows, run_data, task):
         yield [line]
 
 
-def _tags(options: Options, model: str, rows: "Dataset", data: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+def _predictions(
+    options: Options, model: str, rows: "Dataset", run_data: dict[str, Any], task: str
+) -> Iterator[dict[str, Any]]:
+    """Return what the model says of each row."""
+    from app.commands.predict import written
+
+    if task == WRITES:
+        prompts = options.text or tuple(name for name in PROMPTS if name in rows.column_names)[:1] or PROMPTS[:1]
+        (column,) = _inputs(rows, prompts, "text", run_data, "")
+        return written.continued(model, rows, column, run_data, options.batch, options.tokens)
+    if task == TEXTS:
+        texts = _texts(rows, _inputs(rows, options.text, "text", run_data, "source"))
+        return written.texts(model, texts, run_data, options.batch)
+    if task == IMAGES:
+        return _of_images(options, model, rows, run_data)
+    texts = _texts(rows, _inputs(rows, options.text, "text", run_data, "text"))
+    return classes_of(task, model, texts, options.batch)
+
+
+def _of_images(options: Options, model: str, rows: "Dataset", run_data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the class of each image, and its file."""
+    from app.data.images.image_column import ImageColumn
+
+    (column,) = _inputs(rows, (options.image,) if options.image else (), "image", run_data, "image")
+    images = ImageColumn(rows, column)
+    pictures = (images.read(row) for row in range(len(images)))
+    for row, line in enumerate(classes_of(IMAGES, model, pictures, options.batch)):
+        yield {"file": images.path(row), **line}
+
+
+def _lines_of_tags(
+    options: Options, model: str, rows: "Dataset", run_data: dict[str, Any]
+) -> Iterator[list[dict[str, Any]]]:
     """Yield the lines of each row: one, or one for each token."""
     from app.commands.predict import tags
 
     if len(options.text) > 1:
         raise UserError(f"--text {' '.join(options.text)}: a tagger takes one column, of tokens or of texts")
-    given = options.text
-    if not given and (data.get("tokens") or "tokens") not in rows.column_names and "text" in rows.column_names:
-        given = ("text",)
-    (column,) = _inputs(rows, given, "text", data, "tokens")
+    asked = options.text
+    if not asked and (run_data.get("tokens") or "tokens") not in rows.column_names and "text" in rows.column_names:
+        asked = ("text",)
+    (column,) = _inputs(rows, asked, "text", run_data, "tokens")
     tagger = tags.Tagger(model)
-    for found in tagger.tag(tags.sentences(rows, column), options.batch):
-        yield tags.lines(tagger.tags, found, options.each)
+    for tagged in tagger.tag(tags.sentences(rows, column), options.batch):
+        yield tags.lines(tagger.tags, tagged, options.each)
 
 
 def _open(data: str, split: str, task: str) -> "Dataset":
@@ -272,25 +284,26 @@ def _open(data: str, split: str, task: str) -> "Dataset":
     return rows
 
 
-def _check_kept(rows: "Dataset", keep: tuple[str, ...], own: tuple[str, ...]) -> None:
+def _check_kept(rows: "Dataset", keep: tuple[str, ...], columns: tuple[str, ...]) -> None:
+    """Refuse columns to copy that are not there, or have the name of one of the table's own columns."""
     _check_columns(rows, list(keep), "keep")
-    if taken := [name for name in keep if name in own or name.startswith("p/")]:
+    if taken := [name for name in keep if name in columns or name.startswith("p/")]:
         raise UserError(f"--keep {taken[0]}: the table has a column of its own with this name; rename it in the data")
 
 
-def _inputs(rows: "Dataset", given: tuple[str, ...], flag: str, data: dict[str, Any], own: str) -> list[str]:
-    """Return the columns to read: those that --FLAG gives, else the run's --data.OWN, else the one of that name.
+def _inputs(rows: "Dataset", asked: tuple[str, ...], flag: str, run_data: dict[str, Any], field: str) -> list[str]:
+    """Return the columns to read: those that --FLAG asks for, else the run's --data.FIELD, else the one of that name.
 
     Raises:
         UserError: there is no such column.
     """
-    if given:
-        _check_columns(rows, list(given), flag)
-        return list(given)
-    known = data.get(own)
-    names = [known or own] if isinstance(known, str | None) else list(known)
+    if asked:
+        _check_columns(rows, list(asked), flag)
+        return list(asked)
+    of_run = run_data.get(field)
+    names = [of_run or field] if isinstance(of_run, str | None) else list(of_run)
     if missing := [name for name in names if name not in rows.column_names]:
-        whose = f", the run's --data.{own}" if known else ""
+        whose = f", the run's --data.{field}" if of_run else ""
         have = ", ".join(rows.column_names)
         raise UserError(f"the data have no column {missing[0]}{whose}; they have {have}: name one with --{flag}")
     return names
@@ -313,32 +326,3 @@ def _texts(rows: "Dataset", columns: list[str]) -> Iterator[Any]:
     names = ("text", "text_pair")
     for row in rows.select_columns(columns):
         yield {name: str(row[column]) for name, column in zip(names, columns, strict=False)}
-
-
-def _predict(task: str, model: str, inputs: Iterator[Any], batch: int) -> Iterator[dict[str, Any]]:
-    """Yield what the model says of each input: the predicted class and a probability for each; or an amount."""
-    import torch
-    import transformers
-
-    from app.tasks.vocabulary import check_vocabulary
-
-    device = 0 if torch.cuda.is_available() else -1
-    transformers.utils.logging.disable_progress_bar()
-    pipeline: Any = transformers.pipeline  # whose types know each task's name alone
-    run = pipeline(task, model, device=device, trust_remote_code=False)
-    if run.tokenizer is not None:
-        check_vocabulary(model, run.model.config, run.tokenizer)
-    # All classes: pipelines of texts understand None, those of images (5.23) a number.
-    more = {"truncation": True, "top_k": None} if task.startswith("text") else {"top_k": run.model.config.num_labels}
-    kind = run.model.config.problem_type
-    for found in run(inputs, batch_size=batch, **more):
-        if kind == "regression":
-            values = [each["score"] for each in found]
-            yield {"prediction": values[0] if len(values) == 1 else values}
-            continue
-        known = {each["label"]: each["score"] for each in found}
-        scores = {f"p/{label}": known[label] for _, label in sorted(run.model.config.id2label.items())}
-        if kind == "multi_label_classification":
-            yield {"prediction": [each["label"] for each in found if each["score"] >= LIKELY], **scores}
-        else:
-            yield {"prediction": found[0]["label"], "probability": found[0]["score"], **scores}

@@ -52,8 +52,8 @@ def continued(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from app.data.config import check_date
     from app.data.corpus.chat_template import ChatTemplate
-    from app.data.date import check_date
     from app.tasks.pretrained import load_model, loading
     from app.tasks.vocabulary import check_vocabulary
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.data.boxes.files import Part, Row, load_json
+from app.data.boxes.files import Part, Row, load_json, size_of
 from app.data.boxes.image_files import ImageFiles
 from app.data.folders import is_hidden, split_in
 from app.data.reading import naming
@@ -82,7 +82,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
             "boxes": [box for box, _, _ in own],
             "classes": [number for _, number, _ in own],
             "relative": False,
-            "size": _size_of(image, place),
+            "size": size_of(image, place),
             "file": str(file),
             "places": [place for _, _, place in own],
         }
@@ -105,16 +105,6 @@ def _corners(box: object, place: str) -> list[float]:
         raise ValueError(f"{place} has the bbox {box!r:.60}: give [left, top, width, height], in pixels")
     left, top, width, height = map(float, box)
     return [left, top, left + width, top + height]
-
-
-def _size_of(image: dict[str, Any], place: str) -> list[float]:
-    """Return width and height that a file says its image has; nothing if it does not, or if they are 0."""
-    sides = [image.get(side) or 0 for side in ("width", "height")]
-    try:
-        sides = [float(side) for side in sides]
-    except (TypeError, ValueError):
-        raise ValueError(f"{place} has the width and height {sides}: give numbers, or leave them out") from None
-    return sides if all(sides) else []
 
 
 def _is_coco(file: Path) -> bool:

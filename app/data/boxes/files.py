@@ -6,7 +6,7 @@ in fractions of the image's sides.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -136,3 +136,18 @@ def load_json(file: Path) -> Any:
     """
     with naming(file, RecursionError):
         return json.loads(read_whole(file))
+
+
+def size_of(said: Mapping[str, Any], place: str) -> list[float]:
+    """Return the width and height that annotations say their image has; nothing if they do not, or say 0.
+
+    Args:
+        said: of `width` and `height`, numbers or texts.
+        place: of the annotations, for errors.
+    """
+    sides = [said.get(side) or 0 for side in ("width", "height")]
+    try:
+        sides = [float(side) for side in sides]
+    except (TypeError, ValueError):
+        raise ValueError(f"{place} has the width and height {sides}: give numbers, or leave them out") from None
+    return sides if all(sides) else []

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from app.data.boxes.files import Part, Row
+from app.data.boxes.files import Part, Row, size_of
 from app.data.boxes.image_files import ImageFiles
 from app.data.folders import is_hidden, split_in
 from app.data.reading import naming, read_lines
@@ -92,7 +92,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
             "boxes": boxes,
             "classes": classes,
             "relative": False,
-            "size": _size_of(top, file),
+            "size": size_of({side: top.findtext(f"size/{side}") for side in ("width", "height")}, str(file)),
             "file": str(file),
             "places": places,
         }
@@ -115,15 +115,6 @@ def _listed(folder: Path, line: str, place: str) -> Path:
     raise ValueError(
         f"{place} is {name!r:.60}, and there is no {folder / name}.xml: put it there, or take the line out"
     )
-
-
-def _size_of(top: ElementTree.Element, file: Path) -> list[float]:
-    """Return width and height that a file says its image has; nothing if it does not, or if they are 0."""
-    try:
-        size = [float(top.findtext(f"size/{side}") or 0) for side in ("width", "height")]
-    except ValueError as error:
-        raise ValueError(f"the size in {file} is no number: {error}") from None
-    return size if all(size) else []
 
 
 def _box_of(thing: ElementTree.Element, place: str) -> list[float]:

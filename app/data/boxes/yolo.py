@@ -16,7 +16,7 @@ from app.data.boxes.files import Part, Row, images_in, is_image
 from app.data.boxes.image_files import ImageFiles
 from app.data.boxes.yolo_lines import Meaning, are_polygons, meaning_of
 from app.data.folders import split_in
-from app.data.reading import naming, near, read_lines, read_whole
+from app.data.reading import is_number, naming, near, read_lines, read_whole
 from app.data.tables.splits import split_of
 
 LISTS = ("classes.txt", "obj.names", "labels/classes.txt", "labels.txt", "predefined_classes.txt")
@@ -192,16 +192,8 @@ def _has_labels(folder: Path) -> bool:
         if file.name not in LISTS and any(is_image(other.name) for other in folder.glob(f"{glob.escape(file.stem)}.*")):
             fields = next((line.split() for line in read_lines(file) if line.strip()), [])
             if fields:  # an image without objects has an empty file
-                return len(fields) > 4 and all(map(_is_number, fields))
+                return len(fields) > 4 and all(map(is_number, fields))
     return False
-
-
-def _is_number(field: str) -> bool:
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
 
 
 def _description_in(folder: Path) -> Path | None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from app.data.config import today
 from app.data.corpus.messages import FLAG, THOUGHTS, TOOLS, tools_of, with_objects
-from app.data.date import today
 from app.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from app.sampling.counters import below, mixed, words_of
+from app.sampling.seeding import below, mixed, words_of
 
 if TYPE_CHECKING:
     from app.data.graphs.store import Graph

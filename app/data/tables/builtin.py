@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.boxes import scenes as box_scenes
 from app.data.cache import using_cache
-from app.data.tables import builtin_names, builtin_signs, builtin_slips
+from app.data.tables import builtin_code
 from app.data.tables.python_library import source_rows, stdlib_files, stdlib_rows
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -37,18 +37,18 @@ def stdlib_sources() -> "Dataset":
 
 def names() -> "Dataset":
     """Load functions of Python's standard library as `tokens`, and `tags` that say what each name in them is."""
-    return _from_stdlib("names", builtin_names.name_rows, {"tokens": ["string"], "tags": ["string"]})
+    return _from_stdlib("names", builtin_code.name_rows, {"tokens": ["string"], "tags": ["string"]})
 
 
 def slips() -> "Dataset":
     """Load first halves of functions as `prompt`, second ones as `chosen`, and those with a slip as `rejected`."""
     columns = {"prompt": "string", "chosen": "string", "rejected": "string"}
-    return _from_stdlib("slips", builtin_slips.slip_rows, columns)
+    return _from_stdlib("slips", builtin_code.slip_rows, columns)
 
 
 def signs() -> "Dataset":
     """Load lines of Python's standard library: `source` has their names and numbers, `target` the signs too."""
-    return _from_stdlib("signs", builtin_signs.sign_rows, {"source": "string", "target": "string"})
+    return _from_stdlib("signs", builtin_code.sign_rows, {"source": "string", "target": "string"})
 
 
 def _from_stdlib(name: str, rows: Callable[[str], Iterator[dict[str, Any]]], columns: dict[str, Any]) -> "Dataset":

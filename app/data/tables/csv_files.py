@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import remember
-from app.data.reading import DAMAGE, open_text, reading, unreadable
+from app.data.reading import DAMAGE, is_number, open_text, reading, unreadable
 from app.data.tables.columns import other_separator
 from app.data.tables.files import extension
 from app.errors import UserError
@@ -202,24 +202,16 @@ def _tells_columns(first: list[str], others: "pandas.DataFrame") -> bool:
     values again and again (classes) and not this one.
     """
     # A value of more than three words is a text and no name.
-    if not all(first) or len(set(first)) < len(first) or any(_is_number(w) or len(w.split()) > 3 for w in first):
+    if not all(first) or len(set(first)) < len(first) or any(is_number(w) or len(w.split()) > 3 for w in first):
         return False
     for word, (_, column) in zip(first, others.items(), strict=True):
         counts = column.dropna().str.strip().value_counts()
         if counts.empty or word in counts.index:
             continue
         classes = len(word.split()) == 1 and counts.min() >= 3 and counts.sum() >= 10 * len(counts)
-        if classes or all(map(_is_number, counts.index)):
+        if classes or all(map(is_number, counts.index)):
             return True
     return False
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def with_numbers(tables: "dict[str, Dataset]", words: Sequence[str] = ()) -> "dict[str, Dataset]":

@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from app.data.cache import written_once
 from app.data.reading import open_text, reading, unreadable
-from app.data.tables.arrow_files import written_once
 from app.data.tables.columns import counted
 from app.data.tables.files import extension
 from app.errors import UserError

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.data.cache import written_once
 from app.data.reading import reading
-from app.data.tables.arrow_files import written_once
 from app.data.tables.columns import is_number, is_text
 from app.errors import UserError
 from app.sampling.hashing import key_of

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from app.data.cache import cache_folder, made_once, using_cache
+from app.config.needs import EVERYTHING, Needs
+from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
 from app.data.tables.columns import check_columns, check_texts
 from app.data.tables.labels import Labels, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
-from app.data.text.tokenizer import check_tokenizer, train_tokenizer
+from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
 from app.data.text.tokens import PadCollate, TokenTable
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -38,7 +39,6 @@ __all__ = [
     "read_texts",
     "tokenize",
     "train_tokenizer",
-    "trained_once",
 ]
 
 # Part of the cache's key: raise it when the stored columns change.
@@ -46,11 +46,16 @@ FORMAT = 1
 ROWS_AT_ONCE = 1000
 
 
-def load_labelled(config: TextData) -> tuple[Tables, Labels]:
-    """Load the texts to train and to evaluate on, and their labels."""
+def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, Labels]:
+    """Load the texts to train and to evaluate on, and their labels.
+
+    Args:
+        needs: of the run, `run.needs`.
+    """
     check_padding(config.pad_to_multiple_of, config.max_length)
     columns = (*config.text, *config.label)
-    tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
+    needed = partial(only_of_their_class, config=config)
+    tables = load_tables(config, needed, columns=columns, needs=needs)
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
 
 
@@ -160,17 +165,6 @@ def own_tokenizer(
     """Train a tokenizer on the texts of a table, or load the one that another process or run trained on them."""
     key = (table._fingerprint, vocab_size, max_length, *columns)
     return trained_once(key, lambda: train_tokenizer(read_texts(table, columns), vocab_size, max_length))
-
-
-def trained_once(key: Sequence[object], train: "Callable[[], PreTrainedTokenizerBase]") -> "PreTrainedTokenizerBase":
-    """Return the tokenizer that train() makes, or the one that another process or run made for the same key."""
-    import tokenizers
-    from transformers import AutoTokenizer
-
-    folder = cache_folder() / f"tokenizer-{key_of(FORMAT, tokenizers.__version__, *key)}"
-    with using_cache():
-        made_once(folder, lambda draft: train().save_pretrained(draft))
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def read_texts(table: "Dataset", columns: Sequence[str]) -> Iterator[str]:

@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
-from app.data.config import PreferenceData
+from app.data.config import PreferenceData, check_date, in_words
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.corpus.messages import TOOLS
-from app.data.date import check_date, in_words
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
-from app.data.text.lm_tokenizer import tokenizer_of
 from app.data.text.preference_rows import shared_beginning, texts_of
 from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable
+from app.data.text.tokenizer import tokenizer_of
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -31,8 +31,11 @@ FORMAT = 3
 LOOKED_AT = 1000
 
 
-def load_preferences(config: PreferenceData) -> Tables:
+def load_preferences(config: PreferenceData, needs: Needs = EVERYTHING) -> Tables:
     """Load the pairs to train and to evaluate on.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: a column is missing, or holds neither texts nor conversations.
@@ -41,7 +44,7 @@ def load_preferences(config: PreferenceData) -> Tables:
     check_date(config.date)
     if config.max_length < 2:
         raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
-    tables = load_tables(config, columns=(config.chosen, config.rejected))
+    tables = load_tables(config, columns=(config.chosen, config.rejected), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         _check_prompts(table, config, columns_of(table, config))
     return tables

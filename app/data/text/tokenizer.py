@@ -1,15 +1,19 @@
 """Tokenizers: trained on the training texts, made of bytes or characters, or pretrained and checked for the task."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from app.data.cache import cache_folder, made_once, using_cache
 from app.errors import UserError
+from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
     from transformers import PreTrainedTokenizerBase
 
+# Part of the cache's key: raise it when training gives other tokenizers.
+FORMAT = 1
 SPECIALS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -30,6 +34,36 @@ WORDS = r" ?[\p{L}\p{M}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}_]+"
 
 # Words and signs one by one, without spaces: the same wherever a text is cut into tokens.
 PIECES = r"[\p{L}\p{M}_]+|\p{N}{1,3}|[^\s\p{L}\p{M}\p{N}_]"
+
+
+def trained_once(key: Sequence[object], train: "Callable[[], PreTrainedTokenizerBase]") -> "PreTrainedTokenizerBase":
+    """Return the tokenizer that train() makes, or the one that another process or run made for the same key."""
+    import tokenizers
+    from transformers import AutoTokenizer
+
+    folder = cache_folder() / f"tokenizer-{key_of(FORMAT, tokenizers.__version__, *key)}"
+    with using_cache():
+        made_once(folder, lambda draft: train().save_pretrained(draft))
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def tokenizer_of(
+    kind: str, vocab: int, longest: int, key: Sequence[object], texts: Callable[[], Iterable[str]]
+) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a language model from scratch.
+
+    Args:
+        kind: "byte", "char" (the texts' characters) or "bpe".
+        vocab: tokens of bpe.
+        longest: tokens of the longest text.
+        key: what decides about the texts.
+        texts: gives them.
+    """
+    if kind == "byte":
+        return byte_tokenizer(longest)
+    if kind == "char":
+        return trained_once(("char", *key), lambda: character_tokenizer(texts(), longest))
+    return trained_once(("lm", vocab, *key), lambda: train_lm_tokenizer(texts(), vocab, longest))
 
 
 def train_tokenizer(

@@ -12,9 +12,9 @@ from app.config import OptimConfig
 from app.config.points import Point
 from app.errors import UserError
 from app.training.optim import shard_trial
+from app.training.optim.adamw import give_seeds
 from app.training.optim.classes import find_class, for_updates, is_imported, make
 from app.training.optim.groups import groups_of
-from app.training.optim.lean_adamw import give_seeds
 from app.training.optim.muon import Muon, is_for_muon
 from app.training.optim.schedule import check_points, learning_rate
 

@@ -10,7 +10,7 @@ import torch
 
 from app.errors import UserError, did_you_mean, is_installed, not_installed
 from app.training.optim.adafactor import Adafactor
-from app.training.optim.lean_adamw import AdamW8bit, LeanAdamW
+from app.training.optim.adamw import AdamW8bit, LeanAdamW
 from app.training.optim.muon import Muon
 
 UNSUITABLE = {

@@ -73,7 +73,7 @@ class Scores:
         """
         moved = {name: metric.to(device) or metric for name, metric in metrics.items()}
         self.own, self.metrics, self._remarks = own, moved, remarks
-        self.adapted = {name: adapted(metric) for name, metric in moved.items() if is_torchmetric(metric)}
+        self.adapted = {name: adapted(name, metric) for name, metric in moved.items() if is_torchmetric(metric)}
         self._summed = (*own, *self.adapted.values())
         for metric in self._summed:
             metric.state = metric.state.to(device)
@@ -112,8 +112,9 @@ class Scores:
             results |= {prefix + name: score for name, score in own.items()}
             self._remarks.add(metric, list(own), prefix)
         for name, metric in self.metrics.items():
-            ours = self.adapted.get(name)
-            results[prefix + name] = ours.value() if ours else float(metric.compute())
+            over_ranks = self.adapted.get(name)
+            score = over_ranks.scores() if over_ranks else {name: float(metric.compute())}
+            results[prefix + name] = score[name]
         if weight:
             results[prefix + "loss"] = reproducible_sums.total(parts) / weight
         results[prefix + "samples"] = int(samples)

@@ -1,8 +1,36 @@
-"""Scores of written texts against true ones, by sacrebleu and rouge_score where these are installed."""
+"""Scores of texts: of tokens that a model predicts, and of texts that it writes, against true ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
+from app.data.rows import IGNORED
 from app.errors import is_installed, not_installed
+from app.training.scores.base import Metric
+
+
+class TokenAccuracy(Metric):
+    """The share of tokens that are predicted right; from logits [..., vocabulary] and tokens [...], -100 left out."""
+
+    def __init__(self, likeliest: Callable[[Tensor], Tensor] = lambda predicted: predicted.argmax(-1)):
+        """Prepare to count.
+
+        Args:
+            likeliest: finds the tokens with the largest logits.
+        """
+        super().__init__(2)
+        self.likeliest = likeliest
+
+    def update(self, predicted: Tensor, target: Tensor) -> None:
+        """Add a micro-batch."""
+        there = target != IGNORED
+        self.state += torch.stack([((self.likeliest(predicted) == target) & there).sum(), there.sum()])
+
+    def scores(self) -> dict[str, float]:
+        """Return accuracy."""
+        right, tokens = self.total
+        return {"accuracy": right / tokens}
 
 
 def missing() -> str:
@@ -11,7 +39,7 @@ def missing() -> str:
 
 
 def text_scores(written: Sequence[str], truth: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
-    """Score texts against one true text each, all of them together.
+    """Score texts against one true text each, all of them together, by sacrebleu and rouge_score if installed.
 
     Args:
         tokenize: how BLEU cuts texts into words, by its name in sacrebleu.

@@ -24,10 +24,10 @@ def is_torchmetric(metric: Any) -> bool:
     return package is not None and isinstance(metric, package.Metric)
 
 
-def adapted(metric: Any) -> "Summed | Repeated":
-    """Return what combines a metric of torchmetrics over ranks."""
+def adapted(name: str, metric: Any) -> "Summed | Repeated":
+    """Return what combines a metric of torchmetrics over ranks; its score has this name."""
     metric.reset()
-    return Summed(metric) if _adds_up(metric) else Repeated(metric)
+    return Summed(name, metric) if _adds_up(metric) else Repeated(name, metric)
 
 
 def _adds_up(metric: Any) -> bool:
@@ -51,8 +51,8 @@ def _value(metric: Any) -> float:
 class Summed(Metric):
     """A metric whose states are sums."""
 
-    def __init__(self, metric: Any):
-        self.metric = metric
+    def __init__(self, name: str, metric: Any):
+        self.name, self.metric = name, metric
         self._sizes = [default.numel() for default in metric._defaults.values()]
         super().__init__(reproducible_sums.PARTS * sum(self._sizes))
 
@@ -63,14 +63,14 @@ class Summed(Metric):
         sums = torch.cat([getattr(self.metric, name).double().flatten() for name in self.metric._defaults])
         self.state += torch.cat(list(reproducible_sums.parts_of(sums, BOUND, COUNT)))
 
-    def value(self) -> float:
+    def scores(self) -> dict[str, float]:
         """Compute the metric from `total`."""
         self.metric.reset()
         parts = torch.tensor(self.total, dtype=torch.float64).view(reproducible_sums.PARTS, -1)
         sums = reproducible_sums.total(parts).split(self._sizes)
         for (name, default), numbers in zip(self.metric._defaults.items(), sums, strict=True):
             setattr(self.metric, name, numbers.view(default.shape).to(default.device, default.dtype))
-        return _value(self.metric)
+        return {self.name: _value(self.metric)}
 
 
 class Repeated(Metric):
@@ -79,22 +79,22 @@ class Repeated(Metric):
     Every rank keeps the arguments of all updates of an evaluation in the memory of its host.
     """
 
-    def __init__(self, metric: Any):
+    def __init__(self, name: str, metric: Any):
         super().__init__(0)
-        self.metric = metric
+        self.name, self.metric = name, metric
         self._calls: list[tuple] = []
 
     def update(self, *values: Any) -> None:
         """Keep the arguments of an update, in the memory of the host."""
         self._calls.append(_moved(values, torch.device("cpu")))
 
-    def value(self) -> float:
+    def scores(self) -> dict[str, float]:
         """Update the metric with the micro-batches of all ranks, and compute it. Every rank takes part."""
         self.metric.reset()
         for calls in collectives.gather(self._calls):  # rank r evaluates the r-th part of all samples
             for values in calls:
                 self.metric.update(*_moved(values, self.metric.device))
-        return _value(self.metric)
+        return {self.name: _value(self.metric)}
 
 
 def _moved(values: tuple, device: torch.device) -> Any:

@@ -6,9 +6,9 @@ import torch
 from app.config import OptimConfig
 from app.distributed import deepspeed
 from app.errors import UserError
-from app.training.optim import bf16_rounding, bf16_weights, eight_bit, wholes
+from app.training.optim import bf16, eight_bit, wholes
+from app.training.optim.adamw import AdamW8bit, LeanAdamW
 from app.training.optim.building import Place, build_optimizer, check
-from app.training.optim.lean_adamw import AdamW8bit, LeanAdamW
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -55,10 +55,10 @@ def test_blocks_divide_what_eight_processes_have_of_a_row(row, block):
 def test_random_bits_belong_to_places():
     """A part of a weight draws what the whole draws there; another key draws others; they are uniform."""
     rows, columns = (torch.arange(count, dtype=torch.int32) for count in (600, 512))
-    whole = bf16_rounding.random_bits(rows, columns, 2**62 + 12345)
-    part = bf16_rounding.random_bits(rows[100:301], columns[256:], 2**62 + 12345)
+    whole = bf16.random_bits(rows, columns, 2**62 + 12345)
+    part = bf16.random_bits(rows[100:301], columns[256:], 2**62 + 12345)
     assert torch.equal(part, whole[100:301, 256:])
-    other = bf16_rounding.random_bits(rows, columns, 54321)
+    other = bf16.random_bits(rows, columns, 54321)
     assert int(whole.min()) >= 0 and int(whole.max()) < 2**16
     assert (whole == other).float().mean() < 1e-4
     for shift in (0, 8):
@@ -73,13 +73,13 @@ def test_rounding_is_right_on_average():
     """And exact numbers, infinity and NaN stay what they are."""
     places = torch.arange(1000, dtype=torch.int32)
     numbers = torch.full((1000, 1000), -(1 + 2**-10))
-    rounded = bf16_rounding.stochastic(numbers, places, places, 7)
+    rounded = bf16.stochastic(numbers, places, places, 7)
     assert rounded.dtype == torch.bfloat16 and set(rounded.unique().tolist()) == {-1.0, -1.0078125}
     assert float(rounded.double().mean()) == pytest.approx(-(1 + 2**-10), abs=2e-5)
     special = torch.tensor([[1.0, -0.5, 0.0, float("inf"), -float("inf"), 3e38]])
-    rounded = bf16_rounding.stochastic(special, places[:1], places[:6], 7)
+    rounded = bf16.stochastic(special, places[:1], places[:6], 7)
     assert rounded[0, :5].tolist() == special[0, :5].tolist() and rounded[0, 5].isfinite()
-    assert bf16_rounding.stochastic(torch.tensor([[float("nan")]]), places[:1], places[:1], 7).isnan().all()
+    assert bf16.stochastic(torch.tensor([[float("nan")]]), places[:1], places[:1], 7).isnan().all()
 
 
 def test_places_of_a_weight_that_is_whole():
@@ -128,7 +128,7 @@ def test_small_updates_of_16_bit_weights_are_not_lost():
 def test_pieces_of_rows_change_no_bit(monkeypatch):
     found = []
     for at_once in (1, 1000, 2**18):
-        monkeypatch.setattr("app.training.optim.lean_adamw.AT_ONCE", at_once)
+        monkeypatch.setattr("app.training.optim.adamw.AT_ONCE", at_once)
         found.append([trained(lean(u, AdamW8bit), 5, torch.bfloat16) for u in ("stochastic", "kahan")])
     assert found[0] == found[1] == found[2]
 
@@ -171,9 +171,9 @@ def test_what_cannot_be_had_is_refused():
     )
     assert "--optim.updates some does not work: it must be one of plain" in refused(check, OptimConfig(updates="some"))
     model, asked = torch.nn.Linear(128, 64), OptimConfig(updates="kahan")
-    assert "take a profile with mixed_precision bf16" in refused(bf16_weights.keep, model, asked, "no")
+    assert "take a profile with mixed_precision bf16" in refused(bf16.keep_weights, model, asked, "no")
     assert model.weight.dtype == torch.float32
-    bf16_weights.keep(model, asked, "bf16")
+    bf16.keep_weights(model, asked, "bf16")
     assert model.weight.dtype == model.bias.dtype == torch.bfloat16
     optimizer = build_optimizer(torch.nn.Linear(128, 64), OptimConfig(name="AdamW8bit"))
     weight = optimizer.param_groups[0]["params"][0]

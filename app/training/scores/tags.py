@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from app.data.rows import IGNORED
-from app.training.scores.base import TRY, Classification, Metric, of_counts
+from app.training.scores.base import TRY, Metric
+from app.training.scores.classification import Classification, of_counts
 
 PREFIXES = "OBIES"
 """Of tags such as B-name: outside, begin, inside, end, single. O has no name."""
