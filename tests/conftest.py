@@ -71,15 +71,6 @@ def caches(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def launches_that_stay():
-    """End them with the tests."""
-    from standing import end_all
-
-    yield
-    end_all()
-
-
 def write_rows(path: Path, count: int) -> Path:
     """Write labelled texts of uneven length, the same ones every time."""
     random_ = random.Random(count)

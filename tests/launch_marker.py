@@ -14,7 +14,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 # Names in code that start a process: of the standard library, and of tests/launching.py.
-STARTERS = {"subprocess", "run", "launch", "launch_warm", "python", "share", "Training"}
+STARTERS = {"subprocess", "run", "launch", "python", "Training"}
 PROGRAMS = ("python", "accelerate", "torchrun", "bash", "sh")
 MARK = "launches"
 

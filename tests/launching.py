@@ -24,7 +24,6 @@ from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
 from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
-from standing import stand, warm
 
 ROOT = Path(__file__).parent.parent
 PROFILES = ROOT / "accelerate_configs"
@@ -86,48 +85,9 @@ def launch(profile: str | Path, processes: int, *words, **options) -> Result:
     return run(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
 
 
-def run_warm(words: list, **options) -> Result:
-    """Run a command as `run` does; every Python in it is a fork of one that has made the imports (standing.py).
-
-    For what does not look at its processes: a Python is two here, and the one that does the work is nobody's child. Its
-    environment is that of `environment`; `env` is for what it starts in its turn.
-    """
-    return run([warm_python() if word == sys.executable else word for word in words], **options)
-
-
-def warm_python() -> str:
-    """Return the file that stands in for Python in `run_warm`."""
-    source = warm(environment())
-    source.wait()
-    return str(source.python)
-
-
-def launch_warm(profile: str | Path, processes: int, *words, **options) -> Result:
-    """Run a script as `launch` does, but for the launcher's and ranks' imports, made before (standing.py). On CPU."""
-    return run_warm(launcher_words(file_of(profile), processes if processes > 1 else 0, *words), **options)
-
-
 def python(*words, timeout: float = 150, **env: str) -> Result:
-    """Run Python with a script, -m or -c, as `run` does, but for its imports, which have been made (standing.py)."""
-    words = [str(word) for word in words]
-    status, output = warm(environment(env)).run(ROOT, *words, timeout=timeout)
-    if status is None:
-        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{output[-12000:]}")
-    return Result(status, output)
-
-
-def share(profile: str | Path, processes: int, script: Path, *words, timeout: float = 150) -> Result:
-    """Run a script as `launch` does, on a launch that stays for other tests (standing.py). On CPU.
-
-    The script must leave its processes as it found them; a status other than 0 ends the launch.
-    """
-    standing = stand(file_of(profile), processes if processes > 1 else 0, environment())
-    words = [str(word) for word in (script, *words)]
-    status, output = standing.run(ROOT, *words, timeout=timeout)
-    if status is None:
-        kill_with_stacks(standing.process.pid)
-        raise AssertionError(f"still running after {timeout} s: {' '.join(words)}\n{standing.output()[-12000:]}")
-    return Result(status, output)
+    """Run Python with a script, -m or -c, as `run` does."""
+    return run([sys.executable, *words], timeout=timeout, env=env)
 
 
 def filled(root: Path, script: Path) -> Callable[..., tuple[Path, str]]:
@@ -137,7 +97,7 @@ def filled(root: Path, script: Path) -> Callable[..., tuple[Path, str]]:
     def filled(profile: str | Path, processes: int, *words) -> tuple[Path, str]:
         folder = root / "-".join(map(str, [Path(profile).stem, processes, *words]))
         folder.mkdir(parents=True)
-        result = share(profile, processes, script, folder, *words)
+        result = launch(profile, processes, script, folder, *words)
         assert result.status == 0, result.output[-6000:]
         return folder, result.output
 
@@ -184,8 +144,7 @@ def launch_all(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{Path(profile).stem}-{processes}-{time.monotonic_ns()}.json"
     file.write_text(json.dumps([(str(r), [str(word) for word in flags], c and str(c)) for r, flags, c in commands]))
-    start = share if "use_cpu: true" in file_of(profile).read_text() and "env" not in options else launch
-    result = start(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
+    result = launch(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
     assert result.status == 0, result.output[-6000:]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from app import UserError, parse
 from app.distributed.environment import SILENCE
-from launching import PROFILES, ROOT, launch, launch_many, launch_warm, metrics, python, run_warm
+from damage import contents
+from launching import PROFILES, ROOT, launch, launch_many, metrics, python, run
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -103,7 +104,7 @@ def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tm
     for local_rank, times in ((0, 1), (1, 0)):
         env = {"RANK": str(8 + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "16"}
         began = time.monotonic()
-        result = run_warm([sys.executable, RECIPE, "--run.epochs", 0, "--run.dir", tmp_path / "run"], env=env)
+        result = run([sys.executable, RECIPE, "--run.epochs", 0, "--run.dir", tmp_path / "run"], env=env)
         assert result.status == 2 and result.output.count("error: --run.epochs") == times
         # A launcher ends all at the first end: the silent one waits until the other one has spoken.
         assert times or time.monotonic() - began > SILENCE
@@ -112,13 +113,13 @@ def test_the_first_process_of_each_machine_speaks_before_the_ranks_meet(rows, tm
 def test_every_rank_fails_with_one_message(rows, tmp_path):
     """Too many processes for the micro-batches, and an error of the main process alone, are told once."""
     common = [*QUICK, "--run.dir", tmp_path / "run"]
-    result = launch_warm("ddp_cpu", 3, RECIPE, *common, "--run.global-batch", 32, "--data.path", rows(101))
+    result = launch("ddp_cpu", 3, RECIPE, *common, "--run.global-batch", 32, "--data.path", rows(101))
     assert result.status != 0 and 'File "/' + str(RECIPE)[1:] not in result.output
     assert errors(result.output) == [
         "error: 3 processes for 2 micro-batches (global batch 32 = 2 x 16): at most 2 can work; "
         "use --run.micro-batch 10 or a larger --run.global-batch"
     ]
-    result = launch_warm("ddp_cpu", 2, RECIPE, *common, "--data.path", rows(101), "--data.label", "colour", timeout=60)
+    result = launch("ddp_cpu", 2, RECIPE, *common, "--data.path", rows(101), "--data.label", "colour", timeout=60)
     assert len(errors(result.output)) == 1 and "--data.label colour" in errors(result.output)[0]
     assert 'File "' + str(RECIPE) not in result.output
     assert not (tmp_path / "run").exists()
@@ -144,10 +145,6 @@ def finished(tmp_path_factory, rows):
     return folder, flags
 
 
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
-
-
 @pytest.mark.parametrize(
     "flags, words",
     [
@@ -156,12 +153,12 @@ def snapshot(folder):
     ],
 )
 def test_another_run_in_the_same_folder(finished, flags, words):
-    folder, before = finished[0], snapshot(finished[0])
+    folder, before = finished[0], contents(finished[0])
     result = python(RECIPE, *finished[1], *flags)
     assert result.status == 2 and "Traceback" not in result.output
     for word in words:
         assert word in result.output
-    assert snapshot(folder) == before
+    assert contents(folder) == before
 
 
 def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
@@ -185,10 +182,10 @@ def test_damaged_checkpoint_is_named_and_left_out(finished, tmp_path):
     assert "after step 2 of 4" in result.output
     assert [line["step"] for line in metrics(folder) if "ids" in line][-1] == 4
     flip(2), flip(4)
-    before = snapshot(folder)
+    before = contents(folder)
     result = python(RECIPE, *flags)
     assert result.status == 2 and "no checkpoint" in result.output and "Traceback" not in result.output
-    assert {p: d for p, d in snapshot(folder).items() if "checkpoints" in str(p)} == {
+    assert {p: d for p, d in contents(folder).items() if "checkpoints" in str(p)} == {
         p: d for p, d in before.items() if "checkpoints" in str(p)
     }
 
@@ -215,6 +212,6 @@ def test_port_in_use(rows, tmp_path):
         taken.listen()
         head = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", PROFILES / "ddp_cpu.yaml"]
         flags = [*QUICK, "--data.path", rows(101), "--run.steps", 1, "--run.dir", tmp_path / "run"]
-        result = run_warm([*head, "--main_process_port", taken.getsockname()[1], RECIPE, *flags])
+        result = run([*head, "--main_process_port", taken.getsockname()[1], RECIPE, *flags])
     assert result.status == 0, result.output[-3000:]
     assert "already in use" in result.output

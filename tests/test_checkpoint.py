@@ -18,26 +18,12 @@ from app.checkpoints.record import RECORD, SCORES, Record
 from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
 from app.errors import UserError
 from app.storage.local import LocalStorage
+from damage import DAMAGE, flip
 
 # Children start as forks: at once, with torch imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 FORK = multiprocessing.get_context("fork")
-# How a file may be found after a crash, by a change of its contents.
-DAMAGE = {
-    "missing": lambda path: path.unlink(),
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-3]),
-    "emptied": lambda path: path.write_bytes(b""),
-    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "flipped": lambda path: path.write_bytes(flip(path.read_bytes(), 0)),
-    "flipped inside": lambda path: path.write_bytes(flip(path.read_bytes(), path.stat().st_size // 2)),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-}
 FILES = [MANIFEST, RECORD, f"{STATE}/__0_0.distcp", f"{STATE}/more/deep.bin", f"{STATE}/none.bin"]
-
-
-def flip(data: bytes, place: int, bit: int = 0) -> bytes:
-    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :] if data else b"\1"
 
 
 def writer(step: int) -> Callable[[str], None]:

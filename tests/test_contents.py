@@ -5,11 +5,11 @@ import os
 import shutil
 
 import pytest
-from test_damage import snapshot
 
 from app.errors import UserError
 from app.rundir import contents
 from app.storage import drafts
+from damage import contents as contents_of
 from tiny import saved, train
 
 SECRET = "of somebody else"
@@ -35,11 +35,11 @@ def test_a_folder_that_holds_other_things_is_refused(tmp_path, names):
     folder = tmp_path / "mine"
     folder.mkdir()
     fill(folder, *names)
-    before = snapshot(folder), sorted(os.listdir(folder))
+    before = contents_of(folder), sorted(os.listdir(folder))
     with pytest.raises(UserError, match=rf"--run\.dir .*mine.*{names[0].rstrip('/')}") as refused:
         train(folder)
     assert len(str(refused.value).splitlines()) == 1
-    assert (snapshot(folder), sorted(os.listdir(folder))) == before
+    assert (contents_of(folder), sorted(os.listdir(folder))) == before
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '{"status": "done", "recipe": "x"}', '{"status": "running"}', "no json"])
@@ -55,9 +55,9 @@ def test_another_programs_run_json_is_refused(tmp_path, text):
 )
 def test_what_systems_and_launches_leave_is_no_hindrance(tmp_path, name):
     fill(tmp_path, name)
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     train(tmp_path)
-    assert before.items() <= snapshot(tmp_path).items() and saved(tmp_path) == [6, 8]
+    assert before.items() <= contents_of(tmp_path).items() and saved(tmp_path) == [6, 8]
 
 
 def test_a_file_that_takes_this_process_output_is_no_hindrance(tmp_path):
@@ -81,10 +81,10 @@ def test_a_run_goes_on_whatever_lies_next_to_it(tmp_path):
     fill(tmp_path / "run", "notes.txt", "mine/", "checkpoints/best-of-all/", "images/mine.png", "collectives/mine")
     (tmp_path / "run" / "run.json").unlink()
     (tmp_path / "latest").symlink_to("run")
-    before = snapshot(tmp_path / "run")
+    before = contents_of(tmp_path / "run")
     train(tmp_path / "latest")
     kept = {path: data for path, data in before.items() if data == SECRET.encode()}
-    assert len(kept) == 5 and kept.items() <= snapshot(tmp_path / "run").items()
+    assert len(kept) == 5 and kept.items() <= contents_of(tmp_path / "run").items()
 
 
 def test_what_the_run_did_not_write_is_put_aside_and_not_deleted(tmp_path, capsys):
@@ -119,10 +119,10 @@ def test_no_link_is_followed(tmp_path, name, resumed):
         shutil.rmtree(place, ignore_errors=True)
         place.unlink(missing_ok=True)
     (run / name).symlink_to(outside / ("folder" if name in contents.FOLDERS else "file"))
-    before = snapshot(outside)
+    before = contents_of(outside)
     with pytest.raises(UserError, match=rf"{name} is a link"):
         train(run)
-    assert snapshot(outside) == before
+    assert contents_of(outside) == before
 
 
 @pytest.mark.parametrize("part", [".", "state", "state/.metadata", "record.json"])
@@ -133,10 +133,10 @@ def test_no_link_in_a_checkpoint_is_followed(tmp_path, part):
     place = next((run / "checkpoints").iterdir()) / part
     place.rename(outside)
     place.symlink_to(outside)
-    before = snapshot(tmp_path)
+    before = contents_of(tmp_path)
     with pytest.raises(UserError, match=rf"checkpoints/{place.relative_to(run / 'checkpoints')} is a link"):
         train(run)
-    assert snapshot(tmp_path) == before
+    assert contents_of(tmp_path) == before
 
 
 def test_a_file_that_is_called_as_the_model_is_kept(tmp_path):
@@ -164,9 +164,9 @@ def test_pictures_and_drafts_follow_no_link(tmp_path):
     (run / "images/two/far").symlink_to(outside / "folder")
     for name in contents.FILES:
         (run / f"{name}.tmp").symlink_to(outside / "file")
-    before = snapshot(outside)
+    before = contents_of(outside)
     train(run, draws)
-    assert snapshot(outside) == before
+    assert contents_of(outside) == before
     assert not (run / "images/eval/one/step-00000003.png").is_symlink()
     assert len({drafts.draft_of(run / "run.json") for _ in range(100)}) == 100
 

@@ -9,8 +9,8 @@ import torch
 from app import UserError
 from app.checkpoints.manifest import MANIFEST
 from app.checkpoints.record import RECORD
+from damage import DAMAGE, contents
 from launching import metrics
-from test_checkpoint import DAMAGE
 from tiny import DATA, saved, train
 
 # Every file that a checkpoint of one process has.
@@ -34,10 +34,6 @@ def run(finished, tmp_path):
     return tmp_path / "run"
 
 
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
-
-
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("file", FILES)
 def test_the_newest_good_checkpoint_is_taken(run, finished, file, harm, capsys):
@@ -54,10 +50,10 @@ def test_the_newest_good_checkpoint_is_taken(run, finished, file, harm, capsys):
 def test_where_no_checkpoint_is_good_nothing_is_overwritten(run, file):
     for step in (6, 8):
         DAMAGE["flipped inside" if file != MANIFEST else "truncated"](run / "checkpoints" / f"step-{step:08d}" / file)
-    before = snapshot(run)
+    before = contents(run)
     with pytest.raises(UserError, match=r"no checkpoint in .* is good"):
         train(run)
-    assert snapshot(run) == before
+    assert contents(run) == before
 
 
 def test_damaged_records_do_not_keep_a_run_from_going_on(run, finished, capsys):
@@ -80,10 +76,10 @@ def test_damaged_records_do_not_keep_a_run_from_going_on(run, finished, capsys):
 
 def test_a_damaged_config_lets_no_other_settings_in(run):
     (run / "config.yaml").write_bytes(b"{")
-    before = snapshot(run)
+    before = contents(run)
     with pytest.raises(UserError, match=r"run\.seed: 0 before, 1 now"):
         train(run, seed=1)
-    assert snapshot(run) == before
+    assert contents(run) == before
 
 
 def test_trackers_know_a_run_whose_run_json_is_lost(tmp_path):
@@ -96,11 +92,11 @@ def test_trackers_know_a_run_whose_run_json_is_lost(tmp_path):
 
 def test_other_contents_in_as_many_rows_are_refused(run, capsys):
     """With the difference, before anything is trained; and accepted where that is asked for."""
-    before, rows = snapshot(run), [*DATA]
+    before, rows = contents(run), [*DATA]
     rows[0] = rows[0] + 1
     with pytest.raises(UserError, match=r"1 of 40 rows that were compared differ; the first is row 0.*--run\.changed"):
         train(run, rows=rows, epochs=3.0)
-    assert snapshot(run) == before
+    assert contents(run) == before
     train(run, rows=rows, epochs=3.0, changed="accept")
     assert "the training data have changed, which is accepted" in capsys.readouterr().out
     train(run, rows=rows, epochs=4.0)

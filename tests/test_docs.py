@@ -5,7 +5,6 @@ import importlib
 import inspect
 import itertools
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -13,33 +12,10 @@ import pytest
 
 from app.commands import load, summaries
 from app.launching.flags import parse, parse_command
-from launching import PROFILES, ROOT, run_warm
+from launching import PROFILES, ROOT, run
+from typed_commands import APP, COMMANDS, DOCUMENTS, RECIPES, named
 
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-DOCUMENTS = [*TOP, *sorted((ROOT / "docs").glob("*.md"))]
 sys.path.insert(0, str(ROOT))
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """List every command line of every block for a shell, with its document."""
-    found = []
-    for document in DOCUMENTS:
-        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if words:
-                    found.append((document.name, words))
-    return found
-
-
-COMMANDS = commands()
-
-
-def named(words: list[str]) -> str:
-    return " ".join(words)[:60]
-
-
-RECIPES = [(d, w) for d, w in COMMANDS if any(word.startswith("recipes/") for word in w) and "app" not in w]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +29,6 @@ def test_flags_of_recipes_are_known(document, words):
     for flag, value in itertools.pairwise(words):
         if flag == "--config_file":
             assert (ROOT / value).is_file()
-
-
-APP = [(d, w[w.index("app") + 1 :]) for d, w in COMMANDS if w[:3] == ["python", "-m", "app"] and len(w) > 3]
 
 
 @pytest.mark.parametrize(("document", "words"), APP, ids=lambda value: named(value) if isinstance(value, list) else "")
@@ -127,7 +100,7 @@ def test_the_recipe_of_the_documents_is_the_same_everywhere(tmp_path):
         "--report",
         tmp_path / "prove",
     ]
-    result = run_warm([*words, "--profiles", PROFILES / "cpu.yaml", f"{PROFILES / 'ddp_cpu.yaml'}:3"])
+    result = run([*words, "--profiles", PROFILES / "cpu.yaml", f"{PROFILES / 'ddp_cpu.yaml'}:3"])
     assert "same: 2 profiles, 4 steps, to the last bit" in result.output
 
 

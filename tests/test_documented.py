@@ -10,13 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from supplies import lay_out
-from test_docs import APP, RECIPES, named
 
 from app.__main__ import main as command
 from app.launching.flags import parse
 from app.rundir import history
 from launching import ROOT
+from supplies import lay_out
+from typed_commands import APP, RECIPES, named
 
 pytestmark = pytest.mark.long
 # Of 17 samples or so: the last step is short, as a reader's own is.

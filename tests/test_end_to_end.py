@@ -11,20 +11,7 @@ import pytest
 import yaml
 
 from app import parse
-from launching import (
-    PROFILES,
-    ROOT,
-    hsdp_on_cpu,
-    launch_many,
-    launch_warm,
-    metrics,
-    profile_of,
-    python,
-    run,
-    run_warm,
-    scores,
-    steps,
-)
+from launching import PROFILES, ROOT, hsdp_on_cpu, launch, launch_many, metrics, profile_of, python, run, scores, steps
 from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -64,7 +51,7 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
 
     folder = tmp_path / "run"
     common = [*flags_of(rows, folder), "--run.trackers", "wandb", "tensorboard"]
-    result = launch_warm("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
+    result = launch("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
     assert result.status == 0, result.output[-3000:]
     assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
     for more in (["--run.stop-at", 3], []):
@@ -92,9 +79,7 @@ def test_every_way_to_start(rows, tmp_path):
             (home / "accelerate").mkdir(parents=True)
             (home / "accelerate" / "default_config.yaml").write_text((PROFILES / "ddp_cpu.yaml").read_text())
         words = [*words, *flags_of(rows, tmp_path / name)]
-        # accelerate finds the default's file when it is imported.
-        start = run if name == "saved" else run_warm
-        result = python(*words) if name in ("file", "module") else start(words, env=env)
+        result = python(*words) if name in ("file", "module") else run(words, env=env)
         assert result.status == 0, result.output[-3000:]
         assert ("2 data ranks" in result.output) == (name == "saved")
     reference = steps(tmp_path / "none")

@@ -12,7 +12,6 @@ import torch
 import yaml
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from test_boxes import coco
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassCalibrationError
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, BertForSequenceClassification
@@ -28,6 +27,7 @@ from app.launching.flags import parse_command
 from app.tasks.detection.networks import new_detector
 from app.tasks.from_scratch import DetectorScratch
 from app.training.scores.classification import Calibration
+from box_files import coco
 from evaluating import as_it_is
 from launching import ROOT, scores
 from laws.many import load

@@ -1,6 +1,5 @@
 """A model taken out of a run is its checkpoint's, whatever the layout; others load it; the Hub gets what is there."""
 
-import contextlib
 import json
 import shutil
 import sys
@@ -14,10 +13,9 @@ from safetensors.torch import load_file
 from app.commands.export import command, model_card, upload
 from app.errors import UserError
 from app.rundir import history
-from launching import ROOT, Result, environment, launch_all, python, run, saved_state, warm_python
+from fake_hub import TOKEN, hub
+from launching import ROOT, launch_all, python, run, saved_state
 from laws.small import SMALL
-from standin import TOKEN, hub
-from standing import Warm
 from tiny import train
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.trackers", "--run.steps", 4, "--run.save-every", 2]
@@ -99,7 +97,7 @@ def test_what_no_pipeline_knows_says_how_to_load_it(exported, recipe):
     """The command on the card works."""
     card = (exported[recipe] / "README.md").read_text()
     words = card.partition("```bash\n")[2].partition("\n```")[0]
-    result = run(["bash", "-c", words.replace("python ", f"{warm_python()} ", 1)], cwd=exported[recipe])
+    result = run(["bash", "-c", words.replace("python ", f"{sys.executable} ", 1)], cwd=exported[recipe])
     assert result.status == 0, result.output
 
 
@@ -131,29 +129,19 @@ def offline(*words):
     return python("-m", "app", "export", *words)
 
 
-@contextlib.contextmanager
-def online(url):
-    """Give a function that runs `export` with a Hub at a URL: a Python of its own, as it is told so at its imports."""
-    env = environment({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1"})
-    source = Warm(env, ["app.commands.export.command", "app.run", "datasets", "matplotlib.pyplot", "transformers"])
-
-    def app(*words, token=TOKEN):
-        source.env = {**env, "HF_TOKEN": token}
-        return Result(*source.run(ROOT, "-m", "app", "export", *map(str, words), timeout=150))
-
-    try:
-        yield app
-    finally:
-        source.end()
+def online(url, *words, token=TOKEN):
+    """Run `export` with a Hub at a URL, which a Python is told of at its imports."""
+    env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": token}
+    return python("-m", "app", "export", *words, **env)
 
 
 def test_pushing(runs, exported):
     """To a stand-in; a dry run before it asks nothing of anybody, and a wrong token is said to be one."""
-    with hub() as there, online(there.url) as app:
-        result = app(runs / "cls", "--push", "me/model", "--dry-run")
+    with hub() as there:
+        result = online(there.url, runs / "cls", "--push", "me/model", "--dry-run")
         assert result.status == 0 and not there.files
         assert f"would upload it to {there.url}/me/model, made public" in result.output
-        result = app(runs / "cls", "--step", STEP, "--push", "me/model", "--private")
+        result = online(there.url, runs / "cls", "--step", STEP, "--push", "me/model", "--private")
         assert result.status == 0 and result.output.rstrip().endswith(f"{there.url}/me/model"), result.output
         files, local = there.files["me/model"], exported["cls"]
         assert {name: files.get(name) for name in ("model.safetensors", "config.json", "tokenizer.json", "cls.py")} == {
@@ -161,7 +149,7 @@ def test_pushing(runs, exported):
             for name in ("model.safetensors", "config.json", "tokenizer.json", "cls.py")
         }
         assert there.private["me/model"] and not (runs / "cls" / "export").exists()
-        refused = app(runs / "cls", "--push", "me/model", token="hf_wrong")
+        refused = online(there.url, runs / "cls", "--push", "me/model", token="hf_wrong")
         assert refused.status == 2 and "401" in refused.output and "hf auth whoami" in refused.output, refused.output
 
 

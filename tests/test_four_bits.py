@@ -19,7 +19,7 @@ from app.tasks.language import four_bits
 from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.language.reference import contents_of
 from app.training.loop.purpose import Exporting
-from launching import ROOT, python, saved_state, scores, share, steps
+from launching import ROOT, launch, python, saved_state, scores, steps
 from recipes import lm
 
 RECIPE = ROOT / "recipes" / "lm.py"
@@ -123,7 +123,7 @@ def test_any_layout_and_stops_have_the_same_bits(rows, base, tmp_path):
     kept = StateReader(state).read_entries()
     assert kept and all("lora" in name for name in kept if name.startswith(("models.", "averages.")))
     for name in ("two", "mixed"):
-        result = share("ddp_cpu", 2, RECIPE, *words(tmp_path / name, rows(40), *flags))
+        result = launch("ddp_cpu", 2, RECIPE, *words(tmp_path / name, rows(40), *flags))
         assert result.status == 0, result.output
         assert steps(tmp_path / name) == steps(tmp_path / "one")
         assert scores(tmp_path / name) == scores(tmp_path / "one")

@@ -74,3 +74,14 @@ def test_one_slot_holds_what_a_command_asks_for():
     """A run is told once what it is for, and hands it on: no module asks for it again."""
     asking = [path for path in modules() if re.search(r"purpose\.asked\(|import .*\basked\b", path.read_text())]
     assert [str(path.relative_to(APP)) for path in asking] == ["run.py"]
+
+
+def test_no_test_imports_another():
+    """What several tests use stands in a module whose name says what it gives."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    others = {path.stem for path in tests if path.stem.startswith("test_")}
+    nodes = [(file, node) for file in tests for node in ast.walk(ast.parse(file.read_text()))]
+    for file, node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            assert not others & {name.rpartition(".")[2] for name in modules}, f"{file.name}, line {node.lineno}"

@@ -30,7 +30,7 @@ from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoi
 from app.tasks.from_scratch import LanguageScratch, check_shape, decoder
 from app.tasks.language.loading import check_positions, load_language_model
 from app.tasks.language.lora import Lora, add_adapters
-from launching import ROOT, metrics, scores, share, steps
+from launching import ROOT, launch, metrics, scores, steps
 from recipes import lm
 
 RECIPE = ROOT / "recipes" / "lm.py"
@@ -48,7 +48,7 @@ def test_under_fsdp_with_tied_embeddings(rows, tmp_path):
     """What it prints and logs; and that others load the model and get its score, document by document."""
     held_out = rows(5)
     flags = [*SMALL, "--data.path", rows(60), "--data.eval-path", held_out, "--run.dir", tmp_path / "run"]
-    result = share("fsdp_cpu", 2, RECIPE, *flags, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9)
+    result = launch("fsdp_cpu", 2, RECIPE, *flags, "--run.steps", 6, "--sample", "alpha ", "--sample-length", 9)
     assert result.status == 0, result.output
     assert len(re.findall(r"^  \| alpha .*", result.output, re.MULTILINE)) == 1
     line, score = steps(tmp_path / "run")[-1], scores(tmp_path / "run")[-1]

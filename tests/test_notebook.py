@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from app import UserError, launch
-from launching import ROOT, kill_tree, run_warm, scores, steps, warm_python, weights
+from launching import ROOT, kill_tree, run, scores, steps, weights
 
 NOTEBOOK = ROOT / "notebooks" / "prototype.ipynb"
 
@@ -21,11 +21,8 @@ def executed(tmp_path_factory):
     """Execute the notebook; return it, with its outputs, and the folder of its runs."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    # The kernel is a Python as usual; what it launches has made its imports.
-    (folder / "startup.py").write_text(f"import sys; sys.executable = {warm_python()!r}")
     client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONSTARTUP", str(folder / "startup.py"))
         patch.setenv("TMPDIR", str(folder))  # where the notebook makes its folder
         client.execute()
     (runs,) = folder.glob("prototype-*")
@@ -162,7 +159,7 @@ tiny.train(sys.argv[1], save_every=100)
 @pytest.mark.parametrize("how, saved", [("once", True), ("in an evaluation", True), ("twice", False)])
 def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, how, saved):
     """The run leaves after the step, with a checkpoint, and then the cell ends; a second interrupt comes at once."""
-    result = run_warm([sys.executable, "-c", IN_A_CELL, tmp_path / "run", how])
+    result = run([sys.executable, "-c", IN_A_CELL, tmp_path / "run", how])
     assert result.status == 0 and result.output.count("INTERRUPTED") == 1, result.output
     assert "another interrupt stops it at once" in result.output
     info = json.loads((tmp_path / "run/run.json").read_text())
@@ -186,7 +183,7 @@ except RuntimeError as error:
 
 
 def test_what_fails_there_is_told_here():
-    output = run_warm([sys.executable, "-c", FAILS]).output
+    output = run([sys.executable, "-c", FAILS]).output
     assert "error: no such flavour" in output and "RAISED the launch ended with status 1" in output
 
 

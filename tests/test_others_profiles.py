@@ -15,7 +15,7 @@ from app.commands.doctor.findings import TROUBLE
 from app.commands.launch import command as launch
 from app.distributed import accelerate_patches, supported
 from app.launching import profiles
-from launching import PROFILES, ROOT, launch_all, python, run_warm, steps
+from launching import PROFILES, ROOT, launch_all, python, run, steps
 from others_profiles import REFUSED, RUN, WORK
 
 RECIPE = ROOT / "recipes" / "lm.py"
@@ -94,7 +94,7 @@ def test_a_rank_refuses_it(written, rows, tmp_path, name):
     """Under `accelerate launch`, before it makes a mesh; once, not once a rank."""
     words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", written[name]]
     words += ["--main_process_port", 0, RECIPE, *SMALL, "--data.path", rows(31), "--run.dir", tmp_path / "run"]
-    result = run_warm(words)
+    result = run(words)
     found = [line for line in result.output.splitlines() if line.startswith("error: ")]
     assert len(found) == 1 and f"the profile: {REFUSED[name][1]}" in found[0], result.output
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from app.distributed import accelerate_patches
-from launching import PROFILES, ROOT, launch_warm, python, run
+from launching import PROFILES, ROOT, launch, python, run
 
 # By file of app: the private names of other packages that it uses. A new one needs a line here, and a canary below or
 # in the test that is named.
@@ -254,7 +254,7 @@ os._exit(0)  # gloo's threads may abort a Python that takes itself apart; a Run 
 def test_fsdp_on_cpu_ranks(tmp_path, meshed):
     script = tmp_path / "fsdp.py"
     script.write_text(FSDP)
-    result = launch_warm("fsdp_cpu", 2, script, env={"PYTHONPATH": str(ROOT), "MESHED": meshed})
+    result = launch("fsdp_cpu", 2, script, env={"PYTHONPATH": str(ROOT), "MESHED": meshed})
     assert result.status == 0 and result.output.count("seen") == 2, result.output[-3000:]
 
 

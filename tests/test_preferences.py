@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from supplies import CHAT
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from app import parse
@@ -32,8 +31,9 @@ from app.tasks.language.preference import (
 from app.tasks.language.teacher import load_teacher
 from app.training.scores.preference import PreferenceScores
 from evaluating import as_it_is
-from launching import ROOT, metrics, scores, share, steps
+from launching import ROOT, launch, metrics, scores, steps
 from recipes import dpo
+from supplies import CHAT
 
 pytestmark = pytest.mark.usefixtures("data_cache")
 RECIPE = ROOT / "recipes" / "dpo.py"
@@ -376,7 +376,7 @@ def test_the_reference_is_the_same_by_any_layout_and_by_adapters_off(model, tmp_
     (file,) = sorted((own_data_cache / "samestep").glob("reference-*"), key=lambda each: each.stat().st_size)[1:]
     first = np.load(file)
     file.unlink()
-    result = share("fsdp_cpu", 2, RECIPE, *COMMON, *data, "--run.dir", tmp_path / "two")
+    result = launch("fsdp_cpu", 2, RECIPE, *COMMON, *data, "--run.dir", tmp_path / "two")
     assert result.status == 0, result.output
     assert "computing what the model says of 11 pairs of training, once" in result.output and len(first) == 11
     assert np.array_equal(np.load(file), first)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from test_run import train
 from torch.distributed.checkpoint import metadata as stored
 
 from app import UserError
 from app.checkpoints.manifest import MANIFEST, checksum
 from app.checkpoints.safe_reader import StateReader
+from tiny import train_and_score
 
 
 class Payload:
@@ -52,7 +52,7 @@ def with_payload(path: Path, where: str, trap: Path) -> bytes:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, stop_at=4, keep=1, eval_every=100)
+    train_and_score(folder, stop_at=4, keep=1, eval_every=100)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_planted_code_is_refused_and_not_run(trained, state, tmp_path, where):
     trap = tmp_path / "trap"
     path = plant(state, ".metadata", with_payload(state, where, trap))
     with pytest.raises(UserError, match=r"mkdir") as refusal:
-        train(trained)
+        train_and_score(trained)
     assert str(path) in str(refusal.value) and not trap.exists()
     pickle.loads(path.read_bytes())
     assert trap.exists()  # the trap works
@@ -83,7 +83,7 @@ def test_entries_that_are_no_tensors_are_refused(trained, state, tmp_path):
     plant(state, "__0_0.distcp", (tmp_path / "other" / "__0_0.distcp").read_bytes())
     path = plant(state, ".metadata", (tmp_path / "other" / ".metadata").read_bytes())
     with pytest.raises(UserError, match=f"{path}.*BytesStorageMetadata"):
-        train(trained)
+        train_and_score(trained)
     # torch 2.11 keeps the reason to itself.
     with pytest.raises(dcp.CheckpointException, match=r"BytesStorageMetadata|metadata is None"):
         dcp.load({"models.0.weight": None}, storage_reader=StateReader(state), no_dist=True)

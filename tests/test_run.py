@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -18,27 +17,7 @@ import tiny
 from app import OptimConfig, Run, RunConfig, UserError
 from app.distributed import collectives
 from app.rundir import recipe_source
-
-DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
-
-
-@dataclass
-class Config:
-    run: RunConfig = field(default_factory=RunConfig)
-
-
-def train(folder, rows=DATA, lengths=None, scores=lambda step: {"eval/x": float(step)}, **settings):
-    """Train a small model, four steps an epoch unless told otherwise; `scores` gives what a step's evaluation gives."""
-    settings = {"global_batch": 10, "micro_batch": 5, "trackers": (), "epochs": 2.0, **settings}
-    with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
-        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
-        for batch in run.batches(rows, torch.stack, lengths):
-            for micro in batch.micros(model):
-                run.backward(model(micro.inputs).square().mean(), micro)
-            run.step(optimizer)
-            if run.due(run.config.eval_every):
-                run.log(scores(run.steps_done))
-        return run.finish(model)
+from tiny import DATA, Config, train_and_score
 
 
 def saved(folder):
@@ -48,7 +27,7 @@ def saved(folder):
 def test_an_evaluation_that_improves_is_saved_with_its_own_step(tmp_path):
     """The best checkpoint has the weights that were scored, whatever --run.save-every is."""
     curve = {2: 0.1, 4: 0.9, 6: 0.5, 8: 0.7}
-    train(
+    train_and_score(
         tmp_path,
         scores=lambda step: {"eval/x": curve[step]},
         eval_every=2,
@@ -79,7 +58,7 @@ def test_the_recipe_chooses_the_best_metric_if_nobody_else_does(tmp_path, asked,
 
 @pytest.mark.parametrize("best, warned", [("eval/loss", True), ("-eval/loss", False), ("eval/x", False), ("", False)])
 def test_a_loss_of_which_the_highest_would_be_the_best_is_warned_of(tmp_path, capsys, best, warned):
-    train(tmp_path, best=best, steps=1, scores=lambda step: {"eval/loss": 1.0, "eval/x": 1.0})
+    train_and_score(tmp_path, best=best, steps=1, scores=lambda step: {"eval/loss": 1.0, "eval/x": 1.0})
     assert ("--run.best=-eval/loss" in "".join(capsys.readouterr())) == warned
 
 
@@ -87,19 +66,19 @@ def test_the_best_is_remembered_over_launches(tmp_path):
     curve = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.7}
     for stop in (4, 0):
         flags = {"eval_every": 2, "save_every": 4, "keep": 1, "best": "eval/x", "stop_at": stop}
-        train(tmp_path, scores=lambda step: {"eval/x": curve[step]}, **flags)
+        train_and_score(tmp_path, scores=lambda step: {"eval/x": curve[step]}, **flags)
     assert saved(tmp_path) == [2, 8]
 
 
 def test_a_best_that_no_evaluation_gives_is_said_once(tmp_path, capsys):
-    train(tmp_path, best="eval/acuracy")
+    train_and_score(tmp_path, best="eval/acuracy")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "--run.best" in line]
     assert "eval/acuracy" in line and "there are eval/x" in line
 
 
 def test_scores_beside_those_of_an_evaluation_say_nothing_of_the_best(tmp_path, capsys):
     curve = {4: {"eval/late": 1.0}, 8: {"eval/late": 2.0}}
-    train(tmp_path, best="eval/late", eval_every=2, scores=lambda step: curve.get(step, {"x": 1.0}))
+    train_and_score(tmp_path, best="eval/late", eval_every=2, scores=lambda step: curve.get(step, {"x": 1.0}))
     assert "--run.best" in capsys.readouterr().err  # a control: an evaluation without it
     with open_run(tmp_path / "other", best="eval/late", eval_every=4, save_every=1) as run:
         model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
@@ -129,10 +108,10 @@ def test_a_run_that_is_made_longer_misses_no_sample(tmp_path, longer):
 
 def test_fewer_steps_than_were_made_are_refused(tmp_path):
     """Nothing changes in the folder."""
-    train(tmp_path)
+    train_and_score(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()}
     with pytest.raises(UserError, match=r"has made 8 steps, and only 4 are asked for.*--run\.epochs"):
-        train(tmp_path, epochs=1.0)
+        train_and_score(tmp_path, epochs=1.0)
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*") if path.is_file()} == before
 
 
@@ -145,17 +124,17 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path):
 )
 def test_other_data_is_refused(tmp_path, rows, lengths, words):
     """Laws 1 and 4 would be broken without a word: every step's samples depend on the number of rows and lengths."""
-    train(tmp_path, lengths=np.arange(40), stop_at=3)
+    train_and_score(tmp_path, lengths=np.arange(40), stop_at=3)
     with pytest.raises(UserError, match=words):
-        train(tmp_path, rows=rows, lengths=lengths)
-    train(tmp_path, lengths=np.arange(40))
+        train_and_score(tmp_path, rows=rows, lengths=lengths)
+    train_and_score(tmp_path, lengths=np.arange(40))
 
 
 @pytest.mark.parametrize(("flags", "words"), [({"epochs": 2.0}, "--run.epochs"), ({"steps": 8}, "--run.steps")])
 def test_advice_names_the_flag_that_decides(tmp_path, capsys, flags, words):
-    train(tmp_path, stop_at=3, **flags)
+    train_and_score(tmp_path, stop_at=3, **flags)
     assert "the same command without --run.stop-at goes on after step 3" in capsys.readouterr().out
-    train(tmp_path, **flags)
+    train_and_score(tmp_path, **flags)
     assert f"a larger {words}" in capsys.readouterr().out
 
 
@@ -269,7 +248,7 @@ def test_evaluating_before_training_and_after(tmp_path):
 
 def test_a_score_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"eval/x is a list"):
-        train(tmp_path, scores=lambda step: {"eval/x": [1, 2]})
+        train_and_score(tmp_path, scores=lambda step: {"eval/x": [1, 2]})
 
 
 @pytest.mark.parametrize(("before", "steps"), [(True, 1), (False, 2)])
@@ -406,9 +385,9 @@ def test_a_full_disk_costs_a_warning(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "finished"
     monkeypatch.setattr(RunFolder, "_write", refuse)
     with pytest.raises(UserError, match="No space left"):
-        train(tmp_path)
+        train_and_score(tmp_path)
     monkeypatch.setattr(RunFolder, "_write", write)
-    train(tmp_path, epochs=1.0)  # and not refused as in use
+    train_and_score(tmp_path, epochs=1.0)  # and not refused as in use
 
 
 def test_pictures_belong_to_their_step(tmp_path):
@@ -458,16 +437,16 @@ def test_a_loss_that_does_not_fall_is_said(tmp_path, capsys, losses, falls):
     def scores(step):
         return {"eval/loss": losses[step // 2 - 1]} if step // 2 <= len(losses) else {}
 
-    train(tmp_path / "run", scores=scores, eval_every=2, stop_at=3)
-    train(tmp_path / "run", scores=scores, eval_every=2)
+    train_and_score(tmp_path / "run", scores=scores, eval_every=2, stop_at=3)
+    train_and_score(tmp_path / "run", scores=scores, eval_every=2)
     told = f"warning: eval/loss did not fall: 2.0000 in the first evaluation, {losses[-1]:.4f} now"
     assert (told in capsys.readouterr().err) is not falls
 
 
 def test_a_quiet_run_prints_warnings_alone(tmp_path, capsys):
-    train(tmp_path / "loud")
+    train_and_score(tmp_path / "loud")
     assert "finished: 8 steps" in capsys.readouterr().out
-    train(tmp_path / "quiet", quiet=True, best="eval/no")
+    train_and_score(tmp_path / "quiet", quiet=True, best="eval/no")
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("warning: --run.best eval/no")
 
@@ -497,15 +476,15 @@ def test_a_recipes_commit_is_noted(tmp_path):
 
 def test_a_run_from_before_a_setting_existed_goes_on_where_it_has_the_default(tmp_path):
     """What that is, the recipe says; any other value would not be what the run was begun with."""
-    train(tmp_path / "run", stop_at=3)
+    train_and_score(tmp_path / "run", stop_at=3)
     file = tmp_path / "run" / "config.yaml"
     settings = yaml.safe_load(file.read_text())
     del settings["run"]["exact"], settings["run"]["sync_bn"]
     file.write_text(yaml.safe_dump(settings))
     with pytest.raises(UserError, match=r"run\.exact: False before, True now") as refusal:
-        train(tmp_path / "run", exact=True)
+        train_and_score(tmp_path / "run", exact=True)
     assert "sync_bn" not in str(refusal.value)
-    train(tmp_path / "run")
+    train_and_score(tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
 
 

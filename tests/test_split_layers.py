@@ -29,7 +29,7 @@ from app.distributed.tensor_parallel.layers import cuts, split_model
 from app.distributed.tensor_parallel.plan import check_slices, plan_of
 from app.distributed.tensor_parallel.split import Split, tree
 from app.tasks.language.lora import Lora, add_adapters
-from launching import PROFILES, launcher_words, python, run_warm
+from launching import PROFILES, launcher_words, python, run
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
 DROPOUTS = "embd_pdrop", "attn_pdrop", "resid_pdrop"
@@ -209,5 +209,5 @@ def test_exact_mode_needs_slices_and_a_mesh_its_processes(tmp_path):
     words = ["--data.path", tmp_path, "--run.dir", tmp_path / "run", "--run.trackers"]
     recipe = PROFILES.parent / "recipes" / "cls.py"
     for count, more, said in ((2, ["--run.exact", "true"], "give --run.slices 2"), (4, [], "a mesh of 2 for 4")):
-        found = run_warm(launcher_words(PROFILES / "tp_cpu.yaml", count, recipe, *words, *more))
+        found = run(launcher_words(PROFILES / "tp_cpu.yaml", count, recipe, *words, *more))
         assert found.status and said in found.output, found.output

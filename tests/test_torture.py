@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from app.commands.torture.kills import compare, outcome
-from launching import PROFILES, ROOT, run, run_warm
+from launching import PROFILES, ROOT, run
 
 TOY = ROOT / "tests" / "laws" / "toy.py"
 
 
-def torture(folder, *words, recipe=TOY, pause="0.03", run=run):
+def torture(folder, *words, recipe=TOY, pause="0.03"):
     head = [sys.executable, "-m", "app", "torture", recipe, "--folder", folder, "--json", folder.with_suffix(".json")]
     environment = {"PAUSE": pause, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     result = run([*head, *words], env={**os.environ, **environment}, timeout=280)
@@ -39,9 +39,8 @@ def test_a_recipe_whose_runs_differ_is_found(tmp_path):
     )
     recipe = tmp_path / "clock.py"
     recipe.write_text(text)
-    # A warm Python is no child of its launcher, which therefore must not be killed alone: this seed kills all.
     more = ["--profiles", PROFILES / "cpu.yaml", "--kills", 1, "--seed", 1]
-    result, found = torture(tmp_path / "runs", *more, recipe=recipe, run=run_warm)
+    result, found = torture(tmp_path / "runs", *more, recipe=recipe)
     assert result.status == 1 and found["differences"], result.output
     assert "differs in" in result.output
 
@@ -49,7 +48,7 @@ def test_a_recipe_whose_runs_differ_is_found(tmp_path):
 def test_a_recipe_that_fails_by_itself(tmp_path):
     recipe = tmp_path / "broken.py"
     recipe.write_text(TOY.read_text().replace("time.sleep(pause)", "raise ZeroDivisionError"))
-    result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe, run=run_warm)
+    result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe)
     assert result.status == 2 and "fails without any kill" in result.output
 
 

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 from app import parse
 from recipes import tag
-from tests.test_tags import write
+from tag_files import write
 
 STEPS = 6
 FLAGS = (

@@ -8,7 +8,7 @@ import pytest
 
 from app import UserError
 from app.distributed import deepspeed
-from launching import PROFILES, ROOT, python_path, run, run_warm, scores, steps
+from launching import PROFILES, ROOT, python_path, run, scores, steps
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SCRIPT = ROOT / "tests" / "laws" / "zero_on_cpu.py"
@@ -44,9 +44,7 @@ def test_on_cpu_it_is_refused(rows, tmp_path):
     text = (PROFILES / "zero2.yaml").read_text().replace("num_processes: 8", "num_processes: 2\nuse_cpu: true")
     (tmp_path / "zero.yaml").write_text(text)
     env = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_USE_CPU": "true"}
-    result = run_warm(
-        [sys.executable, RECIPE, *FLAGS, "--data.path", rows(101), "--run.dir", tmp_path / "run"], env=env
-    )
+    result = run([sys.executable, RECIPE, *FLAGS, "--data.path", rows(101), "--run.dir", tmp_path / "run"], env=env)
     assert result.status == 2 and "needs GPUs" in result.output and "fsdp_cpu.yaml" in result.output
 
 

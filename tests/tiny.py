@@ -33,6 +33,20 @@ def train(folder, after=lambda run, model: None, rows=DATA, collate=torch.stack,
         return run.finish(model)
 
 
+def train_and_score(folder, rows=DATA, lengths=None, scores=lambda step: {"eval/x": float(step)}, **settings):
+    """Train a small model, four steps an epoch unless told otherwise; `scores` gives what a step's evaluation gives."""
+    settings = {"global_batch": 10, "micro_batch": 5, "trackers": (), "epochs": 2.0, **settings}
+    with Run(Config(RunConfig(dir=str(folder), **settings))) as run:
+        model, optimizer = run.prepare(nn.Linear(4, 1), OptimConfig())
+        for batch in run.batches(rows, torch.stack, lengths):
+            for micro in batch.micros(model):
+                run.backward(model(micro.inputs).square().mean(), micro)
+            run.step(optimizer)
+            if run.due(run.config.eval_every):
+                run.log(scores(run.steps_done))
+        return run.finish(model)
+
+
 def saved(folder):
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-????????"))
 

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 
 from app import EMAConfig, OptimConfig, Run, UserError
-from launching import ROOT, filled, furthest, hashes, saved_state, scores, share, steps, weights
+from launching import ROOT, filled, furthest, hashes, launch, saved_state, scores, steps, weights
 from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model, train
 from laws.looping import made_steps
 
@@ -60,7 +60,7 @@ from averaged import CASES, train
 train(Path({str(tmp_path / "run")!r}), CASES["every"])
 """
     (tmp_path / "script.py").write_text(code)
-    result = share(*second, tmp_path / "script.py")
+    result = launch(*second, tmp_path / "script.py")
     assert result.status == 0, result.output
     reference = averaged("cpu", 1) / "every"
     assert steps(tmp_path / "run") == steps(reference) and scores(tmp_path / "run") == scores(reference)

@@ -10,7 +10,6 @@ import re
 
 import pytest
 import torch
-from supplies import lay_out
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -21,6 +20,7 @@ from app.training.exact import nondeterministic_ops
 from launching import ROOT
 from laws.many import load
 from laws.small import SMALL
+from supplies import lay_out
 from tiny import train
 
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))

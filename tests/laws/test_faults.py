@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launching import ROOT, metrics, share
+from launching import ROOT, launch, metrics
 from laws import faults
 
 
@@ -14,7 +14,7 @@ from laws import faults
 def told(tmp_path_factory):
     """Return both ranks' errors or results by case, the folder of the runs, and the output."""
     folder = tmp_path_factory.mktemp("faults")
-    result = share("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
+    result = launch("ddp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder)
     assert result.status == 0, result.output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], folder, result.output
 
@@ -23,7 +23,7 @@ def told(tmp_path_factory):
 def sharded(tmp_path_factory):
     """Return both ranks' errors by case under FSDP2."""
     folder = tmp_path_factory.mktemp("faults-fsdp")
-    result = share("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder, "stopping", "swapped", "heads")
+    result = launch("fsdp_cpu", 2, ROOT / "tests" / "laws" / "faults.py", folder, "stopping", "swapped", "heads")
     assert result.status == 0, result.output[-3000:]
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 

@@ -13,7 +13,7 @@ import pytest
 from app import UserError
 from app.commands.launch.command import main_of_words
 from app.launching import accelerate_launch
-from launching import ROOT, Training, environment, kill_tree, metrics, run, run_warm, steps, warm_python
+from launching import ROOT, Training, environment, kill_tree, metrics, run, steps
 from laws.small import SMALL
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -44,7 +44,7 @@ def test_two_launches_at_once_on_one_machine(tmp_path, rows):
     started = []
     for name in ("a", "b"):
         words = [
-            warm_python(),
+            sys.executable,
             *LAUNCH[1:],
             "ddp_cpu:2",
             RECIPE,
@@ -73,7 +73,7 @@ def test_two_launches_at_once_on_one_machine(tmp_path, rows):
 
 def test_a_mistake_is_one_line(tmp_path, rows):
     words = [*SMALL["cls"].flags(rows), *QUICK, "--run.dir", tmp_path / "run", "--data.label", "colour"]
-    result = run_warm([*LAUNCH, "fsdp_cpu", RECIPE, *words])
+    result = run([*LAUNCH, "fsdp_cpu", RECIPE, *words])
     assert result.status == 2
     (line,) = result.output.splitlines()
     assert line.startswith("error: --data.label colour")
@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line(tmp_path, rows):
 def test_ctrl_c_to_the_launcher(tmp_path):
     """Once: the run saves, and the script goes on; twice: all ranks leave at once, and are not started again."""
     words = ["ddp_cpu", "--max_restarts", "2", SCRIPT, tmp_path, "once@0.1", "twice@5"]
-    with launched(tmp_path, *words, python=warm_python()) as now:
+    with launched(tmp_path, *words, python=sys.executable) as now:
         now.reach("once", 3)
         now.process.send_signal(signal.SIGINT)
         now.wait_for(lambda: now.status("once") == "preempted")
@@ -126,7 +126,7 @@ def test_as_the_first_process_of_a_container(tmp_path):
 
 def test_a_rank_that_is_killed(tmp_path):
     """The others end with it, and the launcher says which one it was, and by what."""
-    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.2", python=warm_python()) as now:
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.2", python=sys.executable) as now:
         now.reach("run", 2)
         both = ranks(tmp_path)
         both[1].kill()
@@ -149,13 +149,13 @@ def test_one_process_is_the_run_itself(tmp_path):
 @pytest.mark.parametrize("on", ["the launcher", "a rank"])
 def test_a_preempted_run_of_several_processes_ends_with_75(tmp_path, on):
     """Wherever the signal has come; and with 0 once it is finished, or has reached the step where it was to stop."""
-    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.1", python=warm_python()) as now:
+    with launched(tmp_path, "ddp_cpu", SCRIPT, tmp_path, "run@0.1", python=sys.executable) as now:
         now.reach("run", 3)
         (now.process if on == "the launcher" else ranks(tmp_path)[1]).send_signal(signal.SIGTERM)
         assert now.process.wait(30) == 75 and now.status("run") == "preempted", now.output()
     if on == "the launcher":
         for words, status in (["run:--run.stop-at:35", "preempted"], ["run", "finished"]):
-            assert run_warm([*LAUNCH, "ddp_cpu", SCRIPT, tmp_path, words]).status == 0
+            assert run([*LAUNCH, "ddp_cpu", SCRIPT, tmp_path, words]).status == 0
             assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == status
 
 
@@ -203,7 +203,7 @@ def piped(words, reader, folder):
 
 def test_a_reader_that_leaves_changes_nothing(tmp_path, rows):
     """A run whose output goes to `head` is finished all the same; and a help text that is cut off ends quietly."""
-    recipe = [warm_python(), RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.log-every", 1]
+    recipe = [sys.executable, RECIPE, *SMALL["cls"].flags(rows), *QUICK, "--run.log-every", 1]
     status, output = piped([*recipe, "--run.dir", tmp_path / "run"], "head -n 1", tmp_path)
     assert (status, len(output.splitlines())) == ("0", 1)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"

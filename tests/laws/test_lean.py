@@ -5,7 +5,7 @@ import shutil
 import pytest
 import yaml
 
-from launching import PROFILES, ROOT, filled, profile_of, saved_state, share, steps, weights
+from launching import PROFILES, ROOT, filled, launch, profile_of, saved_state, steps, weights
 from laws.lean import CASES, STEPS
 
 PROCESSES = {"cpu": 1, "ddp_cpu": 2, "fsdp_cpu": 2}
@@ -46,7 +46,7 @@ def test_offload_changes_no_bit(trained, tmp_path):
     """On a CPU, where it goes the same way and saves nothing: shards are on the host anyway."""
     known = yaml.safe_load((PROFILES / "fsdp_cpu.yaml").read_text())["fsdp_config"]
     how = {"mixed_precision": "bf16", "fsdp_config": known | {"fsdp_offload_params": True}}
-    result = share(
+    result = launch(
         profile_of(tmp_path, "fsdp_cpu", **how), 2, ROOT / "tests" / "laws" / "lean.py", tmp_path, "", "both"
     )
     assert result.status == 0, result.output[-6000:]

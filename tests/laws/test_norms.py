@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from launching import ROOT, filled, furthest, launch_all, saved_state, scores, share, steps
+from launching import ROOT, filled, furthest, launch, launch_all, saved_state, scores, steps
 from laws.norms import EARLY, STEPS, STOP
 from laws.small import SMALL
 
@@ -71,7 +71,7 @@ from norms import train
 train(Path({str(tmp_path / "run")!r}), exact=True)
 """
     (tmp_path / "script.py").write_text(code)
-    result = share(*second, tmp_path / "script.py")
+    result = launch(*second, tmp_path / "script.py")
     assert result.status == 0, result.output
     reference = norms("cpu", 1)[0] / "exact"
     lines = [line for line in steps(tmp_path / "run") if line["step"] != STOP]

@@ -6,7 +6,7 @@ import pytest
 
 from app import RunConfig, UserError
 from app.run import Run
-from launching import ROOT, share
+from launching import ROOT, launch
 from laws import exchanging
 
 
@@ -14,7 +14,7 @@ from laws import exchanging
 def told(tmp_path_factory):
     """Return what each of three ranks got, by case."""
     folder = tmp_path_factory.mktemp("objects")
-    result = share("ddp_cpu", 3, ROOT / "tests" / "laws" / "exchanging.py", folder)
+    result = launch("ddp_cpu", 3, ROOT / "tests" / "laws" / "exchanging.py", folder)
     assert result.status == 0, result.output[-3000:]
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(3)]
     return {case: [rank[case] for rank in ranks] for case in ranks[0]}

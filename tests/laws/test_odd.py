@@ -6,7 +6,7 @@ import json
 import pytest
 
 from app.training.optim.odd_parameters import ODDITIES
-from launching import ROOT, furthest_loss, share, steps, weights
+from launching import ROOT, furthest_loss, launch, steps, weights
 from laws.odd import KINDS, OPTIMIZERS
 
 SCRIPT = ROOT / "tests" / "laws" / "odd.py"
@@ -61,7 +61,7 @@ def odd(tmp_path_factory):
     def odd(layout):
         profile, processes = LAYOUTS[layout]
         (root / layout).mkdir()
-        result = share(profile, processes, SCRIPT, root / layout, timeout=400)
+        result = launch(profile, processes, SCRIPT, root / layout, timeout=400)
         assert result.status == 0, result.output[-6000:]
         return root / layout, [json.loads((root / layout / f"rank-{r}.json").read_text()) for r in range(processes)]
 

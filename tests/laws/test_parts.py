@@ -2,12 +2,12 @@
 
 import json
 
-from launching import ROOT, share
+from launching import ROOT, launch
 
 
 def test_each_number_is_counted_once(tmp_path):
     """Whole, cut into rows or columns, over one and two dimensions of a mesh, and in rows that are cut twice."""
-    result = share("ddp_cpu", 4, ROOT / "tests" / "laws" / "parts.py", tmp_path)
+    result = launch("ddp_cpu", 4, ROOT / "tests" / "laws" / "parts.py", tmp_path)
     assert result.status == 0, result.output[-3000:]
     counted = json.loads((tmp_path / "counted.json").read_text())
     refused = [counted.pop(name) for name in ("copies", "coordinates", "cut_along")]

@@ -11,7 +11,7 @@ from app.commands.prove.chart import draw
 from app.commands.prove.report import Report
 from app.commands.prove.trial import Chain, trial_of
 from app.launching import profiles
-from launching import PROFILES, ROOT, launch_many, run_warm
+from launching import PROFILES, ROOT, launch_many, run
 from laws.many import load
 
 RECIPE = ROOT / "tests" / "laws" / "planted.py"
@@ -108,7 +108,7 @@ def test_prove_says_that_layouts_are_the_same(tmp_path):
     """Also if a run goes from one to the other. The recipe's own flags pass through; only small files stay."""
     folder, chosen = tmp_path / "report", [PROFILES / "cpu.yaml", f"{PROFILES / 'fsdp_cpu.yaml'}:2"]
     own = ["--steps", STEPS, "--report", folder, "--json", tmp_path / "copy.json", "--across", "cpu", "ddp_cpu:2"]
-    result = run_warm([sys.executable, "-m", "app", "prove", RECIPE, "--profiles", *chosen, *own, "--optim.lr", 1e-3])
+    result = run([sys.executable, "-m", "app", "prove", RECIPE, "--profiles", *chosen, *own, "--optim.lr", 1e-3])
     assert result.status == 0 and f"same: 3 runs, {STEPS} steps, to the last bit" in result.output, result.output
     report = json.loads((folder / "report.json").read_text())
     assert json.loads((tmp_path / "copy.json").read_text()) == report and report["status"] == 0

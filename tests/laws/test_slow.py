@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from launching import ROOT, launch_warm, steps
+from launching import ROOT, launch, steps
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory):
     """Launch two ranks; their last run hangs."""
     folder = tmp_path_factory.mktemp("slow")
-    return folder, launch_warm("ddp_cpu", 2, ROOT / "tests/laws/slow.py", folder)
+    return folder, launch("ddp_cpu", 2, ROOT / "tests/laws/slow.py", folder)
 
 
 def about(slow, name):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.checkpoints.deduplicate import divide
 from app.checkpoints.safe_reader import StateReader
-from launching import ROOT, hsdp_on_cpu, share
+from launching import ROOT, hsdp_on_cpu, launch
 from laws.staging import Model
 
 SHAPES = {name: tensor.shape for name, tensor in Model().state_dict().items()}
@@ -28,7 +28,7 @@ def staged(request, tmp_path_factory):
     profile, processes, copies = "ddp_cpu", int(request.param[-1]), int(request.param[-1])
     if request.param == "hsdp4":
         profile, processes, copies = hsdp_on_cpu(folder), 1, 2  # this profile sets the number of processes
-    result = share(profile, processes, ROOT / "tests/laws/staging.py", folder)
+    result = launch(profile, processes, ROOT / "tests/laws/staging.py", folder)
     assert result.status == 0, result.output
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
     assert len(reports) == int(request.param[-1])

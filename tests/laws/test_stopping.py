@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from launching import PROFILES, ROOT, Training, kill_tree, launch_warm, scores, steps, warm_python
+from launching import PROFILES, ROOT, Training, kill_tree, launch, scores, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 SLOW = "@0.1"
@@ -42,7 +42,7 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     runs = [f"{name}{SLOW}" for name in ("SIGTERM", "SIGUSR1", "SIGINT")]
     runs += ["SIGTERM", "whole", *EVALUATES, "hang:--run.timeout:2"]
-    with training(folder, *runs, processes=2, python=warm_python()) as now:
+    with training(folder, *runs, processes=2, python=sys.executable) as now:
         for name, ranks in {"SIGTERM": [1], "SIGUSR1": [0], "SIGINT": [0, 1]}.items():
             now.reach(name, 6)
             for rank in ranks:
@@ -99,7 +99,7 @@ def test_an_evaluation_is_left_at_once_and_made_after_the_resume(stopped):
 
 
 def test_an_evaluation_is_left_where_every_pass_is_a_collective(tmp_path):
-    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu", python=warm_python()) as now:
+    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu", python=sys.executable) as now:
         leave_evaluation(now, 0)
         assert now.process.wait(60) == 0, now.output()
     went_on_in_its_evaluation(tmp_path)
@@ -167,7 +167,7 @@ def test_killed_ranks_and_launchers(tmp_path):
         now.process.kill()
         psutil.wait_procs(ranks, timeout=5)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    result = launch_warm("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
+    result = launch("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
     assert result.status == 0, result.output
     assert steps(tmp_path / "run") == steps(tmp_path / "whole") and len(steps(tmp_path / "run")) == 40
 

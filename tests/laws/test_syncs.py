@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from launching import PROFILES, ROOT, launch, launch_warm
+from launching import PROFILES, ROOT, launch
 from laws.small import SMALL
 
 SCRIPTS = ROOT / "tests" / "laws"
@@ -47,7 +47,7 @@ def pretended(tmp_path_factory, rows):
     """Train every recipe on the meta device; return the folder of results."""
     root = tmp_path_factory.mktemp("pretended")
     (root / "commands.json").write_text(json.dumps(commands(root, rows, KINDS)))
-    result = launch_warm("cpu", 1, SCRIPTS / "pretending.py", root / "commands.json")
+    result = launch("cpu", 1, SCRIPTS / "pretending.py", root / "commands.json")
     assert result.status == 0, result.output[-6000:]
     return root
 

@@ -15,12 +15,12 @@ from launching import (
     furthest,
     furthest_loss,
     hashes,
+    launch,
     launch_all,
     profile_of,
     python,
     saved_state,
     scores,
-    share,
     steps,
 )
 
@@ -177,7 +177,7 @@ def test_a_plan_counts_what_a_process_holds(rows, tmp_path):
         name = layout["profile"]
         (out := tmp_path / name).mkdir()
         words = ROOT / "tests" / "laws" / "split_peak.py", out, recipe, *flags, out / "run"
-        result = share(PROFILES / f"{name}.yaml", profiles[name], *words)
+        result = launch(PROFILES / f"{name}.yaml", profiles[name], *words)
         assert result.status == 0, result.output[-3000:]
         measured = [json.loads(file.read_text())["tensors"] for file in out.glob("*.json")]
         assert len(measured) == profiles[name]

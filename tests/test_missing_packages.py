@@ -2,33 +2,25 @@
 
 import json
 import re
+import sys
 import tomllib
 
 import pytest
 
 from app.errors import MODULES, mendable
-from launching import ROOT, environment
+from launching import ROOT, run
 from laws.small import SMALL
-from standing import Warm
 
 WITHOUT = ROOT / "tests" / "laws" / "without.py"
-# What needs none of the packages that are hidden here, and takes most of the time to import.
-IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "pandas", "pyarrow", "huggingface_hub"]
 OPTIONAL = ["wandb", "tensorboard", "tensorboardX", "monai", "plotly", "matplotlib", "torchmetrics", "peft", "nibabel"]
 
 
-@pytest.fixture(scope="module")
-def without():
-    """Return a function that runs Python without some packages, and returns its status and all that it prints."""
-    source = Warm(environment({"ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}), IMPORTED)
-
-    def without(hidden, folder, *words):
-        status, output = source.run(folder, *map(str, [WITHOUT, hidden, *words]), timeout=300)
-        assert "Traceback" not in output, output
-        return status, output
-
-    yield without
-    source.end()
+def without(hidden, folder, *words):
+    """Run Python without some packages in a folder; return its status and all that it prints."""
+    env = {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
+    result = run([sys.executable, WITHOUT, hidden, *words], cwd=folder, timeout=300, env=env)
+    assert "Traceback" not in result.output, result.output
+    return result.status, result.output
 
 
 def a_run(folder):
@@ -38,16 +30,16 @@ def a_run(folder):
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
 
 
-def test_a_run_goes_on_without_what_is_optional(without, tmp_path, rows):
+def test_a_run_goes_on_without_what_is_optional(tmp_path, rows):
     """Its trackers cost a line each; and what looks at runs works."""
     small = [*map(str, SMALL["cls"].flags(rows)), "--run.steps", 2, "--run.global-batch", 4, "--run.micro-batch", 2]
-    run = [*small, "--run.dir", tmp_path / "runs/a", "--run.trackers", "wandb", "tensorboard"]
-    status, output = without(" ".join(OPTIONAL), tmp_path, ROOT / "recipes/cls.py", *run)
+    flags = [*small, "--run.dir", tmp_path / "runs/a", "--run.trackers", "wandb", "tensorboard"]
+    status, output = without(" ".join(OPTIONAL), tmp_path, ROOT / "recipes/cls.py", *flags)
     assert status == 0, output
     for name in ("wandb", "tensorboard"):
         assert output.count(f"{name} is not installed") == output.count(f"pip install {name}") == 1, output
     assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "finished"
-    plan = ["plan", *map(str, [ROOT / "recipes/cls.py", *run])]
+    plan = ["plan", *map(str, [ROOT / "recipes/cls.py", *flags])]
     commands = f"""
 import app, app.run
 from app.__main__ import main
@@ -61,7 +53,7 @@ for words in (["runs", "runs"], {plan!r}, ["doctor"]):
 
 
 @pytest.mark.parametrize("package, kind", [("plotly", "png"), ("matplotlib", "html")])
-def test_plot_draws_what_it_can(without, tmp_path, package, kind):
+def test_plot_draws_what_it_can(tmp_path, package, kind):
     a_run(tmp_path / "runs/a")
     status, output = without(package, tmp_path, "-m", "app", "plot", "runs/a")
     assert status == 0 and f"left out: {package} is not installed: pip install {package}" in output, output
@@ -79,7 +71,7 @@ def test_plot_draws_what_it_can(without, tmp_path, package, kind):
         ("tyro", ["-m", "app", "runs"]),
     ],
 )
-def test_what_needs_a_package_names_it(without, tmp_path, package, words):
+def test_what_needs_a_package_names_it(tmp_path, package, words):
     """And ends with status 2, as every mistake of the user's."""
     a_run(tmp_path / "runs/a")
     status, output = without(package, tmp_path, *words)
