@@ -9,6 +9,7 @@ import warnings
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from app.config import EMAConfig, OptimConfig, RunConfig
+from app.config.needs import Needs
 from app.errors import UserError
 from app.launching.flags import parse
 
@@ -16,7 +17,7 @@ from app.launching.flags import parse
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 __version__ = "0.1.0"
-__all__ = ["EMAConfig", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
+__all__ = ["EMAConfig", "Needs", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 
 def __getattr__(name: str):

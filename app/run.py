@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
+from app.config.needs import Needs
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
 from app.distributed.preemption import StoppedInEvaluation
 from app.errors import UserError
-from app.launching import dry_run
 from app.rundir import images, recipe_source
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
@@ -31,7 +31,7 @@ from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
-from app.training.loop import beginning, ending, evaluation
+from app.training.loop import beginning, ending, evaluation, purpose
 from app.training.loop.gradients import Gradients
 from app.training.loop.services import Services
 from app.training.loop.step import Batch, CurrentStep
@@ -59,7 +59,7 @@ class Run:
         self.name = name or _recipe_name(config)
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self._asked = beginning.Asked(self.name, full, choices, self.fields, facts={})
-        self._dry = dry_run.current()
+        self.purpose = purpose.asked()
         self._opened: StepLoop | None = None  # from __enter__ on
         self._taken = ExitStack()  # what is given back at the end
 
@@ -112,12 +112,17 @@ class Run:
     @property
     def dry_run(self) -> bool:
         """Tell whether this is a dry run, for a plan, an export or an evaluation: without a run folder."""
-        return self._dry is not None
+        return not self.purpose.trains
 
     @property
     def for_other_device(self) -> bool:
         """Tell whether this is a dry run on a CPU, whatever device the run itself is for."""
-        return self._dry is not None and self._dry.on_cpu
+        return self.purpose.on_cpu
+
+    @property
+    def needs(self) -> Needs:
+        """Return what this run needs of its data and its model, for what loads the one and builds the other."""
+        return self.purpose.needs
 
     def __enter__(self) -> "Run":
         check(self._asked.config)
@@ -143,7 +148,7 @@ class Run:
         folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
         taken.callback(lambda: folder.release(discard=not (self._opened and self._opened.begun)))
         averaging = getattr(self._asked.config, "ema", None)
-        self._opened = StepLoop(settings, Services(settings, averaging, folder, accelerator))
+        self._opened = StepLoop(settings, Services(settings, averaging, folder, accelerator), self.purpose.trains)
         self._settle()
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
@@ -293,9 +298,9 @@ class Run:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         self.keep_best("")  # the recipe has chosen none
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
-        if self._dry is not None:
-            yield from self._dry.at_loop(self, plan, data, Composed(collate, fetch) if fetch else collate, augment)
-            self._loop.dry_run = True
+        if not self.purpose.trains:
+            stages = Composed(collate, fetch) if fetch else collate
+            yield from self.purpose.at_loop(self, plan, data, stages, augment)
             return
         plan, steps = beginning.begin(self._loop, self._asked, plan, data, cost)
         yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment, fetch))
@@ -410,7 +415,7 @@ class Run:
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
         """Collect scores over all ranks: from metrics of app.training.scores, and from torchmetrics, by name."""
-        return Scores(self.accelerator.device, self.services.remarks, *own, **metrics)
+        return Scores(self.accelerator.device, self.services.remarks, *self.purpose.metrics(own), **metrics)
 
     def finish(self, model: nn.Module, *parts: Any, use: str = "") -> dict[str, float]:
         """Write the finished model, and print a summary; if steps remain, do neither. Every rank must call it.
@@ -423,8 +428,8 @@ class Run:
             The last value of every score.
         """
         use = use_of(model, use)
-        if self._dry is not None:
-            self._dry.at_finish(self, model, parts, use)
+        if not self.purpose.trains:
+            self.purpose.at_finish(self, model, parts, use)
             return self.scores
         ending.write_model(self._loop, model, parts, use)
         return self.scores

@@ -83,17 +83,19 @@ LM_MIDDLE = {"layers": 12, "width": 768, "heads": 12, "kv": 12, "block": 1024}
 
 def predict(recipe: Path, flags: list[str], device: str, precision: str, memory: float = 0.0) -> dict[str, Any]:
     """Return the peak of one process in bytes, as a plan predicts it."""
+    from app.commands import recipe_file
     from app.commands.plan import footprint, largest_micro_batch
-    from app.launching import dry_run, profiles
+    from app.launching import profiles
+    from app.training.loop.purpose import Body
 
     profile = profiles.read(str(profiles.FOLDER / ("cpu.yaml" if device == "cpu" else "gpu.yaml")))
     settings = {**profile.settings, "mixed_precision": "no" if precision == "fp32" else precision}
     profile = dataclasses.replace(profile, settings=settings)
     found = largest_micro_batch.MicroBatchSearch([profile], memory)
-    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
-    dry_run.run_to_loop(recipe, flags, loop)
-    if loop.failed:
-        raise SystemExit(f"{recipe} could not be counted: {loop.failed}")
+    body = Body(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
+    recipe_file.run_to_loop(recipe, flags, body)
+    if body.failed:
+        raise SystemExit(f"{recipe} could not be counted: {body.failed}")
     return found.found[largest_micro_batch.key(profile)]
 
 

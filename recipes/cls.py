@@ -8,7 +8,7 @@ r"""Train a text classifier: from scratch on data that needs no download, or fro
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
@@ -42,11 +42,11 @@ class Config:
         return (2e-5, "fine-tuning") if self.model else (1e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training rows and sets of evaluation rows as token ids, labels, the tokenizer, and a description."""
     from app.data.text import labeled_text
 
-    tables, labels = labeled_text.load_labelled(config.data)
+    tables, labels = labeled_text.load_labelled(config.data, needs)
     columns, length = config.data.text, config.data.max_length
     if config.model:
         tokenizer = load_tokenizer(config.model, length, pair=len(columns) > 1)
@@ -61,7 +61,7 @@ def load_data(config: Config):
     return train_rows, eval_sets, labels, tokenizer, about
 
 
-def build_model(config: Config, labels, tokenizer):
+def build_model(config: Config, labels, tokenizer, needs: Needs = Needs()):
     """Build a transformers model with a head for these labels."""
     from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
@@ -71,7 +71,8 @@ def build_model(config: Config, labels, tokenizer):
         "pad_token_id": tokenizer.pad_token_id,
     }
     if config.model:
-        return load_model(AutoModelForSequenceClassification, config.model, ignore_mismatched_sizes=True, **head)
+        settings = {**head, "ignore_mismatched_sizes": True}
+        return load_model(AutoModelForSequenceClassification, config.model, needs=needs, **settings)
     return BertForSequenceClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))
 
 
@@ -121,12 +122,12 @@ def main(config: Config) -> dict[str, float]:
         check_shape(config.scratch)
         check_dropout(config.token_dropout)
         with run.main_process_first():
-            train_rows, eval_sets, labels, tokenizer, about = load_data(config)
+            train_rows, eval_sets, labels, tokenizer, about = load_data(config, run.needs)
         run.say(about)
         is_pair = len(config.data.text) > 1
         run.keep_best(best_by(labels, is_pair))
         collate = PadCollate.of(tokenizer, config.data.pad_to_multiple_of)
-        plain = build_model(config, labels, tokenizer)
+        plain = build_model(config, labels, tokenizer, run.needs)
         never_look(plain, run.accelerator)
         model, optimizer = run.prepare(plain, config.optim)
         loss_of, augment = loss_for(config, labels), TokenDropout.of(config.token_dropout, tokenizer)

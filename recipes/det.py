@@ -8,7 +8,7 @@ r"""Train a detector of objects: from scratch on data that needs no download, or
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import BoxAugment, BoxData
 from app.tasks.from_scratch import DetectorScratch, check_detector
 from app.tasks.pretrained import check_images
@@ -39,12 +39,12 @@ class Config:
         return (5e-5, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training images and sets of evaluation images with boxes, classes, the image processor, a description."""
     from app.data.boxes import detections
     from app.tasks.detection.networks import detector_processor
 
-    tables, found, names = detections.load_boxes(config.data)
+    tables, found, names = detections.load_boxes(config.data, needs)
     if config.model:
         processor = detector_processor(config.model, config.data.size)
     else:
@@ -56,13 +56,13 @@ def load_data(config: Config):
     return train_rows, sets, names, processor, detections.describe(tables, names, train_rows, sets)
 
 
-def build_model(config: Config, names, collate, rows):
+def build_model(config: Config, names, collate, rows, needs: Needs = Needs()):
     """Build a detector of these classes, and check that it takes these images."""
     from app.tasks.detection.networks import load_detector, new_detector
 
     inputs = collate([rows[0]])
     if config.model:
-        model = load_detector(config.model, names)
+        model = load_detector(config.model, names, needs)
     else:
         check_detector(config.scratch)
         model = new_detector(config.scratch, names, inputs["pixel_values"].shape[1])
@@ -97,11 +97,11 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         with run.main_process_first():
-            train_rows, eval_sets, names, processor, about = load_data(config)
+            train_rows, eval_sets, names, processor, about = load_data(config, run.needs)
         run.say(about)
         run.keep_best("eval/map")
         collate, augment = BoxCollate.of(processor), BoxDraw(config.augment)
-        plain = build_model(config, names, collate, train_rows)
+        plain = build_model(config, names, collate, train_rows, run.needs)
         if told := too_many_boxes(plain, train_rows.boxes.counts, "" if config.model else "--scratch.queries"):
             run.warn(f"warning: {told}")
         model, optimizer = run.prepare(plain, config.optim)

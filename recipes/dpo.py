@@ -8,7 +8,7 @@ r"""Train a language model on preferences: pairs of answers of which one is bett
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import PreferenceData
 from app.tasks.activation_checkpointing import CHECKPOINTING_HELP, ActivationCheckpointing, checkpoint_activations
@@ -51,11 +51,11 @@ class Config:
         return (1e-6, "preferences") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import preferences
 
-    tables = preferences.load_preferences(config.data)
+    tables = preferences.load_preferences(config.data, needs)
     if config.model:
         tokenizer = load_tokenizer(config.model, config.data.max_length)
     else:
@@ -67,12 +67,12 @@ def load_data(config: Config):
     return train_pairs, eval_sets, tokenizer, about
 
 
-def build_model(config: Config, tokenizer):
+def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     """Build a transformers model that predicts the next token, with adapters if --lora.rank asks."""
     if config.model:
-        model = load_language_model(config.model, masked=False)
+        model = load_language_model(config.model, masked=False, needs=needs)
     else:
-        model = decoder(config.scratch, tokenizer, config.data.max_length)
+        model = decoder(config.scratch, tokenizer, config.data.max_length, needs=needs)
     model = add_adapters(model, config.lora)
     checkpoint_activations(model, config.activation_checkpointing)
     return model
@@ -99,16 +99,16 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_shape(config.scratch)
         check_direction(config.scratch, masked=False)
-        check_lora(config.lora, config.model, run.accelerator)
+        check_lora(config.lora, config.model, run.accelerator, run.needs)
         check_preferences(config.loss, config.distill, config.lora)
         with run.main_process_first():
-            train_pairs, eval_sets, tokenizer, about = load_data(config)
+            train_pairs, eval_sets, tokenizer, about = load_data(config, run.needs)
         run.say(about)
-        plain = build_model(config, tokenizer)
+        plain = build_model(config, tokenizer, run.needs)
         Attention.of(plain, "auto", "concat", run)
         logits.choose(plain, config.logits, run, needed="--distill.teacher" if config.distill.teacher else "")
-        hold_base(plain, config.lora, run.accelerator)
-        reference = reference_of(config.loss, config.model)
+        hold_base(plain, config.lora, run.accelerator, run.needs)
+        reference = reference_of(config.loss, config.model, run.needs)
         contents = contents_of(plain) if reference == "cached" else ""
         run.keep_best("eval/accuracy")
         model, optimizer = run.prepare(plain, config.optim)

@@ -8,7 +8,7 @@ r"""Train a generative adversarial network, a small DCGAN: two models and two op
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, UserError, parse
 from app.config import setting
 from app.data.config import ImageData
 
@@ -48,12 +48,12 @@ class Config:
     )
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return the training images and the held-out images."""
     from app.data.images import labeled_images
     from app.data.tables.sources import load_tables
 
-    size, tables = config.data.size, load_tables(config.data)
+    size, tables = config.data.size, load_tables(config.data, needs=needs)
     if size < 8 or size & (size - 1):
         raise UserError(f"--data.size {size}: must be a power of two, 8 or more")
     mode = "RGB" if config.color else "L"
@@ -136,7 +136,7 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         with run.main_process_first():
-            real, held_out = load_data(config)
+            real, held_out = load_data(config, run.needs)
         generator, discriminator = build_models(config)
         latents, channels = Latents(config.samples, config.latent), generator.config.channels
         known, about = describe(real, held_out)

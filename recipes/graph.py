@@ -8,7 +8,7 @@ r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods t
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import GraphData
 from app.tasks.graphs.shape import GraphScratch, check_shape
 
@@ -41,11 +41,11 @@ def use_it(data: GraphData) -> str:
     return USE_IT.replace("{data}", data.path).replace("{table}", table)
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return the nodes to train on and to evaluate on, the names of the classes, and a description."""
     from app.data.graphs import nodes
 
-    return nodes.load(config.data)
+    return nodes.load(config.data, needs=needs)
 
 
 def build_model(config: Config, data):
@@ -95,7 +95,7 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_shape(config.scratch)
         with run.main_process_first():
-            data = load_data(config)
+            data = load_data(config, run.needs)
         run.say(data.about)
         run.keep_best("eval/accuracy")
         network, shape = build_model(config, data)

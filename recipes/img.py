@@ -8,7 +8,7 @@ r"""Train an image classifier: from scratch on data that needs no download, or f
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig
 from app.tasks.from_scratch import VisionScratch, check_vision
@@ -40,11 +40,11 @@ class Config:
         return (1e-4, "fine-tuning") if self.model else (3e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training images and sets of evaluation images, classes, the image processor, and a description."""
     from app.data.images import labeled_images
 
-    tables, labels = labeled_images.load_labelled(config.data)
+    tables, labels = labeled_images.load_labelled(config.data, needs)
     column = labeled_images.ImageColumn(tables.train, config.data.image)
     if config.model:
         processor = load_processor(config.model, config.data.size)
@@ -62,14 +62,15 @@ def load_data(config: Config):
     return train_rows, eval_sets, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_sets)
 
 
-def build_model(config: Config, labels, rows, collate):
+def build_model(config: Config, labels, rows, collate, needs: Needs = Needs()):
     """Build a transformers model with a head for these classes, and check that it takes these images."""
     from transformers import AutoModelForImageClassification
 
     head = head_of(labels.names)
     size = rows.shape[-1]
     if config.model:
-        model = load_model(AutoModelForImageClassification, config.model, ignore_mismatched_sizes=True, **head)
+        settings = {**head, "ignore_mismatched_sizes": True}
+        model = load_model(AutoModelForImageClassification, config.model, needs=needs, **settings)
     else:
         check_vision(config.scratch, size)
         model = AutoModelForImageClassification.from_config(vision_config(config.scratch, size, **head))
@@ -125,11 +126,11 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         with run.main_process_first():
-            train_rows, eval_sets, labels, processor, about = load_data(config)
+            train_rows, eval_sets, labels, processor, about = load_data(config, run.needs)
         run.say(about)
         collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
         loss_of = ClassLoss(config.loss, labels.names, train_rows.labels)
-        model, optimizer = run.prepare(build_model(config, labels, train_rows, collate), config.optim)
+        model, optimizer = run.prepare(build_model(config, labels, train_rows, collate, run.needs), config.optim)
         for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):
                 loss = loss_of(model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import CorpusData, Masking
 from app.rundir.throughput import Cost
@@ -71,12 +71,12 @@ class Config:
         return 1e-3 if self.masked else 2e-3, "training from scratch"
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training blocks and sets of evaluation blocks, the tokenizer, and a line that describes them."""
     from app.data.corpus import corpus
     from app.data.corpus.masking import MaskedBlocks, Masker
 
-    tables, scratch = corpus.load(config.data), config.scratch
+    tables, scratch = corpus.load(config.data, needs), config.scratch
     if config.model:
         tokenizer = load_tokenizer(config.model, config.data.block, "--data.block")
     else:
@@ -95,12 +95,12 @@ def load_data(config: Config):
     return train, held_out, tokenizer, about
 
 
-def build_model(config: Config, tokenizer):
+def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     """Build a transformers model that predicts the next token or masked ones, with adapters if --lora.rank asks."""
     if config.model:
-        model = load_language_model(config.model, config.masked)
+        model = load_language_model(config.model, config.masked, needs=needs)
     else:
-        model = (encoder if config.masked else decoder)(config.scratch, tokenizer, config.data.block)
+        model = (encoder if config.masked else decoder)(config.scratch, tokenizer, config.data.block, needs=needs)
     if config.data.packing == "documents":
         check_positions(model, config.model)
     model = add_adapters(model, config.lora, config.masked)
@@ -164,16 +164,16 @@ def main(config: Config) -> dict[str, float]:
         check_masking(config.mask, config.token_dropout, config.sample)
         check_shape(config.scratch)
         check_direction(config.scratch, config.masked)
-        check_lora(config.lora, config.model, run.accelerator)
+        check_lora(config.lora, config.model, run.accelerator, run.needs)
         with run.main_process_first():
-            train_blocks, eval_sets, tokenizer, about = load_data(config)
+            train_blocks, eval_sets, tokenizer, about = load_data(config, run.needs)
         run.say(about)
-        plain = build_model(config, tokenizer)
+        plain = build_model(config, tokenizer, run.needs)
         attention = (BothWays if config.masked else Attention).of(plain, config.attention, config.data.packing, run)
         augment = Masker.of(config.mask, tokenizer) or TokenDropout.of(config.token_dropout, tokenizer)
         collate, cost = RampedCollate(attention.collate, config.data), Cost.of(plain, config.data.block)
         logits.choose(plain, config.logits, run)
-        hold_base(plain, config.lora, run.accelerator)
+        hold_base(plain, config.lora, run.accelerator, run.needs)
         run.keep_best("-eval/loss")
         model, optimizer = run.prepare(plain, config.optim)
         criterion = run.compiled(token_loss)

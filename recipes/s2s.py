@@ -8,7 +8,7 @@ r"""Train a model that writes a text for a text: from scratch on data that needs
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
 from app.data.config import PairData
 from app.tasks.activation_checkpointing import CHECKPOINTING_HELP, ActivationCheckpointing, checkpoint_activations
@@ -44,11 +44,11 @@ class Config:
         return (1e-4, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import pair_text
 
-    tables = pair_text.load_pairs(config.data)
+    tables = pair_text.load_pairs(config.data, needs)
     if config.model:
         tokenizer = seq2seq.load_pair_tokenizer(config.model, config.data)
     else:
@@ -58,13 +58,13 @@ def load_data(config: Config):
     return train_rows, eval_sets, tokenizer, pair_text.describe(tables, train_rows, eval_sets, config.data)
 
 
-def build_model(config: Config, tokenizer):
+def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     """Build a transformers model with an encoder and a decoder."""
     data, generate = config.data, config.generate
     if config.model:
-        model = seq2seq.load_pretrained(config.model)
+        model = seq2seq.load_pretrained(config.model, needs)
     else:
-        model = seq2seq.new_model(config.scratch, tokenizer, data, generate)
+        model = seq2seq.new_model(config.scratch, tokenizer, data, generate, needs=needs)
     checkpoint_activations(model, config.activation_checkpointing)
     return seq2seq.will_write(model, data, generate)
 
@@ -104,14 +104,14 @@ def main(config: Config) -> dict[str, float]:
         check_shape(config.scratch)
         seq2seq.check_smoothing(config.smoothing)
         with run.main_process_first():
-            train_rows, eval_sets, tokenizer, about = load_data(config)
+            train_rows, eval_sets, tokenizer, about = load_data(config, run.needs)
         run.say(about)
         lacking = missing() if config.generate.rows else ""
         if lacking:
             run.warn(f"warning: {lacking}")
         run.keep_best("eval/chrf" if config.generate.rows and not lacking else "-eval/loss")
         collate = PairCollate(tokenizer, config.data.pad_to_multiple_of)
-        plain = build_model(config, tokenizer)
+        plain = build_model(config, tokenizer, run.needs)
         never_look(plain, run.accelerator)
         logits.choose(plain, config.logits, run)
         model, optimizer = run.prepare(plain, config.optim)

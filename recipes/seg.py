@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, UserError, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, UserError, parse
 from app.checkpoints.export import Card
 from app.data.config import VolumeData
 from app.tasks.from_scratch import UNetScratch, check_unet
@@ -58,22 +58,22 @@ class Config:
         return (6e-5, "fine-tuning") if self.model else (5e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return patches to train on, sets of whole images to evaluate on, and a line that describes them."""
     from app.data.volumes import volumes
 
     if config.model and not is_unet(config.model) and config.data.dims != 2:
         raise UserError(f"--model {config.model} takes images of two dimensions: use --data.dims 2, or leave it out")
-    return volumes.load(config.data, image_channels(config.model) if config.model else 0)
+    return volumes.load(config.data, image_channels(config.model) if config.model else 0, needs)
 
 
-def build_model(config: Config, patches, names):
+def build_model(config: Config, patches, names, needs: Needs = Needs()):
     """Build a model whose logits have the channels that the loss needs, and the parts to save with it."""
     from app.tasks.segmentation.losses import channels_of
 
     channels, about = channels_of(config.loss, len(names)), card_of(patches.cases)
     if config.model:
-        model = load_segmenter(config.model, names if channels > 1 else names[1:])
+        model = load_segmenter(config.model, names if channels > 1 else names[1:], needs)
         if is_unet(config.model):
             return model, [Card(arguments=read_card(config.model)["arguments"], **about)]
         check_patches(model, config.model, patches.cases.channels, patches.cases.window)
@@ -123,11 +123,11 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_installed("monai")
         with run.main_process_first():
-            patches, eval_sets, about = load_data(config)
+            patches, eval_sets, about = load_data(config, run.needs)
         run.say(about)
         names, ignores = patches.cases.names, bool(patches.cases.ignored)
         loss_of = dice_loss(config.loss, channels_of(config.loss, len(names)), ignores)
-        network, parts = build_model(config, patches, names)
+        network, parts = build_model(config, patches, names, run.needs)
         model, optimizer = run.prepare(network, config.optim)
         for batch in run.batches(patches, stack, augment=patches.cut):
             for micro in batch.micros(model):

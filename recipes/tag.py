@@ -8,7 +8,7 @@ r"""Train a tagger of tokens: from scratch on data that needs no download, or fr
 
 from dataclasses import dataclass, field
 
-from app import EMAConfig, OptimConfig, Run, RunConfig, parse
+from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TagData
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import head_of, load_model, load_tokenizer
@@ -36,11 +36,11 @@ class Config:
         return (3e-5, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config):
+def load_data(config: Config, needs: Needs = Needs()):
     """Return training rows and sets of evaluation rows as token ids, tags, the tokenizer, and a description."""
     from app.data.text import tagged_text
 
-    tables, tags = tagged_text.load_tagged(config.data)
+    tables, tags = tagged_text.load_tagged(config.data, needs)
     tokens, length = config.data.tokens, config.data.max_length
     if config.model:
         tokenizer = load_tokenizer(config.model, length, in_words=True)
@@ -55,13 +55,14 @@ def load_data(config: Config):
     return train_rows, eval_sets, tags, tokenizer, about
 
 
-def build_model(config: Config, tags, tokenizer):
+def build_model(config: Config, tags, tokenizer, needs: Needs = Needs()):
     """Build a transformers model with a head for these tags."""
     from transformers import AutoModelForTokenClassification, BertForTokenClassification
 
     head = {**head_of(tags.names), "pad_token_id": tokenizer.pad_token_id}
     if config.model:
-        return load_model(AutoModelForTokenClassification, config.model, ignore_mismatched_sizes=True, **head)
+        settings = {**head, "ignore_mismatched_sizes": True}
+        return load_model(AutoModelForTokenClassification, config.model, needs=needs, **settings)
     return BertForTokenClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))
 
 
@@ -85,11 +86,11 @@ def main(config: Config) -> dict[str, float]:
     with Run(config) as run:
         check_shape(config.scratch)
         with run.main_process_first():
-            train_rows, eval_sets, tags, tokenizer, about = load_data(config)
+            train_rows, eval_sets, tags, tokenizer, about = load_data(config, run.needs)
         run.say(about)
         run.keep_best("eval/f1")
         collate = PadCollate.of(tokenizer, config.data.pad_to_multiple_of)
-        plain = build_model(config, tags, tokenizer)
+        plain = build_model(config, tags, tokenizer, run.needs)
         never_look(plain, run.accelerator)
         model, optimizer = run.prepare(plain, config.optim)
         for batch in run.batches(train_rows, collate, train_rows.lengths, weights=train_rows.token_weights):

@@ -1,7 +1,7 @@
 """What tests of python -m app evaluate share."""
 
 from app.commands.evaluate import command, models, subject, worker
-from app.launching.dry_run import play
+from app.commands.recipe_file import play
 from app.launching.flags import parse_command
 from app.rundir import history
 

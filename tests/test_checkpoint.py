@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from app.checkpoints.manifest import MANIFEST, checksum, vouch
-from app.checkpoints.record import RECORD, SCORES
+from app.checkpoints.record import RECORD, SCORES, Record
 from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
 from app.errors import UserError
 from app.storage.local import LocalStorage
@@ -59,11 +59,11 @@ def checkpoints(folder: Path, **options) -> CheckpointStore:
 
 def save(to: CheckpointStore, *steps: int, **metrics: float) -> None:
     for step in steps:
-        assert to.save(step, {"metrics": metrics, "note": step}, writer(step)) == SaveOutcome()
+        assert to.save(Record(step, metrics, unknown={"note": step}), writer(step)) == SaveOutcome()
 
 
 def fails(to: CheckpointStore, step: int) -> bool:
-    return bool(to.save(step, {"note": step, "metrics": {}}, writer(step)).problems)
+    return bool(to.save(Record(step, unknown={"note": step}), writer(step)).problems)
 
 
 def newest(of: CheckpointStore) -> tuple[int | None, list[str]]:
@@ -73,8 +73,8 @@ def newest(of: CheckpointStore) -> tuple[int | None, list[str]]:
     if found is None:
         return None, warnings
     state, record = found
-    step = record["step"]
-    assert state == of.path(step) / STATE and record["note"] == step
+    step = record.step
+    assert state == of.path(step) / STATE and record.unknown == {"note": step}
     assert (state / "__0_0.distcp").read_bytes() == f"weights of step {step} ".encode() * 50
     assert (state / "more" / "deep.bin").read_bytes() == bytes([step % 256]) * 999
     assert (state / "none.bin").read_bytes() == b""
@@ -94,7 +94,7 @@ def test_a_saved_step_is_found_with_its_record(tmp_path):
     save(to, 7, loss=0.5)
     assert to.steps() == [7] and names(to) == ["step-00000007"]
     _, record = to.newest(print)
-    assert record == {"step": 7, "note": 7, "metrics": {"loss": 0.5}}
+    assert record == Record(7, {"loss": 0.5}, unknown={"note": 7})
     assert newest(to) == (7, [])
 
 
@@ -118,7 +118,7 @@ def test_nothing_has_the_name_of_a_checkpoint_before_it_is_whole(tmp_path):
         writer(2)(folder)
         assert to.steps() == [1] and newest(to) == (1, [])
 
-    assert to.save(2, {"note": 2, "metrics": {}}, write) == SaveOutcome()
+    assert to.save(Record(2, unknown={"note": 2}), write) == SaveOutcome()
     assert newest(to) == (2, [])
 
 
@@ -301,7 +301,7 @@ def full(folder: str) -> None:
 def test_a_failure_while_writing_is_returned_and_leaves_what_was(tmp_path):
     to = checkpoints(tmp_path, keep=1)
     save(to, 1)
-    outcome = to.save(2, {"note": 2, "metrics": {}}, full)
+    outcome = to.save(Record(2, unknown={"note": 2}), full)
     (problem,) = outcome.problems
     assert not outcome.lasting and "No space left on device" in problem
     assert names(to) == ["step-00000001"] and newest(to) == (1, [])
@@ -316,13 +316,13 @@ def test_an_error_of_the_users_is_lasting(tmp_path):
     def write(folder: str) -> None:
         raise UserError("objects.0 holds a set")
 
-    assert to.save(2, {"metrics": {}}, write) == SaveOutcome(["objects.0 holds a set"], lasting=True)
+    assert to.save(Record(2), write) == SaveOutcome(["objects.0 holds a set"], lasting=True)
     assert names(to) == ["step-00000001"]
 
 
 def test_a_folder_in_the_way_of_a_folder_is_returned(tmp_path):
     (tmp_path / "checkpoints").write_text("in the way")
-    (problem,) = checkpoints(tmp_path).save(1, {"metrics": {}}, writer(1)).problems
+    (problem,) = checkpoints(tmp_path).save(Record(1), writer(1)).problems
     assert "checkpoints" in problem
 
 
@@ -455,8 +455,8 @@ def test_a_run_that_lost_its_folder_writes_and_deletes_nothing(tmp_path):
         save(theirs, 15, 60)  # it deletes the draft of the run that it takes for dead
         taken.append(True)
 
-    assert ours.save(15, {"note": 15, "metrics": {}}, write) == SaveOutcome(["was taken over"], lasting=True)
-    assert ours.save(20, {"note": 20, "metrics": {}}, writer(20)) == SaveOutcome(["was taken over"], lasting=True)
+    assert ours.save(Record(15, unknown={"note": 15}), write) == SaveOutcome(["was taken over"], lasting=True)
+    assert ours.save(Record(20, unknown={"note": 20}), writer(20)) == SaveOutcome(["was taken over"], lasting=True)
     assert names(theirs) == ["step-00000015", "step-00000060"] and newest(theirs) == (60, [])
 
 
@@ -465,11 +465,11 @@ def test_two_runs_that_write_one_step_at_once_do_not_mix_their_files(tmp_path):
     ours, theirs = checkpoints(tmp_path), checkpoints(tmp_path)
 
     def write(folder: str) -> None:
-        assert theirs.save(15, {"note": 15, "metrics": {}}, writer(15)) == SaveOutcome()
+        assert theirs.save(Record(15, unknown={"note": 15}), writer(15)) == SaveOutcome()
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / "__0_0.distcp").write_bytes(b"of the one that was taken for dead")
 
-    ours.save(15, {"note": -1, "metrics": {}}, write)
+    ours.save(Record(15, unknown={"note": -1}), write)
     theirs.at(15)  # every file is as its manifest says
 
 
@@ -507,10 +507,10 @@ def test_what_is_measured_after_a_step_was_saved_decides_too(tmp_path):
     to = checkpoints(tmp_path, keep=1, best="score")
     save(to, 1)
     before = (to.path(1) / RECORD).read_bytes()
-    assert to.save(1, {"metrics": {"score": 0.99}, "scores": {"score": 0.99}}, writer(9)) == SaveOutcome()
+    assert to.save(Record(1, {"score": 0.99}, {"score": 0.99}), writer(9)) == SaveOutcome()
     save(to, 2, 3, score=0.5)
     assert names(to) == ["step-00000001", "step-00000003"]
-    assert to.at(1)[1]["scores"] == {"score": 0.99} and (to.path(1) / RECORD).read_bytes() == before
+    assert to.at(1)[1].scores == {"score": 0.99} and (to.path(1) / RECORD).read_bytes() == before
 
 
 def test_each_rank_vouches_for_the_files_that_it_wrote(tmp_path):
@@ -528,10 +528,10 @@ def test_each_rank_vouches_for_the_files_that_it_wrote(tmp_path):
 def test_later_scores_that_are_damaged_are_left_out(tmp_path, damage):
     to = checkpoints(tmp_path)
     save(to, 1, score=0.5)
-    to.save(1, {"metrics": {"score": 0.99}}, writer(1))
-    assert to.newest(print)[1]["metrics"] == {"score": 0.99}
+    to.save(Record(1, {"score": 0.99}), writer(1))
+    assert to.newest(print)[1].metrics == {"score": 0.99}
     DAMAGE[damage](to.path(1) / SCORES)
-    assert to.newest(print)[1]["metrics"] == {"score": 0.5}
+    assert to.newest(print)[1].metrics == {"score": 0.5}
 
 
 def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeypatch):
@@ -549,7 +549,7 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "open", broken)
         patch.setattr("app.checkpoints.manifest.time.sleep", lambda seconds: None)
-        assert to.newest(warnings.append)[1]["step"] == 4
+        assert to.newest(warnings.append)[1].step == 4
     assert "step-00000008 cannot be read and left out" in warnings[0]
     save(to, 6)
     *good, aside = names(to)
@@ -574,6 +574,6 @@ def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, failing, fail)
-        (problem,) = to.save(1, {"metrics": {"score": 0.9}}, writer(1)).problems
+        (problem,) = to.save(Record(1, {"score": 0.9}), writer(1)).problems
     assert "keeps its earlier scores" in problem and newest(checkpoints(tmp_path)) == (1, [])
     assert sorted(path.name for path in to.path(1).iterdir()) == [MANIFEST, RECORD, STATE]

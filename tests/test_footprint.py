@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import nn
 
+from app.commands import recipe_file
 from app.commands.plan import footprint, largest_micro_batch, simulated_device
 from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, MicroBatch, largest
 from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied
 from app.data.text.tokenizer import byte_tokenizer
-from app.launching import dry_run, profiles
+from app.launching import profiles
 from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations
+from app.training.loop.purpose import Body
 from launching import PROFILES, ROOT, python, run
 
 
@@ -211,14 +213,15 @@ def test_the_search_ends_at_the_border(room, fits_, too_large):
         found = largest_micro_batch.MicroBatchSearch([profile], room)
         asked = []
 
-        def peak(profile, plan, micro, asked=asked):
+        def peak(recipe, profile, plan, micro, asked=asked):
             asked.append(micro)
             return 400 + 60 * micro if micro > 1 else 410
             yield
 
         found._peak = peak
         sizes = [1, 2, 4, 8, 16, 32, 64]
-        search = found._search(profile, None, sizes, {start: 400 + 60 * start if start > 1 else 410}, int(room))
+        known = {start: 400 + 60 * start if start > 1 else 410}
+        search = found._search(None, profile, None, sizes, known, int(room))
         with pytest.raises(StopIteration) as ended:
             next(search)
         good, bad = ended.value.value
@@ -301,9 +304,9 @@ def test_a_body_that_changes_a_file_is_held_back(tmp_path, monkeypatch, way):
     mine = script(tmp_path, after=WAYS[way])
     (tmp_path / "kept").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
-    dry_run.run_to_loop(mine, ["--run.dir", str(tmp_path / "run")], loop)
-    assert loop.failed and (way == "safetensors" or "kept, and a dry run changes no files" in loop.failed)
+    body = Body(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
+    recipe_file.run_to_loop(mine, ["--run.dir", str(tmp_path / "run")], body)
+    assert body.failed and (way == "safetensors" or "kept, and a dry run changes no files" in body.failed)
     assert (tmp_path / "kept").read_text() == "mine"
     (tmp_path / "kept").write_text("open again")
 
@@ -322,11 +325,11 @@ def test_a_plan_makes_no_weights(tmp_path, rows, flags):
         flags = ["--model", str(tmp_path / "model")]
     small = ["--scratch.layers", "1", "--scratch.width", "32", "--scratch.tokenizer", "byte", "--data.block", "32"]
     small += ["--data.path", str(rows(40)), "--run.dir", str(tmp_path / "run")]
-    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
-    run, _ = dry_run.run_to_loop(ROOT / "recipes" / "lm.py", [*small, *flags], loop)
+    body = Body(lambda run, plan, *data: footprint.batches(asking(), run, plan, *data))
+    run, _ = recipe_file.run_to_loop(ROOT / "recipes" / "lm.py", [*small, *flags], body)
     (model,) = run.accelerator.models
     own = [p for name, p in model.named_parameters() if "lora_" not in name]
-    assert own and all(p.is_meta for p in own) and not loop.failed
+    assert own and all(p.is_meta for p in own) and not body.failed
 
 
 def asking():

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from app import parse
 from app.checkpoints.safe_reader import StateReader
+from app.commands.evaluate.worker import Evaluation
 from app.commands.export import command as export
 from app.commands.plan import command as plan
 from app.errors import UserError
-from app.launching import dry_run
 from app.tasks.language import four_bits
-from app.tasks.language.lora import Lora, add_adapters, check_lora
+from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.language.reference import contents_of
+from app.training.loop.purpose import Exporting
 from launching import ROOT, python, saved_state, scores, share, steps
 from recipes import lm
 
@@ -155,19 +156,16 @@ def test_adapters_are_merged_into_whole_weights(rows, base, tmp_path):
         (base / "model.safetensors").write_bytes(held)
 
 
-def test_only_an_export_leaves_weights_whole(monkeypatch):
+def test_only_an_export_leaves_weights_whole():
     model = add_adapters(LlamaForCausalLM(LlamaConfig(**SHAPE, vocab_size=50)), Lora(rank=2))
-    monkeypatch.setattr(dry_run, "_current", dry_run.DryRun(to_end=True))
-    four_bits.hold(model, SimpleNamespace(**ALONE))
+    hold_base(model, Lora(rank=2, base="4bit"), SimpleNamespace(**ALONE), Exporting().needs)
     assert all(p.is_floating_point() for p in model.parameters())
     # An evaluation computes with them, on the devices that there are.
-    monkeypatch.setattr(dry_run, "_current", dry_run.DryRun(to_end=True, on_cpu=False))
-    assert not dry_run.needs_weights_alone()
+    assert Evaluation("state", averaged=False).needs.computing
 
 
-def test_a_plan_hashes_no_weights(monkeypatch):
+def test_a_plan_hashes_no_weights():
     """As dpo asks for, to find what its reference says."""
-    monkeypatch.setattr(dry_run, "_current", dry_run.DryRun(dry_run.Loop(lambda *data: iter(()))))
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SHAPE, vocab_size=50))
     assert contents_of(model) == ""

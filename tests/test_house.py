@@ -61,3 +61,16 @@ def test_arrows_point_down(path):
     own = ORDER.index(path.relative_to(APP).parts[0].removesuffix(".py"))
     above = [name for name in imported(path) if (room := room_of(name)) in ORDER and ORDER.index(room) > own]
     assert above == []
+
+
+@pytest.mark.parametrize("room", ["data", "tasks", "sampling", "distributed"])
+def test_data_and_tasks_know_nothing_of_commands(room):
+    """They are handed what a run needs, as an argument; launching is for what starts runs."""
+    paths = [path for path in modules() if room_of(f"app.{path.relative_to(APP).parts[0]}") == room]
+    assert paths and not [name for path in paths for name in imported(path) if name.startswith("app.launching")]
+
+
+def test_one_slot_holds_what_a_command_asks_for():
+    """A run is told once what it is for, and hands it on: no module asks for it again."""
+    asking = [path for path in modules() if re.search(r"purpose\.asked\(|import .*\basked\b", path.read_text())]
+    assert [str(path.relative_to(APP)) for path in asking] == ["run.py"]

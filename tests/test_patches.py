@@ -47,7 +47,7 @@ PRIVATE = {
     "training/loop/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
     "training/loop/before_step.py": {"_buffers", "_non_persistent_buffers_set", "_parameters"},
     "checkpoints/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},  # test_reader.py
-    "launching/dry_run.py": {"_open_zipfile_writer"},
+    "commands/plan/writing_nothing.py": {"_open_zipfile_writer"},
     "commands/plan/meta_tensors.py": {"_parameters", "_buffers"},
     "commands/plan/live_storage.py": {"_cdata", "_python_dispatch"},
     # tests/test_footprint.py compares all that these do with real tensors.
@@ -471,7 +471,7 @@ def test_a_metric_can_be_computed_without_other_ranks():
 
 @canary("torch", "serialization._open_zipfile_writer")
 def test_torch_save_opens_its_file_by_the_name_that_is_closed(tmp_path):
-    from app.launching.dry_run import writing_nothing
+    from app.commands.plan.writing_nothing import writing_nothing
 
     with writing_nothing(), pytest.raises(PermissionError):
         torch.save({}, str(tmp_path / "file"))

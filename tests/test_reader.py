@@ -32,7 +32,7 @@ def plant(state: Path, name: str, data: bytes) -> Path:
     """Replace a file of a checkpoint's state, in its manifest too."""
     path, manifest = state / name, json.loads((state.parent / MANIFEST).read_text())
     path.write_bytes(data)
-    manifest["files"][f"state/{name}"] = {"size": len(data), "xxh3": checksum(path)}
+    manifest["files"][f"state/{name}"] = {"size": len(data), "xxh3": checksum(path.parent, path.name)}
     (state.parent / MANIFEST).write_text(json.dumps(manifest))
     return path
 

@@ -380,6 +380,7 @@ ELSEWHERE = {
     "commands/plot/": "pages that the user named",
     "commands/predict/": "inputs and outputs that the user named",
     "commands/prove/": "scratch runs, looked at from outside",
+    "commands/recipe_file.py": "the recipe that the user named",
     "commands/torture/": "scratch runs, looked at from outside",
 }
 OF_PATHS = {

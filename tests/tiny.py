@@ -44,7 +44,7 @@ def state_folder(folder, step) -> Path:
 def enter(checkpoint: Path, name: str) -> None:
     """Enter a file as it is now in its checkpoint's manifest, as one who means harm would."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
-    manifest["files"][name] = {"size": (checkpoint / name).stat().st_size, "xxh3": checksum(checkpoint / name)}
+    manifest["files"][name] = {"size": (checkpoint / name).stat().st_size, "xxh3": checksum(checkpoint, name)}
     (checkpoint / MANIFEST).write_text(json.dumps(manifest))
 
 

@@ -7,6 +7,7 @@ from accelerate.utils import DistributedType
 
 from app.checkpoints import finite, resume, sharded, state_dict
 from app.checkpoints.background import BackgroundSave
+from app.checkpoints.record import Counts, DataRecord, Record
 from app.checkpoints.staging import Stager
 from app.checkpoints.store import CheckpointStore, SaveOutcome
 from app.config import RunConfig
@@ -34,7 +35,7 @@ class Measured(NamedTuple):
     """How long ago the best score was measured."""
     unevaluated: bool = False
     """Whether the run stops inside this step's evaluation."""
-    counts: resume.Counts = resume.Counts()
+    counts: Counts = Counts()
     """What has happened in the steps so far."""
 
 
@@ -88,28 +89,28 @@ class CheckpointManager:
         state, saved = found
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
-        layout.check_bound(saved["layout"], here)
+        layout.check_bound(saved.layout, here)
         plan = resume.fitting(saved, plan, settings, folder)
-        if note := resume.check_contents(saved["data"], contents, folder, settings.changed == "accept"):
+        if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))
         plan.check_stop(settings)
         since = self.logger.folder.changed_since
-        changed = collectives.from_main(lambda: since(saved["config"]) if "config" in saved else {})
+        changed = collectives.from_main(lambda: since(saved.config))
         start = resume.start(saved, changed)
-        self.logger.progress.say(resume.described(start, plan, saved["layout"], here, folder))
-        changes = layout.changes_bits({**saved["layout"], **saved["versions"]}, here) if settings.exact else []
+        self.logger.progress.say(resume.described(start, plan, saved.layout, here, folder))
+        changes = layout.changes_bits({**saved.layout, **saved.versions}, here) if settings.exact else []
         if changes:
             warning = f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before"
             self.logger.progress.warn(warning)
         return start, plan
 
-    def _go_on_with_folder(self, saved: dict[str, Any]) -> None:
+    def _go_on_with_folder(self, saved: Record) -> None:
         """Take from a record what the folder could not tell: the run's settings, and its trackers' names for it."""
         folder = self.logger.folder
-        for note in collectives.from_main(lambda: folder.check_saved_settings(saved.get("config", {}))):
+        for note in collectives.from_main(lambda: folder.check_saved_settings(saved.config)):
             self.logger.progress.say(note)
-        folder.info.setdefault("trackers", saved.get("trackers", {}))
+        folder.info.setdefault("trackers", saved.trackers)
 
     def save_when_due(self, step: int, due: Triggers, measured: Measured, leaving: bool) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
@@ -148,45 +149,43 @@ class CheckpointManager:
             self.wait()
             self.buffers.find_changes()
             finite.check_state(self.accelerator, step, self.constants, self.kept())
-            # Copies: training logs on while this is written.
-            fields = {
-                "metrics": dict(measured.step_scores),
-                "scores": dict(measured.scores),
-                "unevaluated": measured.unevaluated,
-                "patience": measured.patience,
-                "losses": measured.losses(),
-                "counts": measured.counts._asdict(),
-                **self._about_run(step, plan),
-            }
+            record = self._record(step, plan, measured)
             if self._in_background:
-                self._writing = self._begin(step, fields)
+                self._writing = self._begin(record)
                 return
             with self._watchdog.long_work():
-                outcome = self.store.save(step, fields, lambda folder: sharded.save(self.accelerator, folder))
+                outcome = self.store.save(record, lambda folder: sharded.save(self.accelerator, folder))
             self._report(step, outcome)
 
-    def _about_run(self, step: int, plan: BatchPlan) -> dict[str, Any]:
-        """Collect the fields that describe the run in a checkpoint's record."""
+    def _record(self, step: int, plan: BatchPlan, measured: Measured) -> Record:
+        """Collect what a checkpoint's record says: copies, as training logs on while it is written."""
         folder = self.logger.folder
-        return {
-            "seen": plan.seen(step),
-            "layout": layout.layout(self.accelerator),
-            "versions": layout.versions(),
-            "data": {"rows": plan.samples, "fingerprint": plan.fingerprint, "contents": self._contents},
-            "config": folder.config,
-            "trackers": folder.info.get("trackers", {}),
-            "buffers": self.buffers.changing,
-            "nonfinite": self.constants,
-        }
+        return Record(
+            step=step,
+            metrics=dict(measured.step_scores),
+            scores=dict(measured.scores),
+            unevaluated=measured.unevaluated,
+            patience=measured.patience,
+            losses=measured.losses(),
+            counts=measured.counts,
+            seen=plan.seen(step),
+            layout=layout.layout(self.accelerator),
+            versions=layout.versions(),
+            data=DataRecord(plan.samples, plan.fingerprint, self._contents),
+            config=folder.config,
+            trackers=folder.info.get("trackers", {}),
+            buffers=list(self.buffers.changing),
+            nonfinite=self.constants,
+        )
 
-    def _begin(self, step: int, fields: dict[str, Any]) -> BackgroundSave:
+    def _begin(self, record: Record) -> BackgroundSave:
         """Copy the state to the host, and begin to write the copy."""
         write, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
         save = self.store.save
         return BackgroundSave(
-            step,
-            fields["metrics"],
-            lambda: save(step, fields, lambda folder: write(folder, group), group),
+            record.step,
+            record.metrics,
+            lambda: save(record, lambda folder: write(folder, group), group),
             self.accelerator.device,
         )
 

@@ -1,53 +1,162 @@
 """What a checkpoint holds besides its state: its record, and the scores that were measured after it was committed."""
 
 import contextlib
+import dataclasses
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app import storage
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
-_LATER = ("metrics", "scores", "unevaluated", "patience")  # those fields
+FORMAT = "2026-11"  # of record.json: the month in which a field last changed its meaning
+_LATER = ("metrics", "scores", "unevaluated", "patience")  # the fields that scores.json replaces
 
 
-def write(draft: Path, record: dict[str, Any]) -> str:
+class Counts(NamedTuple):
+    """What has happened in the steps so far, which their number does not tell."""
+
+    made: int = 0
+    """The steps that have updated weights: those that were left out do not count."""
+    averaged: tuple[int, ...] = ()
+    """For each model with an average, how many weights it has of steps after its beginning."""
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """What a checkpoint knows of the data that its run was trained on."""
+
+    rows: int = 0
+    fingerprint: str = ""
+    """Hash of their lengths and weights."""
+    contents: dict[str, Any] = field(default_factory=dict)
+    """Digest of what stands in them, see app/data/fingerprint.py."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a checkpoint, record.json."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The scores that were measured at this very step; they decide which checkpoint is best."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The last value of each score."""
+    unevaluated: bool = False
+    """Whether the run stopped inside this step's evaluation."""
+    patience: dict[str, Any] = field(default_factory=dict)
+    """How long ago the best score was measured."""
+    losses: dict[str, Any] = field(default_factory=dict)
+    """Sums of the losses of the last steps, from which the means that are logged next are formed."""
+    counts: Counts = field(default_factory=Counts)
+    seen: int = 0
+    """Samples that were seen."""
+    layout: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    data: DataRecord = field(default_factory=DataRecord)
+    config: dict[str, Any] = field(default_factory=dict)
+    """The run's settings."""
+    trackers: dict[str, Any] = field(default_factory=dict)
+    """The trackers' names for the run."""
+    buffers: list[str] = field(default_factory=list)
+    """Names of the buffers that are known to change in training."""
+    nonfinite: dict[str, Any] = field(default_factory=dict)
+    """What was not finite in the models before the first step."""
+    format: str = FORMAT
+    unknown: dict[str, Any] = field(default_factory=dict)
+    """Fields that this version does not know; they are written again as they were."""
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Record":
+        """Read the fields of record.json.
+
+        Raises:
+            ValueError: one is missing or of another type, or it is of a newer format; the message says which.
+        """
+        found, data = dict(fields), fields.get("data")
+        if str(found.get("format", FORMAT)) > FORMAT:
+            raise ValueError(f"a newer version wrote it (format {found['format']}, this one reads {FORMAT}): update")
+        read: dict[str, Any] = {}
+        for each in dataclasses.fields(cls):
+            if each.name not in found and each.name not in ("format", "unknown"):
+                raise ValueError(f"it has no field {each.name}")
+            read[each.name] = found.pop(each.name, None)
+        read |= {"counts": _counts(read["counts"]), "data": _data(data), "unknown": found}
+        read["format"] = read["format"] or FORMAT
+        record = cls(**read)
+        for each in dataclasses.fields(cls):
+            if not isinstance(value := getattr(record, each.name), _KINDS[each.name]):
+                raise ValueError(f"its {each.name} is {value!r:.40}")
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields of record.json."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        step, unknown = fields.pop("step"), fields.pop("unknown")
+        fields |= {"counts": self.counts._asdict(), "data": dataclasses.asdict(self.data)}
+        return {**fields, "step": step, **unknown}
+
+
+_KINDS: dict[str, type] = {
+    **{each.name: dict for each in dataclasses.fields(Record)},
+    **{"step": int, "seen": int, "unevaluated": bool, "buffers": list, "format": str},
+    **{"counts": Counts, "data": DataRecord},
+}
+
+
+def _counts(fields: Any) -> Any:
+    made, averaged = (fields.get(name) for name in Counts._fields) if isinstance(fields, dict) else (None, None)
+    return Counts(made, tuple(averaged)) if isinstance(made, int) and isinstance(averaged, list) else fields
+
+
+def _data(fields: Any) -> Any:
+    kinds = {"rows": int, "fingerprint": str, "contents": dict}
+    whole = isinstance(fields, dict) and all(isinstance(fields.get(name), kind) for name, kind in kinds.items())
+    return DataRecord(**{name: fields[name] for name in kinds}) if whole else fields
+
+
+def write(draft: Path, record: Record) -> str:
     """Write a checkpoint's record into its draft, wait until it is on disk, and return its name."""
     files = storage.at(draft)
-    files.fill(RECORD, json.dumps(record))
+    files.fill(RECORD, json.dumps(record.to_json()))
     files.up(RECORD)
     return RECORD
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Record:
     """Read a checkpoint's record, with what was measured later.
 
     Raises:
         OSError, ValueError: the record cannot be read, or is damaged. Damaged later scores are left out.
     """
-    record, later = _fields(folder, RECORD), {}
+    fields = _fields(folder, RECORD)
     with contextlib.suppress(FileNotFoundError, ValueError):
         later = _fields(folder, SCORES)
-    return {**record, **{name: later[name] for name in _LATER if name in later}}
+        fields |= {name: later[name] for name in _LATER if name in later}
+    try:
+        return Record.from_json(fields)
+    except ValueError as error:
+        raise ValueError(f"{folder / RECORD} is not the record that was written: {error}") from None
 
 
 def _fields(folder: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(storage.at(folder).read_text(name, follow=True))
+        fields = json.loads(storage.at(folder).read_text(name, follow=True))
     except RecursionError:
-        found = None
-    if not isinstance(found, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise ValueError(f"{folder / name} is not the record that was written")
-    return found
+    return fields
 
 
-def later_fields(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
+def later_fields(folder: Path, record: Record) -> dict[str, Any]:
     """Return the fields for scores.json that make a checkpoint agree with `record`; empty if it already does."""
     before = read(folder)
-    now = {name: record[name] for name in _LATER if name in record}
-    now["metrics"] = {**before.get("metrics", {}), **now.get("metrics", {})}
-    return now if any(before.get(name) != value for name, value in now.items()) else {}
+    now = {name: getattr(record, name) for name in _LATER}
+    now["metrics"] = {**before.metrics, **record.metrics}
+    return now if any(getattr(before, name) != value for name, value in now.items()) else {}
 
 
 def write_later(folder: Path, fields: dict[str, Any]) -> None:

@@ -4,20 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from app.checkpoints.record import Counts, DataRecord, Record
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference, other_models
 from app.distributed import collectives, layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
-
-
-class Counts(NamedTuple):
-    """What has happened in the steps so far, which their number does not tell."""
-
-    made: int = 0
-    """The steps that have updated weights: those that were left out do not count."""
-    averaged: Sequence[int] | None = ()
-    """For each model with an average, how many weights it has of steps after its beginning. None: not known."""
 
 
 class Start(NamedTuple):
@@ -46,21 +38,10 @@ class Start(NamedTuple):
         return self.counts.made
 
 
-def start(saved: dict[str, Any], changed: dict[str, list]) -> Start:
+def start(saved: Record, changed: dict[str, list]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
-    # Checkpoints of earlier versions have no entry "buffers", "losses", "patience" or "counts".
-    counts = Counts(max(0, saved["step"] - int(saved["scores"].get("skipped_steps", 0))), None)
-    if "counts" in saved:
-        counts = Counts(saved["counts"]["made"], tuple(saved["counts"]["averaged"]))
     return Start(
-        saved["step"],
-        saved["scores"],
-        bool(saved.get("unevaluated")),
-        saved.get("buffers", ()),
-        changed,
-        saved.get("losses", {}),
-        saved.get("patience", {}),
-        counts,
+        saved.step, saved.scores, saved.unevaluated, saved.buffers, changed, saved.losses, saved.patience, saved.counts
     )
 
 
@@ -89,24 +70,23 @@ def contents_everywhere(data: Sequence) -> dict[str, Any]:
     return found[0]
 
 
-def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
+def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
     """Plan what follows a checkpoint, from its record.
 
     Raises:
         UserError: the checkpoint is of a data set of another size, or of a longer run.
     """
-    step, seen = saved["step"], saved.get("seen")
-    if seen is not None:  # an earlier version did not write it
-        plan = plan.going_on(settings, step, seen)
-    if step > plan.steps or (seen or 0) > plan.total:
+    step, seen = saved.step, saved.seen
+    plan = plan.going_on(settings, step, seen)
+    if step > plan.steps or seen > plan.total:
         made = f"made {step} steps" if step > plan.steps else f"seen {seen:,} samples"
         asked = f"{plan.steps}" if step > plan.steps else f"{plan.total:,}"
         raise UserError(
             f"the run in {folder} has {made}, and only {asked} are asked for: give a larger --run.steps or "
             "--run.epochs, or another --run.dir"
         )
-    rows, before = plan.samples, saved["data"]["rows"]
-    if plan.fingerprint != saved["data"]["fingerprint"]:
+    rows, before = plan.samples, saved.data.rows
+    if plan.fingerprint != saved.data.fingerprint:
         now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
         raise UserError(
             f"{folder} holds a run over other training data: it had {before:,} rows, and {now}. Give it the "
@@ -115,7 +95,7 @@ def fitting(saved: dict[str, Any], plan: BatchPlan, settings: RunConfig, folder:
     return plan
 
 
-def check_contents(saved: dict[str, Any], now: dict[str, Any], folder: Path, accept: bool) -> str:
+def check_contents(saved: DataRecord, now: dict[str, Any], folder: Path, accept: bool) -> str:
     """Compare the training data, and models that belong to them, with those that a checkpoint's run had.
 
     Args:
@@ -129,11 +109,9 @@ def check_contents(saved: dict[str, Any], now: dict[str, Any], folder: Path, acc
     Raises:
         UserError: they have changed, and that is not accepted.
     """
-    if "contents" not in saved:  # an earlier version had none
-        return ""
-    rows = difference(saved["contents"], now)
+    rows = difference(saved.contents, now)
     found = {"the training data have changed": rows} if rows else {}
-    for model in other_models(saved["contents"], now):
+    for model in other_models(saved.contents, now):
         found[f"{model} has changed"] = "its weights or its config are others"
     if found and not accept:
         raise UserError(

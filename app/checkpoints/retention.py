@@ -89,8 +89,8 @@ class Retention:
             OSError: it cannot be read now.
         """
         try:
-            return self.value(record.read(folder)["metrics"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return self.value(record.read(folder).metrics)
+        except (FileNotFoundError, ValueError):
             return None
 
 

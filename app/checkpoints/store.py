@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from app import storage
 from app.checkpoints import manifest, record
+from app.checkpoints.record import Record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
 from app.errors import UserError
-from app.rundir.foreign import section
 
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
@@ -89,7 +89,7 @@ class CheckpointStore:
         """Return the settings of the newest checkpoint whose record can be read; empty if there is none."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
-                return section(record.read(self.path(step)), "config")
+                return record.read(self.path(step)).config
         return {}
 
     def improves(self, step: int, metrics: dict[str, float], saving: dict[str, float]) -> bool:
@@ -109,8 +109,7 @@ class CheckpointStore:
 
     def save(
         self,
-        step: int,
-        fields: dict[str, Any],
+        about: Record,
         write: Callable[[str], Any],
         group: dist.ProcessGroup | None = None,
     ) -> SaveOutcome:
@@ -119,12 +118,13 @@ class CheckpointStore:
         A step whose checkpoint is already whole keeps it; its scores are brought up to date.
 
         Args:
-            fields: the record; its "metrics", measured at this step, choose the best checkpoint.
+            about: the record; its metrics, measured at this step, choose the best checkpoint.
             write: writes the state into the folder that it is given; collective.
             group: the process group in which the ranks talk; a thread next to training has one of its own.
         """
+        step = about.step
         try:
-            there, problem = collectives.from_main(lambda: self._is_there(step, fields), group)
+            there, problem = collectives.from_main(lambda: self._is_there(about), group)
         except UserError as lost:
             return SaveOutcome([str(lost)], lasting=True)
         if there:
@@ -137,7 +137,7 @@ class CheckpointStore:
             )  # then all files are there, whoever has written them
             own = self._agreed(lambda: manifest.vouch(draft, self.rank, self._on_block), group)
             sums = {name: entry for part in collectives.gather(own, group) for name, entry in part.items()}
-            self._agreed(lambda: self._finish(draft, step, fields, sums), group)
+            self._agreed(lambda: self._finish(draft, about, sums), group)
         except _NotSaved as failed:
             return failed.outcome
         finally:
@@ -172,7 +172,7 @@ class CheckpointStore:
         # torch puts the errors of all ranks into one, whose text is all their tracebacks.
         return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
-    def newest(self, warn: Callable[[str], Any]) -> tuple[Path, dict[str, Any]] | None:
+    def newest(self, warn: Callable[[str], Any]) -> tuple[Path, Record] | None:
         """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
 
         Raises:
@@ -200,7 +200,7 @@ class CheckpointStore:
             )
         return None
 
-    def at(self, step: int) -> tuple[Path, dict[str, Any]]:
+    def at(self, step: int) -> tuple[Path, Record]:
         """Find one step's checkpoint, verify all its files, and return its state's folder and its record.
 
         Raises:
@@ -215,7 +215,7 @@ class CheckpointStore:
             raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
         return self.path(step) / STATE, record.read(self.path(step))
 
-    def _is_there(self, step: int, fields: dict[str, Any]) -> tuple[bool, str]:
+    def _is_there(self, about: Record) -> tuple[bool, str]:
         """Tell whether a step already has a whole checkpoint, and bring its scores up to date.
 
         Returns:
@@ -224,13 +224,13 @@ class CheckpointStore:
         Raises:
             UserError: another run has taken the folder.
         """
-        folder = self.path(step)
+        folder = self.path(about.step)
         try:
             manifest.verify(folder, on_block=self._on_block)
         except (OSError, ValueError):
             return False, ""
         try:
-            if later := record.later_fields(folder, fields):
+            if later := record.later_fields(folder, about):
                 self.check_owner()
                 record.write_later(folder, later)
         except OSError as error:
@@ -246,20 +246,21 @@ class CheckpointStore:
                 self._files.delete(leftover.name)
         return self.folder / self._files.draft(_name(step))
 
-    def _finish(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
+    def _finish(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
         """Commit a draft and delete what is no longer wanted, on the main process."""
         if self.rank == 0:
-            self._commit(draft, step, fields, sums)
-            self._prune(step)
+            self._commit(draft, about, sums)
+            self._prune(about.step)
 
-    def _commit(self, draft: Path, step: int, fields: dict[str, Any], sums: dict[str, dict]) -> None:
+    def _commit(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
+        step = about.step
         away = [name for name in sums if not storage.at(draft).is_file(name)]
         if away:
             raise UserError(
                 f"{draft} does not have {away[0]}, which another process wrote: --run.dir must be on a disk that all "
                 "machines share"
             )
-        written = record.write(draft, {**fields, "step": step})
+        written = record.write(draft, about)
         manifest.write(draft, {**sums, **manifest.entries(draft, [written])})
         self.check_owner()
         if self._files.exists(_name(step)):  # damaged, or it would not be written again

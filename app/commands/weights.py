@@ -12,6 +12,7 @@ from app.errors import UserError
 from app.rundir.foreign import section
 
 if TYPE_CHECKING:
+    from app.checkpoints.record import Record
     from app.checkpoints.store import CheckpointStore
 
 
@@ -85,9 +86,9 @@ def averaging(config: dict[str, Any]) -> EMAConfig:
     return EMAConfig(**{name: given[name] for name in usual if isinstance(given.get(name), kinds[name])})
 
 
-def scores_of(record: dict[str, Any], config: dict[str, Any], averaged: bool) -> dict[str, Any]:
+def scores_of(record: "Record", config: dict[str, Any], averaged: bool) -> dict[str, Any]:
     """Return the scores in a checkpoint's record that were measured with these weights, named as a run's own."""
-    scores, settings = section(record, "scores"), averaging(config)
+    scores, settings = record.scores, averaging(config)
     if settings.on and settings.use == "instead":
         return scores if averaged else {}
     names = {name: ScoreName.parse(name) for name in scores}

@@ -2,33 +2,33 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-from app.launching import dry_run
+from app.config.needs import EVERYTHING, Needs
 
-P = ParamSpec("P")
 M = TypeVar("M")
 
 
-def made_where_needed(build: Callable[P, M]) -> Callable[P, M]:
+def made_where_needed(build: Callable[..., M]) -> Callable[..., M]:
     """Have a function that makes a model make it without contents for a plan, and once for all ranks if it is large.
 
-    So a plan of a model that this machine could not hold takes no memory.
+    So a plan of a model that this machine could not hold takes no memory. The function gets another argument, `needs`:
+    what the run needs, `run.needs`.
     """
 
     @functools.wraps(build)
-    def made(*args: P.args, **known: P.kwargs) -> M:
+    def made(*args: Any, needs: Needs = EVERYTHING, **named: Any) -> M:
         import torch
 
         from app.distributed import made_once
 
         def shapes() -> M:
             with torch.device("meta"):
-                return build(*args, **known)
+                return build(*args, **named)
 
-        if dry_run.needs_shapes_alone():
+        if not needs.weights:
             return shapes()
-        return made_once.make(lambda: build(*args, **known), shapes)  # type: ignore[type-var]  # it is a module
+        return made_once.make(lambda: build(*args, **named), shapes)  # type: ignore[type-var]  # it is a module
 
     return made
 

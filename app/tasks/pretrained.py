@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.images.processor import ImageProcessor
 from app.data.reading import read_fields, read_json
 from app.data.text.tokenizer import check_tokenizer
 from app.distributed import made_once
 from app.distributed.environment import is_main_process
 from app.errors import UserError, is_installed, not_installed
-from app.launching import dry_run
 from app.tasks import hollow
 from app.tasks.vocabulary import check_ids, check_sizes, check_vocabulary
 
@@ -88,12 +88,15 @@ def read_tokenizer(
     return check_tokenizer(tokenizer, max_length, flag), config
 
 
-def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) -> "PreTrainedModel":
+def load_model(
+    kind: type[Any], name: str, once: bool = False, needs: Needs = EVERYTHING, **settings: Any
+) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Args:
         kind: the class of transformers that loads it, such as AutoModelForSequenceClassification.
         once: whether a large one may be loaded on rank 0 alone, as `run.prepare` will shard or split it.
+        needs: of the run, `run.needs`.
         settings: for `from_pretrained`. Weights are loaded as float32: the profile chooses the precision.
 
     Raises:
@@ -123,10 +126,10 @@ def load_model(kind: type[Any], name: str, once: bool = False, **settings: Any) 
         with loading(name, "configuration"):
             return hollow.load_shapes(kind, name, asked)
 
-    if dry_run.needs_shapes_alone():
+    if not needs.weights:
         return shapes()
     model = made_once.make(load, shapes) if once else load()
-    if new and dry_run.evaluates_model():
+    if new and needs.complete:
         raise UserError(
             f"{name} has no weights that fit {new[0]}{f' and {len(new) - 1} others' if new[1:] else ''} of a "
             f"{type(model).__name__}, and new ones would say nothing: train it for this task first, with --model {name}"

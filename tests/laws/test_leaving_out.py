@@ -8,11 +8,9 @@ import torch
 
 from app import EMAConfig, Run, UserError
 from app.checkpoints import finite, record
-from app.checkpoints.record import RECORD
 from app.training.loop.before_step import BeforeStep
 from launching import ROOT, filled, scores
 from laws.leaving_out import AVERAGES, NEVER, ORDERS, PARTS, SPOILT, batch_of, differing, train
-from tiny import enter
 
 SCRIPT = ROOT / "tests" / "laws" / "leaving_out.py"
 
@@ -75,28 +73,15 @@ def test_a_uniform_average_is_the_mean_of_the_weights_that_there_were(tmp_path, 
     torch.testing.assert_close(averages[-1], torch.stack(made[1:] if switched_on else made).mean(0))
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path):
-    """It has no counts: its steps are those that were not left out, and its average has one of each."""
-    order, uniform = ORDERS["middle"], AVERAGES["uniform"]
-    whole = train(tmp_path / "whole", [], order, uniform)
-    train(tmp_path / "run", [], order, uniform, stop_at=4)
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
-    found = json.loads((checkpoint / RECORD).read_text())
-    assert found.pop("counts") == {"made": 2, "averaged": [1]}
-    (checkpoint / RECORD).write_text(json.dumps(found))
-    enter(checkpoint, RECORD)
-    assert differing(whole, train(tmp_path / "run", [], order, uniform)) == []
-
-
 def test_a_checkpoint_has_the_counts_of_its_step(tmp_path, monkeypatch):
     """Though it is written while training goes on and counts."""
     made, write = [0], record.write
 
-    def slow(folder, fields):
+    def slow(folder, about):
         """Wait for two more steps, which do not wait for this."""
-        while fields["step"] + 1 < 8 and made[0] < fields["step"] + 1:
+        while about.step + 1 < 8 and made[0] < about.step + 1:
             time.sleep(0.01)
-        return write(folder, fields)
+        return write(folder, about)
 
     def then(run):
         made[0] = run.steps_done
@@ -105,7 +90,7 @@ def test_a_checkpoint_has_the_counts_of_its_step(tmp_path, monkeypatch):
     train(tmp_path, [], [*range(8)], AVERAGES["uniform"], then=then, save_every=2)
     for step in (6, 8):
         saved = record.read(tmp_path / "checkpoints" / f"step-{step:08d}")
-        assert saved["counts"] == {"made": step, "averaged": [step - 1]}
+        assert saved.counts == (step, (step - 1,))
 
 
 def test_a_step_with_two_updates_of_one_optimizer_is_not_left_out(tmp_path, monkeypatch):

@@ -2,15 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.launching.dry_run import DryRun, play
+from app.commands.recipe_file import play
+from app.config.needs import Needs
+from app.errors import UserError
+from app.training.loop.purpose import Purpose
+
+if TYPE_CHECKING:
+    from app.training.scores.base import Metric
 
 
-class Evaluation(DryRun):
-    """Take the place of training in a Run: load a checkpoint's weights, and run the loop's body once to evaluate."""
+class Evaluation(Purpose):
+    """Load a checkpoint's weights, and run the loop's body once to evaluate."""
+
+    trains = False
 
     def __init__(self, state: str, averaged: bool, only: str = ""):
         """Describe what is evaluated.
@@ -20,34 +28,38 @@ class Evaluation(DryRun):
             averaged: evaluate the average of the weights.
             only: the one of the recipe's sets to evaluate on; empty: all.
         """
-        super().__init__(to_end=True, on_cpu=False, evaluates_model=not state, scored_set=only)
+        super().__init__(Needs(training_rows=bool(state), only_set=only, complete=not state))
         self.state, self.averaged = state, averaged
-        self.metrics: list[Any] = []
+        self.of_main_set: Sequence[Metric] = ()
         """The metrics of the main evaluation set: the recipe's own, and what they add to look closer."""
         self.scores: dict[str, float] = {}
         self.meanings: dict[str, str] = {}
         self.faults: list[str] = []
 
     def at_loop(self, run: Any, plan: Any, *data: Any) -> Iterator[Any]:
-        """Take the place of run.batches."""
+        """Evaluate.
+
+        Raises:
+            UserError: one set is to be scored, and the recipe scores others.
+        """
         from app.checkpoints import sharded
 
         if self.state:
             sharded.load_weights(run.accelerator, self.state, self.averaged)
-        run.scores_of = self._watching(run.scores_of)
         yield from run.only_evaluation()
         self.scores = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
         self.meanings, self.faults = run.services.remarks.meanings, run.services.remarks.lines()
+        if self.needs.only_set and any(name.startswith(f"eval-{self.needs.only_set}/") for name in self.scores):
+            raise UserError(
+                f"{run.name} scores other sets too: have the recipe hand run.needs to what loads its data, as in "
+                "load_data(config, run.needs)"
+            )
 
-    def _watching(self, scores_of: Any) -> Any:
-        """Return a `scores_of` that remembers metrics, and adds those that look closer."""
-
-        def watched(*own: Any, **metrics: Any) -> Any:
-            every = [*own, *(more for metric in own for more in metric.in_depth())]
-            self.metrics = self.metrics or every  # the first ones are of the main evaluation set
-            return scores_of(*every, **metrics)
-
-        return watched
+    def metrics(self, of_recipe: "Sequence[Metric]") -> "Sequence[Metric]":
+        """Return a recipe's metrics with those that look closer, and remember those of the main evaluation set."""
+        every = [*of_recipe, *(more for metric in of_recipe for more in metric.in_depth())]
+        self.of_main_set = self.of_main_set or every  # the first ones are of that set
+        return every
 
     def at_finish(self, run: Any, model: Any, parts: tuple, use: str) -> None:
         """Take the place of run.finish: nothing is written."""
@@ -59,7 +71,7 @@ class Evaluation(DryRun):
             "meanings": self.meanings,
             "warnings": self.faults,
         }
-        for metric in self.metrics:
+        for metric in self.of_main_set:
             if metric.total:  # it was computed
                 found |= metric.report()
         return found

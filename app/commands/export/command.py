@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.checkpoints import sharded
+from app.checkpoints.record import Record
 from app.commands import weights
 from app.commands.output import size
 from app.errors import UserError
 from app.launching import trust
 from app.rundir import room
-from app.rundir.foreign import section
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -72,7 +72,7 @@ def main(options: Options) -> int:
     chosen = _steps(options, checkpoints)
     found = [checkpoints.at(step) for step in chosen]
     for state, record in found:
-        if layout.is_bound(section(record, "layout")):
+        if layout.is_bound(record.layout):
             raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
@@ -173,7 +173,7 @@ def _write(
     code: trust.Code,
     checkpoints: "CheckpointStore",
     steps: list[int],
-    found: list[tuple[Path, dict]],
+    found: list[tuple[Path, Record]],
     averaged: bool,
     folder: Path,
     options: Options,
@@ -181,14 +181,14 @@ def _write(
     """Build the model as the recipe does, load the checkpoints' weights into it, and write it with its card."""
     from app.checkpoints import finite
     from app.checkpoints.export import save_model
+    from app.commands import recipe_file
     from app.commands.export import model_card
-    from app.launching import dry_run
     from app.tasks.language.merging import Merged
 
     recipe, imports = code
     flags = ["--config", str(run.folder / "config.yaml")]
     print(f"{recipe}: loading data and building the model, as the run did", flush=True)
-    ended = dry_run.run_to_end(recipe, flags, import_folder=imports)
+    ended = recipe_file.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator
     try:
         sharded.load_mean(accelerator, [str(state) for state, _ in found], averaged)
@@ -197,7 +197,7 @@ def _write(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
     kept = f"the run has checkpoints of steps {', '.join(map(str, checkpoints.steps()))}"
-    finite.check_model(accelerator, ended.model, found[-1][1].get("nonfinite"), kept)
+    finite.check_model(accelerator, ended.model, found[-1][1].nonfinite, kept)
     plain = accelerator.unwrap_model(ended.model)
     merged = Merged(plain) if options.merge else None
     plain = merged.model if merged else plain

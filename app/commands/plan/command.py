@@ -51,16 +51,18 @@ def main(options: Options, flags: list[str]) -> int:
     Raises:
         UserError: the run itself would refuse to begin.
     """
+    from app.commands import recipe_file
     from app.commands.plan import display, footprint, largest_micro_batch, memory
-    from app.launching import dry_run, profiles
+    from app.launching import profiles
+    from app.training.loop.purpose import Body
 
     if options.memory < 0:
         raise UserError(f"--memory {options.memory:g}: give the GB of one device, for example 24")
     chosen = [profiles.read(text) for text in options.profile or _usual()]
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
     peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
-    loop = dry_run.Loop(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
-    run, plan = dry_run.run_to_loop(options.recipe, flags, loop)
+    body = Body(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
+    run, plan = recipe_file.run_to_loop(options.recipe, flags, body)
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run), run.accelerator.averages)
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
@@ -69,12 +71,12 @@ def main(options: Options, flags: list[str]) -> int:
         {**_layout(run, plan, profile, weights, buffers), "peak": peaks.found.get(largest_micro_batch.key(profile))}
         for profile in chosen
     ]
-    display.show(about, layouts, folder, loop.failed)
+    display.show(about, layouts, folder, body.failed)
     if any(weight.remembered is None for weight in weights):
         print("the state of the optimizer could not be found out, and is not counted in any number")
     write_json(
         options.json,
-        {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": loop.failed},
+        {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": body.failed},
     )
     return int(bool(folder["trouble"]) or any(layout["trouble"] or display.is_too_large(layout) for layout in layouts))
 
@@ -217,8 +219,8 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]
-            found["unevaluated"] = bool(saved.get("unevaluated"))
-            found |= {"step": saved["step"], "saved_on": layout.in_short(saved["layout"]), "scores": saved["scores"]}
+            found["unevaluated"] = saved.unevaluated
+            found |= {"step": saved.step, "saved_on": layout.in_short(saved.layout), "scores": saved.scores}
             if storage.at(run.dir).exists("config.yaml"):
                 changes = run.folder.changes(run.fields, run.config)
                 found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]

@@ -20,8 +20,8 @@ from app.commands.plan.live_storage import LiveStorages
 from app.commands.plan.meta_tensors import emptied, part
 from app.commands.plan.pretended_split import cuts_of, split_over
 from app.commands.plan.simulated_device import SimulatedDevice
+from app.commands.plan.writing_nothing import writing_nothing
 from app.distributed.accelerator import Accelerator
-from app.launching.dry_run import writing_nothing
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.training.feeding.copying import map_tensors
 from app.training.feeding.fetching import Composed

@@ -9,7 +9,7 @@ from app import storage
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
 from app.errors import printable
-from app.rundir.foreign import plain, section, text
+from app.rundir.foreign import plain, text
 from app.rundir.history import History, age
 
 
@@ -50,10 +50,11 @@ def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
     from app.checkpoints import manifest, record
     from app.distributed import layout
 
-    problem, saved, here = "", {}, ""
+    problem, scores, unevaluated, here = "", {}, False, ""
     try:
-        saved = plain(record.read(folder))
-        here = layout.in_short(saved["layout"]) if section(saved, "layout") else ""
+        saved = record.read(folder)
+        scores, unevaluated = plain(saved.metrics), saved.unevaluated
+        here = text(layout.in_short(saved.layout)) if saved.layout else ""
         if verify:
             manifest.verify(folder)
     except (OSError, ValueError) as error:
@@ -64,11 +65,11 @@ def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
     written = files.entry(manifest.MANIFEST) or files.entry()  # nothing changes the list once it is written
     return {
         "step": step,
-        "scores": section(saved, "metrics"),
+        "scores": scores,
         "bytes": sum(entry.size for entry in files.files()),
         "layout": here,
         "saved": written.changed if written else 0.0,
-        "unevaluated": isinstance(saved, dict) and bool(saved.get("unevaluated")),
+        "unevaluated": unevaluated,
         "verified": (not problem) if verify else None,
         "problem": problem,
     }

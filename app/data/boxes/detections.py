@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.boxes.checks import Boxes, numbered, read_boxes
 from app.data.config import BoxData
 from app.data.images.image_column import ImageColumn
@@ -62,15 +63,18 @@ class Detections(Sequence):
         return rows
 
 
-def load_boxes(config: BoxData) -> tuple[Tables, dict[str, Table], list[str]]:
+def load_boxes(config: BoxData, needs: Needs = EVERYTHING) -> tuple[Tables, dict[str, Table], list[str]]:
     """Load the tables of images, and read their boxes.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Returns:
         The tables; each with its boxes, by the name of the set, the one to train on as `train`; and the classes.
     """
     if config.size < 0 or config.size % STRIDE:
         raise UserError(f"--data.size {config.size}: must be a multiple of {STRIDE}, for example 320")
-    tables = load_tables(config, columns=(config.image, config.boxes, config.label))
+    tables = load_tables(config, columns=(config.image, config.boxes, config.label), needs=needs)
     found = {name: Table(table, config, "to evaluate on") for name, table in tables.sets.items()}
     sets = {"train": Table(tables.train, config, "to train on") if tables.has_training_rows else found[""], **found}
     names, _, codes = coded([each.labels for each in sets.values()], config.classes)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.config import CorpusData, check_date, in_words
 from app.data.corpus.blocks import Blocks
 from app.data.corpus.documents import end_of, start_of
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["blocks", "describe", "load", "own_tokenizer"]
 
 
-def load(config: CorpusData) -> Tables:
+def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:
     """Load the texts to train and to evaluate on.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: there are none, or the flags contradict each other.
@@ -31,7 +35,7 @@ def load(config: CorpusData) -> Tables:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
     check_date(config.date)
-    tables = load_tables(config, columns=columns)
+    tables = load_tables(config, columns=columns, needs=needs)
     if config.messages:  # tools keep more of a conversation in columns of its own, such as its system message
         unused = [name for name in tables.train.column_names if name not in (*columns, TOOLS)]
         said = f"columns that are not read: {', '.join(unused)}" if unused else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.config import GraphData
 from app.data.graphs import classes, readers
 from app.data.graphs.neighbours import ALL
@@ -14,7 +15,6 @@ from app.data.graphs.store import UNKNOWN, Graph
 from app.data.tables.classes import some
 from app.data.tables.splits import EVAL_SPLITS, count_of, drawn, named_sets
 from app.errors import UserError
-from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.seeding import EVALUATION, seed_of
 
@@ -77,17 +77,19 @@ class Loaded:
         return self.train.graph.features.shape[1]
 
 
-def load(config: GraphData, width: int = 0) -> Loaded:
+def load(config: GraphData, width: int = 0, needs: Needs = EVERYTHING) -> Loaded:
     """Load the graph to train on, and the nodes to evaluate on, of the same graph or another.
 
     Args:
         width: of the features that the model takes; 0: any.
+        needs: of the run, `run.needs`.
     """
     check_fanouts(config)
-    graph, scored = _graphs(config)
-    train, held, note = _split(graph, scored, config)
-    evaluation, others = Nodes(scored, held), _further_sets(graph, train, config)
-    if only := dry_run.scored_set():
+    only_eval = needs.skips_training_rows(config)
+    graph, scored = _graphs(config, only_eval)
+    train, held, note = _split(graph, scored, config, only_eval)
+    evaluation, others = Nodes(scored, held), _further_sets(graph, train, config, needs)
+    if only := needs.only_set:
         evaluation, others, note = others[only], {}, f" ({config.eval_sets[0].partition('=')[2]})"
     names = graph.names or [str(place) for place in range(classes.count(graph))]
     if width and graph.features.shape[1] != width:
@@ -96,7 +98,7 @@ def load(config: GraphData, width: int = 0) -> Loaded:
         raise UserError(
             f"{config.path or config.eval_path}: {len(train)} nodes to train on, {len(evaluation)} to evaluate on"
         )
-    if not dry_run.needs_no_training_data(config):
+    if not only_eval:
         classes.check_several(graph, train, names, config.path)
     about = [
         f"{graph.nodes:,} nodes with {graph.features.shape[1]} features, {len(graph.indices):,} edges; "
@@ -107,13 +109,13 @@ def load(config: GraphData, width: int = 0) -> Loaded:
     return Loaded(Nodes(graph, train), evaluation, names, "\n".join(about), others)
 
 
-def _further_sets(graph: Graph, train: np.ndarray, config: GraphData) -> dict[str, Nodes]:
+def _further_sets(graph: Graph, train: np.ndarray, config: GraphData, needs: Needs) -> dict[str, Nodes]:
     """Return the nodes of --data.eval-sets, of the graph that is trained on or of others, by the names of the sets."""
-    found, (flag, of_split) = {}, dry_run.flags_of_sets()
+    found, flag = {}, needs.set_flag
     for name, (path, split) in named_sets(config.eval_sets).items():
         same = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(config.path))
         other = graph if same else _as_trained(flag, path, graph, config)
-        nodes, _ = _chosen(other, split, of_split)
+        nodes, _ = _chosen(other, split, needs.split_flag)
         if same and (twice := np.intersect1d(nodes, train)).size:
             raise UserError(
                 f"{flag} {path}: node {twice[0]} is trained on, and so are {len(twice):,} of its "
@@ -137,14 +139,14 @@ def _chosen(graph: Graph, split: str, flag: str) -> tuple[np.ndarray, str]:
     return (graph.splits[split] if split else _labelled(graph)), split
 
 
-def _graphs(config: GraphData) -> tuple[Graph, Graph]:
+def _graphs(config: GraphData, only_eval: bool) -> tuple[Graph, Graph]:
     """Return the graph to train on and that to evaluate on, which are one if the flags name only one."""
 
     def read(flag: str, path: str, table: str = "") -> Graph:
         return classes.named(readers.read(flag, path, table, config.undirected), config.classes)
 
     scored = read("--data.eval-path", config.eval_path) if config.eval_path else None
-    if scored is not None and dry_run.needs_no_training_data(config):
+    if scored is not None and only_eval:
         return scored, scored
     graph = read("--data.path", config.path, config.nodes)
     return graph, graph if scored is None else _fitting(scored, "--data.eval-path", config.eval_path, graph)
@@ -191,7 +193,7 @@ def _labelled(graph: Graph) -> np.ndarray:
     return np.flatnonzero(np.asarray(graph.labels) != UNKNOWN)
 
 
-def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, np.ndarray, str]:
+def _split(graph: Graph, scored: Graph, config: GraphData, only_eval: bool) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the nodes to train on, those to evaluate on, and what the user should know of the choice."""
     own = _evaluated(scored)
     held, name = _chosen(scored, config.eval_split, "--data.eval-split")
@@ -204,7 +206,6 @@ def _split(graph: Graph, scored: Graph, config: GraphData) -> tuple[np.ndarray, 
         return nodes[~out], nodes[out], ""
     others = [other for other in own if other != name]
     note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
-    only_eval = dry_run.needs_no_training_data(config)
     return held if only_eval else _trained(graph), held, note
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.images.image_column import ImageColumn
@@ -41,15 +42,19 @@ class _Wanted(NamedTuple):
     problem: str = SINGLE
 
 
-def load_labelled(config: ClassData) -> tuple[Tables, Labels]:
-    """Load the tables to train and to evaluate on, and the classes of their rows."""
+def load_labelled(config: ClassData, needs: Needs = EVERYTHING) -> tuple[Tables, Labels]:
+    """Load the tables to train and to evaluate on, and the classes of their rows.
+
+    Args:
+        needs: of the run, `run.needs`.
+    """
     wanted = _Wanted((config.label,), config.classes)
 
     def needed(table: "Dataset", out: np.ndarray) -> np.ndarray:
         _check_label(table, config.label)
         return only_of_their_class(table, out, wanted)
 
-    tables = load_tables(config, needed, columns=(config.image, config.label))
+    tables = load_tables(config, needed, columns=(config.image, config.label), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         _check_label(table, config.label)
     return tables, read_labels(tables.train, tables.evaluation, wanted, tables.others)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
@@ -27,7 +28,6 @@ from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
-from app.launching import dry_run
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def load_tables(
     needed: Callable[..., np.ndarray] | None = None,
     seed: int = 0,
     columns: Sequence[str] = (),
+    needs: Needs = EVERYTHING,
 ) -> Tables:
     """Load the table to train on and the table to evaluate on.
 
@@ -122,29 +123,30 @@ def load_tables(
     Args:
         needed: see `hold_out`.
         columns: a split without them is not chosen to evaluate on.
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
     with using_cache():
-        if dry_run.needs_no_training_data(config):
-            table, note = _other_set(config, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        if needs.skips_training_rows(config):
+            table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
             source, trained, tables = None, [], Tables(table, table, note=note, has_training_rows=False)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
             trained = source.rows(config.split, "--data.split")
-            tables = _first_tables(config, source, trained, needed, seed, columns)
+            tables = _first_tables(config, needs, source, trained, needed, seed, columns)
             tables.note = "; ".join(filter(None, (source.note, tables.note)))
-        flag, _ = dry_run.flags_of_sets()
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, flag, *other, columns, source, trained)
-        if only := dry_run.scored_set():
+            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, source, trained)
+        if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
 
 
 def _first_tables(
     config: TableData,
+    needs: Needs,
     source: Source,
     trained: list[Rows],
     needed: Callable[..., np.ndarray] | None,
@@ -158,13 +160,13 @@ def _first_tables(
         raise UserError(f"{name_of(train)} has no column {lacking[0]}{hint}")
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        evaluation, note = _other_set(config, flag, config.eval_path, split, columns, source, trained)
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, source, trained)
         return Tables(train, evaluation, note=note)
     split, note = config.eval_split, ""
     if not split:
         split, note = own_eval_splits(source.tables, trained, columns)
     if split:
-        _refuse_trained(config, source, trained, source, split, "--data.eval-split", split)
+        _refuse_trained(config, needs, source, trained, source, split, "--data.eval-split", split)
         return Tables(train, source[split], note=note)
     if source.is_running_text:
         return Tables(*hold_out_end(train, config.holdout), held_out=True, note=note)
@@ -173,6 +175,7 @@ def _first_tables(
 
 def _other_set(
     config: TableData,
+    needs: Needs,
     flag: str,
     path: str,
     split: str,
@@ -195,15 +198,22 @@ def _other_set(
     if not split:
         own, chosen = own_eval_splits(other.tables, [], columns)
         split, note = own or "train", "; ".join(filter(None, (note, chosen)))
-    of_split = "--data.eval-split" if flag == "--data.eval-path" else dry_run.flags_of_sets()[1]
+    of_split = "--data.eval-split" if flag == "--data.eval-path" else needs.split_flag
     other.rows(split, of_split)  # for its error
     if source is not None:
-        _refuse_trained(config, source, list(trained), other, split, flag, path)
+        _refuse_trained(config, needs, source, list(trained), other, split, flag, path)
     return other[split], note
 
 
 def _refuse_trained(
-    config: TableData, source: Source, trained: list[Rows], other: Source, split: str, flag: str, asked: str
+    config: TableData,
+    needs: Needs,
+    source: Source,
+    trained: list[Rows],
+    other: Source,
+    split: str,
+    flag: str,
+    asked: str,
 ) -> None:
     """Refuse to evaluate on rows that are trained on.
 
@@ -216,7 +226,7 @@ def _refuse_trained(
     rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
         fix = "; give other data, or leave it out"
-        if flag != dry_run.flags_of_sets()[0]:
+        if flag != needs.set_flag:
             fix = (
                 f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no "
                 "row, such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
 from app.data.tables.columns import check_columns, check_texts
@@ -45,11 +46,16 @@ FORMAT = 1
 ROWS_AT_ONCE = 1000
 
 
-def load_labelled(config: TextData) -> tuple[Tables, Labels]:
-    """Load the texts to train and to evaluate on, and their labels."""
+def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, Labels]:
+    """Load the texts to train and to evaluate on, and their labels.
+
+    Args:
+        needs: of the run, `run.needs`.
+    """
     check_padding(config.pad_to_multiple_of, config.max_length)
     columns = (*config.text, *config.label)
-    tables = load_tables(config, lambda table, out: only_of_their_class(table, out, config), columns=columns)
+    needed = partial(only_of_their_class, config=config)
+    tables = load_tables(config, needed, columns=columns, needs=needs)
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
 
 

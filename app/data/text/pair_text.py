@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
 from app.data.rows import IGNORED
@@ -104,8 +105,11 @@ class PairCollate:
         return {**batch, "labels": targets["input_ids"]}
 
 
-def load_pairs(config: PairData) -> Tables:
+def load_pairs(config: PairData, needs: Needs = EVERYTHING) -> Tables:
     """Load the pairs to train and to evaluate on.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: a column is not there, or a text is missing.
@@ -114,7 +118,7 @@ def load_pairs(config: PairData) -> Tables:
         check_padding(config.pad_to_multiple_of, getattr(config, f"max_{flag}"), f"--data.max-{flag}")
     if config.source == config.target:
         raise UserError(f"--data.source and --data.target are both {config.source}: name the columns of two texts")
-    tables = load_tables(config, columns=(config.source, config.target))
+    tables = load_tables(config, columns=(config.source, config.target), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         for flag in ("source", "target"):
             name = getattr(config, flag)

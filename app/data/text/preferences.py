@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PreferenceData, check_date, in_words
 from app.data.corpus.chat_template import ChatTemplate
@@ -30,8 +31,11 @@ FORMAT = 3
 LOOKED_AT = 1000
 
 
-def load_preferences(config: PreferenceData) -> Tables:
+def load_preferences(config: PreferenceData, needs: Needs = EVERYTHING) -> Tables:
     """Load the pairs to train and to evaluate on.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: a column is missing, or holds neither texts nor conversations.
@@ -40,7 +44,7 @@ def load_preferences(config: PreferenceData) -> Tables:
     check_date(config.date)
     if config.max_length < 2:
         raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
-    tables = load_tables(config, columns=(config.chosen, config.rejected))
+    tables = load_tables(config, columns=(config.chosen, config.rejected), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         _check_prompts(table, config, columns_of(table, config))
     return tables

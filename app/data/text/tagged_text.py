@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
 from app.data.rows import IGNORED
@@ -56,14 +57,17 @@ class Tags:
         return f"{len(self.names):,} tags of {len(kinds):,} kinds of entities: {some(kinds)}"
 
 
-def load_tagged(config: TagData) -> tuple[Tables, Tags]:
+def load_tagged(config: TagData, needs: Needs = EVERYTHING) -> tuple[Tables, Tags]:
     """Load the sentences to train and to evaluate on, and their tags; the training table has the name `train`.
+
+    Args:
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: a row has more or fewer tags than tokens, or tags do not fit each other, or there is only one.
     """
     check_padding(config.pad_to_multiple_of, config.max_length)
-    tables = load_tables(config, columns=(config.tokens, config.tags))
+    tables = load_tables(config, columns=(config.tokens, config.tags), needs=needs)
     named = {"train": tables.train, **tables.sets}
     columns = {name: _tags_of(table, config) for name, table in named.items()}
     note = from_iob1(list(columns.values()), config.scheme)

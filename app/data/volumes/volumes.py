@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_of, made_once, using_cache
 from app.data.config import VolumeData
 from app.data.tables.splits import drawn, named_sets
@@ -15,7 +16,6 @@ from app.data.volumes.class_file import Classes, read_classes
 from app.data.volumes.grains import NAMES, grains
 from app.data.volumes.pairs import Pair, check_finite, check_sizes, find_splits, read_image, read_mask
 from app.errors import UserError
-from app.launching import dry_run
 from app.sampling.hashing import hash_of_bytes, key_of
 
 # Part of the cache's key: raise it when what is stored changes.
@@ -24,7 +24,7 @@ FORMAT = 2
 SHOWN = 12
 
 
-def load(config: VolumeData, channels: int = 0) -> tuple[Patches, dict[str, Cases], str]:
+def load(config: VolumeData, channels: int = 0, needs: Needs = EVERYTHING) -> tuple[Patches, dict[str, Cases], str]:
     """Load the patches to train on and the sets of images to evaluate on, of which the first has no name.
 
     The description has a line of numbers, a line of classes, and perhaps one of the choice of splits.
@@ -34,7 +34,7 @@ def load(config: VolumeData, channels: int = 0) -> tuple[Patches, dict[str, Case
     """
     patch, classes = _patch(config), _listed(config)
     with using_cache():
-        sets, builtin_code, note = _load_cases(config, None if classes is None else classes.colours)
+        sets, builtin_code, note = _load_cases(config, None if classes is None else classes.colours, needs)
     train = sets.pop("train")
     there = {value for case in train for value in case.about["values"]}
     counted = (there if classes is None else set(range(len(classes.names)))) - set(config.ignore)
@@ -101,7 +101,9 @@ def _patch(config: VolumeData) -> tuple[int, ...]:
     return config.patch if len(config.patch) == config.dims else config.patch * config.dims
 
 
-def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[str, list[Case]], tuple[str, ...], str]:
+def _load_cases(
+    config: VolumeData, colours: np.ndarray | None, needs: Needs
+) -> tuple[dict[str, list[Case]], tuple[str, ...], str]:
     """Load the cases to train on, as `train`, and those to evaluate on, by the names of the sets.
 
     Args:
@@ -112,9 +114,9 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
     """
     found: dict[str, list[Pair]]
     names: tuple[str, ...]
-    if dry_run.needs_no_training_data(config):
+    if needs.skips_training_rows(config):
         cases, note = _to_evaluate(config, "--data.eval-path", config.eval_path, config.eval_masks, colours)
-        return {"train": cases, "": cases, **_further_sets(config, colours)}, (), note
+        return {"train": cases, "": cases, **_further_sets(config, colours, needs)}, (), note
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
@@ -131,17 +133,17 @@ def _load_cases(config: VolumeData, colours: np.ndarray | None) -> tuple[dict[st
         splits["evaluation"], note = _to_evaluate(config, flag, config.eval_path, masks, colours, trained)
     if "evaluation" not in splits:
         splits = _held_out(splits["train"], config)
-    further = _further_sets(config, colours, trained)
-    if only := dry_run.scored_set():
+    further = _further_sets(config, colours, needs, trained)
+    if only := needs.only_set:
         return {"train": splits["train"], "": further[only]}, names, ""
     return {"train": splits["train"], "": splits["evaluation"], **further}, names, note
 
 
 def _further_sets(
-    config: VolumeData, colours: np.ndarray | None, trained: Sequence[Pair] = ()
+    config: VolumeData, colours: np.ndarray | None, needs: Needs, trained: Sequence[Pair] = ()
 ) -> dict[str, list[Case]]:
     """Load the cases of --data.eval-sets, by the names of the sets."""
-    sets, flag = named_sets(config.eval_sets), dry_run.flags_of_sets()[0]
+    sets, flag = named_sets(config.eval_sets), needs.set_flag
     if split := next((each.split for each in sets.values() if each.split), ""):
         raise UserError(f"{flag}: there is no split {split} of a folder: name the folder of its images")
     return {n: _to_evaluate(config, flag, each.path, "", colours, trained)[0] for n, each in sets.items()}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from app.config.needs import EVERYTHING, Needs
 from app.errors import UserError
 from app.tasks.from_scratch import DetectorScratch
 from app.tasks.pretrained import head_of, load_model, load_processor
@@ -51,7 +52,7 @@ def detector_processor(name: str, size: int) -> "ImageProcessor":
     return processor
 
 
-def load_detector(name: str, labels: Sequence[str]) -> "PreTrainedModel":
+def load_detector(name: str, labels: Sequence[str], needs: Needs = EVERYTHING) -> "PreTrainedModel":
     """Load the detector that --model names, with an output for each of these classes.
 
     Raises:
@@ -60,7 +61,8 @@ def load_detector(name: str, labels: Sequence[str]) -> "PreTrainedModel":
     from transformers import AutoModelForObjectDetection
 
     make_known()
-    model = load_model(AutoModelForObjectDetection, name, ignore_mismatched_sizes=True, **head_of(labels))
+    head = head_of(labels)
+    model = load_model(AutoModelForObjectDetection, name, needs=needs, ignore_mismatched_sizes=True, **head)
     return with_loss(model, f"--model {name}")
 
 

@@ -8,7 +8,6 @@ from torch.nn.functional import linear
 
 from app.checkpoints import base_model
 from app.errors import UserError
-from app.launching import dry_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,8 +50,6 @@ def hold(model: "PreTrainedModel", accelerator: Any) -> None:
     Raises:
         UserError: the model has no such layers.
     """
-    if dry_run.needs_weights_alone():
-        return
     last = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     chosen = [
         (name, module)
@@ -67,7 +64,7 @@ def hold(model: "PreTrainedModel", accelerator: Any) -> None:
             f"--lora.base 4bit: this {kind} has no linear layers below its last one (GPT-2 has other ones): take a "
             "model such as a Llama, Qwen or Mistral, or --lora.base whole"
         )
-    hollow = dry_run.needs_shapes_alone()
+    hollow = chosen[0][1].weight.is_meta  # for a plan
     if not hollow:
         base_model.remember(model)
     for name, module in chosen:

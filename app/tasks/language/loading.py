@@ -3,6 +3,7 @@
 import inspect
 from typing import TYPE_CHECKING
 
+from app.config.needs import EVERYTHING, Needs
 from app.errors import UserError
 from app.tasks.pretrained import load_model
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_language_model(name: str, masked: bool, trained: bool = True) -> "PreTrainedModel":
+def load_language_model(name: str, masked: bool, trained: bool = True, needs: Needs = EVERYTHING) -> "PreTrainedModel":
     """Load the language model that --model names.
 
     Args:
@@ -23,8 +24,8 @@ def load_language_model(name: str, masked: bool, trained: bool = True) -> "PreTr
     from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM
 
     if masked:
-        return load_model(AutoModelForMaskedLM, name, once=trained)
-    model = load_model(AutoModelForCausalLM, name, once=trained)
+        return load_model(AutoModelForMaskedLM, name, once=trained, needs=needs)
+    model = load_model(AutoModelForCausalLM, name, once=trained, needs=needs)
     if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model.config, "is_decoder", False):
         raise UserError(
             f"--model {name} sees the tokens on both sides, and so cannot learn to predict the next one: give "

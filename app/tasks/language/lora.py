@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from accelerate.utils import DistributedType
 
 from app.config import setting
+from app.config.needs import EVERYTHING, Needs
 from app.errors import UserError
-from app.launching import dry_run
 from app.tasks.language import four_bits
 from app.tasks.pretrained import check_installed
 
@@ -34,11 +34,12 @@ class Lora:
     bitsandbytes (QLoRA), on one process or under DDP."""
 
 
-def check_lora(lora: Lora, model: str, accelerator: Any) -> None:
+def check_lora(lora: Lora, model: str, accelerator: Any, needs: Needs = EVERYTHING) -> None:
     """Check the settings of adapters, before data is read.
 
     Args:
         model: the pretrained model, as --model names it; empty if there is none.
+        needs: of the run, `run.needs`.
 
     Raises:
         UserError: peft or bitsandbytes is not installed, a setting is out of range, or one does not fit another.
@@ -52,7 +53,7 @@ def check_lora(lora: Lora, model: str, accelerator: Any) -> None:
         raise UserError("--lora.base 4bit: there are no pretrained weights to pack: give --model, or leave it out")
     zero = accelerator.distributed_type == DistributedType.DEEPSPEED
     four_bits.check_layout(accelerator.is_fsdp2, accelerator.split is not None, zero, accelerator.compiles)
-    if not (dry_run.needs_shapes_alone() or dry_run.needs_weights_alone()):  # a plan and an export pack nothing
+    if needs.weights and needs.computing:  # a plan and an export pack nothing
         check_installed("bitsandbytes", "--lora.base 4bit: ")
 
 
@@ -67,12 +68,12 @@ def _check_range(lora: Lora) -> None:
         check_installed("peft", f"--lora.rank {lora.rank}: ")
 
 
-def hold_base(model: "PreTrainedModel", lora: Lora, accelerator: Any) -> None:
+def hold_base(model: "PreTrainedModel", lora: Lora, accelerator: Any, needs: Needs = EVERYTHING) -> None:
     """Hold the weights under adapters as --lora.base says, in place, before `run.prepare`.
 
     Call it after what looks at the whole model, such as its cost, and before what is computed with it.
     """
-    if lora.base == "4bit":
+    if lora.base == "4bit" and needs.computing:  # an export leaves them whole, and so can merge them
         four_bits.hold(model, accelerator)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.config.needs import EVERYTHING, Needs
 from app.data.rows import IGNORED
 from app.distributed import naming
 from app.errors import UserError
-from app.launching import dry_run
 from app.tasks.language.logits import told
 from app.tasks.language.lora import Lora
 
@@ -71,13 +71,14 @@ def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora) 
         )
 
 
-def reference_of(loss: PreferenceLossConfig, model: str) -> str:
+def reference_of(loss: PreferenceLossConfig, model: str, needs: Needs = EVERYTHING) -> str:
     """Return what --loss.reference stands for; a finished model that is evaluated as it is has none.
 
     Args:
         model: --model.
+        needs: of the run, `run.needs`.
     """
-    if dry_run.evaluates_model():
+    if needs.complete:
         return "none"
     return loss.reference if loss.reference != "auto" else ("cached" if model else "none")
 

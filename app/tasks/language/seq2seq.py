@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch import Tensor, nn
 
 from app.config import setting
+from app.config.needs import EVERYTHING, Needs
 from app.data.config import PairData
 from app.distributed import naming
 from app.distributed.fsdp_calls import allow_views
@@ -74,7 +75,7 @@ def new_model(
     )
 
 
-def load_pretrained(name: str) -> "PreTrainedModel":
+def load_pretrained(name: str, needs: Needs = EVERYTHING) -> "PreTrainedModel":
     """Load the model that --model names.
 
     Raises:
@@ -89,7 +90,7 @@ def load_pretrained(name: str) -> "PreTrainedModel":
             f"--model {name} has no encoder and decoder: give a model such as T5 or BART; recipes/lm.py trains those "
             "that go on with a text"
         )
-    return load_model(AutoModelForSeq2SeqLM, name, once=True)
+    return load_model(AutoModelForSeq2SeqLM, name, once=True, needs=needs)
 
 
 def load_pair_tokenizer(name: str, data: PairData) -> "PreTrainedTokenizerBase":

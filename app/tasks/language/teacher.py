@@ -38,7 +38,7 @@ def load_teacher(
                 "their probabilities cannot be compared: give a teacher with the same tokenizer"
             )
         check_vocabulary(distill.teacher, config, own)
-        teacher = load_language_model(distill.teacher, masked=False, trained=False)
+        teacher = load_language_model(distill.teacher, masked=False, trained=False, needs=run.needs)
     except UserError as error:
         raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error
     if not run.for_other_device:  # a plan or an export compares nothing

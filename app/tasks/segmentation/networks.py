@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.export import CARD
+from app.config.needs import EVERYTHING, Needs
 from app.data.reading import read_fields
 from app.errors import UserError
 from app.tasks.pretrained import check_images, head_of, load_model, loading
@@ -71,7 +72,7 @@ def is_unet(folder: str) -> bool:
     return "arguments" in (read_card(folder) or {})
 
 
-def load_segmenter(name: str, labels: Sequence[str]) -> nn.Module:
+def load_segmenter(name: str, labels: Sequence[str], needs: Needs = EVERYTHING) -> nn.Module:
     """Load the segmentation model that --model names, with an output for each of these labels.
 
     Raises:
@@ -87,7 +88,8 @@ def load_segmenter(name: str, labels: Sequence[str]) -> nn.Module:
         return network
     from transformers import AutoModelForSemanticSegmentation
 
-    model = load_model(AutoModelForSemanticSegmentation, name, ignore_mismatched_sizes=True, **head_of(labels))
+    head = head_of(labels)
+    model = load_model(AutoModelForSemanticSegmentation, name, needs=needs, ignore_mismatched_sizes=True, **head)
     # Some have a second head, whose loss only they compute. DDP waits for a gradient of each parameter that wants one.
     if (auxiliary := getattr(model, "auxiliary_head", None)) is not None:
         auxiliary.requires_grad_(False)

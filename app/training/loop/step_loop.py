@@ -56,9 +56,13 @@ class Course:
 class StepLoop:
     """Enter each step, update the weights, and log and save what is due after it."""
 
-    def __init__(self, settings: RunConfig, services: Services):
-        """Prepare the loop; call `begin` before the first step."""
-        self.settings, self.services = settings, services
+    def __init__(self, settings: RunConfig, services: Services, trains: bool = True):
+        """Prepare the loop; call `begin` before the first step.
+
+        Args:
+            trains: whether steps are made at all; if not, the recipe goes on after its loop without any.
+        """
+        self.settings, self.services, self._trains = settings, services, trains
         self.optimizers, self.recompiles = Optimizers(), Recompiles()
         self.scores: dict[str, float] = {}
         """The last logged value of each score."""
@@ -69,8 +73,6 @@ class StepLoop:
         """Whether the run stops after this step."""
         self.stopped_in_evaluation = False
         """Whether the run was stopped in the middle of an evaluation."""
-        self.dry_run = False
-        """Whether the recipe goes on after its loop without having made a step."""
         self.patience = Patience(settings, {})
         self._made_here = 0  # steps of this launch, before the current one, that have updated weights
         self._told_observed: set[str] = set()
@@ -388,7 +390,7 @@ class StepLoop:
         Raises:
             UserError: run.batches was not called yet.
         """
-        if self._course is None and self.current is None and not self.dry_run:
+        if self._course is None and self.current is None and self._trains:
             raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
 
     def _inside(self, call: str) -> CurrentStep:

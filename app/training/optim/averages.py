@@ -106,21 +106,11 @@ class Averages:
         if self.settings is None:
             return
         self._start = as_steps(self.settings.start, steps)
-        known = start.counts.averaged
-        if known is None and self._were_on(start.changed):  # an earlier version counted steps
-            known = [max(0, start.made - self._start) // self.settings.every] * len(self.counts)
-        if known and len(known) == len(self.counts):
-            self.counts = [*known]
+        if len(start.counts.averaged) == len(self.counts):  # it has none where averages are new
+            self.counts = [*start.counts.averaged]
         for model, _ in self._models:
             for tensor in self._statistics(model):
                 self.accelerator.averages.setdefault(tensor, _copy(tensor))
-
-    def _were_on(self, changed: dict[str, list]) -> bool:
-        """Tell whether a run had averages before settings were changed."""
-        (decay, _), (uniform, _) = (
-            changed.get(f"ema.{name}", [getattr(self.settings, name)] * 2) for name in ("decay", "uniform")
-        )
-        return bool(decay or uniform)
 
     def _place(self, optimizer: torch.optim.Optimizer) -> int | None:
         """Return the place in the list of models of the one that an optimizer updates; None if it has no average."""
