@@ -160,7 +160,7 @@ def _images(flags: list[str], bf16: bool) -> Job:
 
 
 def _segmenter(flags: list[str], bf16: bool) -> Job:
-    from app.data.volumes.cases import stack
+    from app.data.rows import stack
     from app.tasks.segmentation.losses import channels_of, dice_loss
     from app.tasks.segmentation.networks import logits_of
     from recipes import seg
@@ -184,7 +184,7 @@ def _segmenter(flags: list[str], bf16: bool) -> Job:
 
 def _language(flags: list[str], bf16: bool, variant: str) -> Job:
     from app.data.corpus.blocks import token_loss
-    from app.data.corpus.corpus import collate
+    from app.data.rows import stack
     from recipes import lm
 
     config = parse(lm.Config, flags)
@@ -196,7 +196,7 @@ def _language(flags: list[str], bf16: bool, variant: str) -> Job:
     return _job(
         config, train, None, bf16,
         model=lm.build_model(config, tokenizer).train(),
-        collate=_pad if variant == "padded" else collate,
+        collate=_pad if variant == "padded" else stack,
         loss=partial(lm.loss_of, criterion=token_loss),
         items=lambda inputs: int((inputs["targets"] >= 0).sum()),
         eval_rows=held,

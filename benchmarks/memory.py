@@ -33,7 +33,7 @@ FLAGS = (
 
 def train(words: list[str]) -> None:
     """Train in one of the processes, and print its peak in MB on a separate line."""
-    from app.data.corpus.corpus import collate
+    from app.data.rows import stack
 
     config = parse(lm.Config, words)
     with Run(config) as run:
@@ -41,7 +41,7 @@ def train(words: list[str]) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
         parameters = sum(p.numel() for p in model.parameters())
-        for batch in run.batches(blocks, collate, weights=blocks.weights):
+        for batch in run.batches(blocks, stack, weights=blocks.weights):
             for micro in batch.micros(model):
                 run.backward(lm.loss_of(model, micro.inputs, token_loss), micro)
             run.step(optimizer)

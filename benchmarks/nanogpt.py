@@ -122,12 +122,12 @@ def our_config(folder: Path, seed: int, threads: int = 0) -> lm.Config:
 
 def our_steps(config: lm.Config) -> Iterator[None]:
     """Train as recipes/lm.py does, pausing after every step."""
-    from app.data.corpus.corpus import collate
+    from app.data.rows import stack
 
     with Run(config) as run:
         blocks, _, tokenizer, _ = lm.load_data(config)
         model, optimizer = run.prepare(lm.build_model(config, tokenizer), config.optim)
-        for batch in run.batches(blocks, collate, weights=blocks.weights):
+        for batch in run.batches(blocks, stack, weights=blocks.weights):
             for micro in batch.micros(model):
                 run.backward(lm.loss_of(model, micro.inputs, token_loss), micro)
             run.step(optimizer)

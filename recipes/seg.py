@@ -96,7 +96,7 @@ def build_model(config: Config, patches, names, needs: Needs = Needs()):
 
 def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
     """Score the model on every whole image, once each, and draw the first few."""
-    from app.data.volumes.cases import stack
+    from app.data.rows import stack
     from app.tasks.segmentation.losses import classes_of
     from app.tasks.segmentation.panels import panel
     from app.tasks.segmentation.windows import sliding_window
@@ -117,7 +117,7 @@ def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.volumes.cases import stack
+    from app.data.rows import stack
     from app.tasks.segmentation.losses import channels_of, dice_loss
 
     with Run(config) as run:

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from app.data.config import CorpusData
 from app.data.corpus import corpus
-from app.data.corpus.blocks import IGNORED, Blocks, collate, token_loss
+from app.data.corpus.blocks import IGNORED, Blocks, token_loss
 from app.data.corpus.documents import start_of
 from app.data.corpus.encode import tokenize
 from app.data.corpus.shorter import RampedCollate
+from app.data.rows import stack
 from app.data.tables.text_files import PIECE, piece_rows
 from app.data.text.tokenizer import byte_tokenizer, character_tokenizer, train_lm_tokenizer
 from app.errors import UserError
@@ -95,12 +96,12 @@ def test_a_block_ramp_cuts_blocks_into_shorter_ones(data_cache, write, apart):
     """The rows of a block that is cut are the blocks of that size, position by position; evaluations see it whole."""
     documents = documents_of(write({"text": text} for text in TEXTS))
     whole, short = (Blocks(documents, size, BEGIN, apart) for size in (24, 6))
-    batches = RampedCollate(collate, config_of("", block=24, block_ramp=("2:6", "5:12")))
+    batches = RampedCollate(stack, config_of("", block=24, block_ramp=("2:6", "5:12")))
     plan = BatchPlan(len(whole), 2 * len(whole), len(whole), 2)
     for step in load(plan, range(2), whole, batches, 0, 1, torch.device("cpu")):
         for turn in step.turns:
             for i, sample in enumerate(turn.ids):
-                rows = collate([short[row] for row in range(4 * sample, min(4 * sample + 4, len(short)))])
+                rows = stack([short[row] for row in range(4 * sample, min(4 * sample + 4, len(short)))])
                 for name, values in rows.items():
                     assert torch.equal(turn.inputs[name][4 * i : 4 * i + len(values)], values), name
             assert (turn.inputs["targets"] != IGNORED).sum() == whole.weights[turn.ids].sum()
@@ -117,7 +118,7 @@ def test_packed_documents_get_the_logits_that_each_gets_alone(data_cache, write,
     shape._attn_implementation = attention
     model = (LlamaForCausalLM if shape is LLAMA else GPT2LMHeadModel)(shape).eval()
     blocks = Blocks(documents_of(write({"text": text} for text in TEXTS)), 40, BEGIN, True)
-    batch = collate([blocks[0], blocks[1]])
+    batch = stack([blocks[0], blocks[1]])
     with torch.no_grad():
         packed = model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
         starts = [i for i, place in enumerate(batch["position_ids"][0].tolist()) if not place] + [40]

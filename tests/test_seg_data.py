@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from app.data.config import VolumeData
-from app.data.rows import IGNORED
-from app.data.volumes.cases import stack
+from app.data.rows import IGNORED, stack
 from app.data.volumes.grains import grain, grains
 from app.data.volumes.volumes import load
 from app.errors import UserError

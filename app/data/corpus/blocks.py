@@ -4,12 +4,11 @@ Each token is predicted exactly once: the first of a document from the beginning
 tokens before it in its document and block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -120,11 +119,6 @@ def beginning(blocks: Blocks, tokenizer: "PreTrainedTokenizerBase", most: int = 
     if not documents.all_supervised:
         count = int(documents.supervised(0, min(len(documents), blocks.size)).argmax()) or most
     return cast(str, tokenizer.decode(documents.tokens(0, min(count, len(documents)))))
-
-
-def collate(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
-    """Stack rows of blocks into tensors [blocks, size]."""
-    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
 def token_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

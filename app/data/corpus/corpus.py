@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from app.config.needs import EVERYTHING, Needs
 from app.data.config import CorpusData, check_date, in_words
-from app.data.corpus.blocks import Blocks, collate
+from app.data.corpus.blocks import Blocks
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.messages import TOOLS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["blocks", "collate", "describe", "load", "own_tokenizer"]
+__all__ = ["blocks", "describe", "load", "own_tokenizer"]
 
 
 def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:

@@ -132,8 +132,3 @@ def _resized(row: dict[str, np.ndarray], sides: tuple[int, ...]) -> dict[str, np
     image = interpolate(torch.from_numpy(row["image"][None]), sides, mode=linear, align_corners=False)[0]
     mask = interpolate(torch.from_numpy(row["mask"][None].astype(np.float64)), sides, mode="nearest-exact")[0]
     return {"image": image.numpy(), "mask": mask.numpy().astype(np.int64)}
-
-
-def stack(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Make a batch of rows, whose images have one size."""
-    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}

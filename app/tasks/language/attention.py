@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.data.corpus import blocks
+from app.data.rows import stack
 from app.distributed.accelerator import Accelerator
 from app.errors import UserError
 from app.tasks.language import attention_functions
@@ -46,7 +46,7 @@ class Attention:
 
     def collate(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Tensor]:
         """Stack blocks, and add what this kind of attention needs to know about their documents."""
-        batch = blocks.collate(rows)
+        batch = stack(rows)
         if self.kind == "varlen":
             batch[STARTS] = starts_of(batch["position_ids"])
         elif self.kind in NUMBERS:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from app.data.corpus import blocks
+from app.data.rows import stack
 from app.distributed import collectives
 from app.distributed.fsdp_calls import allow_views
 from app.errors import UserError
@@ -32,7 +32,7 @@ class BothWays:
 
     def collate(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
         """Stack rows of MaskedBlocks, and say which tokens are seen."""
-        batch: dict[str, Any] = {**blocks.collate(rows), BOTH_WAYS: True}
+        batch: dict[str, Any] = {**stack(rows), BOTH_WAYS: True}
         numbers = numbers_of(positions := batch.pop("position_ids"))
         if self.apart:
             return batch | {"position_ids": positions + self.first, NUMBERS["both"]: numbers}
