@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers."""
     config.addinivalue_line("markers", f"{MARK}: starts processes; `make check` leaves it out")
     config.addinivalue_line("markers", "long: takes seconds in this process; `make check` leaves it out")
+    config.addinivalue_line("markers", "exhaustive: one more layout or size of what others test; `make laws` runs it")
     about = "needs packages that others must not see; `make test` runs it by itself (requirements-apart.lock)"
     config.addinivalue_line("markers", f"apart: {about}")
 

@@ -10,6 +10,7 @@ from laws import drawn, scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
+FIVE = pytest.param(("ddp_cpu", 5), marks=pytest.mark.exhaustive)  # for `make laws`
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def noisy(tmp_path_factory):
     return lambda profile, processes: runs(profile, processes)[0] if processes > 1 else root
 
 
-@pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), ("ddp_cpu", 5)])
+@pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), FIVE])
 def test_what_an_evaluation_draws_belongs_to_its_micro_batch(noisy, layout):
     """In rows, collate and forward pass: scores have the same bits on any layout."""
     one, many = scores(noisy("cpu", 1) / "run"), scores(noisy(*layout) / "run")
@@ -106,7 +107,7 @@ def torchmetrics(tmp_path_factory):
     return lambda profile, processes: scores(runs(profile, processes)[0] / "run")[-1]
 
 
-@pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), ("ddp_cpu", 5)])
+@pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), FIVE])
 def test_torchmetrics_have_the_same_bits_on_any_layout(torchmetrics, layout):
     """Those whose states are sums, and those that keep what they have seen, or a running mean."""
     one, many = torchmetrics("cpu", 1), torchmetrics(*layout)

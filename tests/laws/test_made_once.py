@@ -26,7 +26,7 @@ def pretrained(tmp_path_factory, rows):
     return folder / "run" / "model"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["fsdp_cpu", "tp_cpu", pytest.param("fsdp_tp_cpu", marks=pytest.mark.exhaustive)])
 def test_the_run_is_the_same(tmp_path, rows, pretrained, profile):
     cases = {"tied": CASES["tied"]} if profile == "fsdp_tp_cpu" else CASES
     for script in ("many.py", "once.py"):

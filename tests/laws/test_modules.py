@@ -20,23 +20,25 @@ SHORT = ["--run.steps", 12, "--run.eval-every", 6]
 EXACT = ["--run.exact", "true"]
 CASES = {
     "attention": (["--case", "attention", *EXACT], ["ddp3", "fsdp2", "fsdp3"]),
-    "loops": (["--case", "loops", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
-    "loops-ordinary": (["--case", "loops", *SHORT], ["ddp3", "fsdp3"]),
-    "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
-    "shared": (["--case", "shared", *EXACT, *SHORT], ["ddp3", "fsdp3"]),
+    "loops": (["--case", "loops", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
+    "loops-ordinary": (["--case", "loops", *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
+    "frozen": (["--case", "frozen", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
+    "shared": (["--case", "shared", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
     # Four micro-batches: three ranks have six turns, two of them idle.
-    "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp3"]),
+    "norm": (["--case", "norm", "--run.global-batch", 20, "--run.micro-batch", 5, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
     "unused": (["--case", "unused", "--find-unused", "true", *SHORT], ["ddp2", "ddp3"]),
     "unused-exact": (["--case", "unused", *EXACT, *SHORT], ["ddp2", "ddp3"]),
     "branches": (["--case", "branches", "--find-unused", "true", *SHORT], ["ddp3"]),
     "branches-exact": (["--case", "branches", *EXACT, *SHORT], ["ddp3"]),
-    "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *SHORT], ["ddp3", "fsdp3"]),
+    "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
     "scaled": (["--case", "scaled", "--optim.name", "SGD", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
 }
 
 
 def pairs(*cases):
-    return [(layout, case) for case in cases for layout in CASES[case][1]]
+    """Return the layouts of cases; FSDP2 on three ranks is for `make laws`."""
+    more = {"fsdp3": [pytest.mark.exhaustive]}
+    return [pytest.param(layout, case, marks=more.get(layout, [])) for case in cases for layout in CASES[case][1]]
 
 
 @pytest.fixture(scope="session")
