@@ -153,7 +153,7 @@ def test_stopped_and_resumed_is_bitwise_equal(runs, layout, at):
     assert weights(folder / at) == weights(folder / "six")
 
 
-@pytest.mark.parametrize("layout", map(in_laws, OTHERS))
+@pytest.mark.parametrize("layout", [in_laws(layout) for layout in OTHERS])
 def test_exported_weights_agree(runs, layout):
     """The finished model of any layout has the names and shapes of one process, and its values to a tolerance."""
     reference = load_file(runs("one") / "six" / "model" / "model.safetensors")
