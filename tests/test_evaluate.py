@@ -146,6 +146,20 @@ def test_the_split_that_is_scored_is_the_only_one_named(tmp_path, capsys, name):
         as_it_is(tmp_path / "run", "--split", "tset")
 
 
+def test_a_recipe_that_does_not_hand_on_what_is_needed_is_told_so(rows, tmp_path, monkeypatch):
+    """One of somebody's own: it goes on as before, but where one split alone is to be scored."""
+    text = (ROOT / "recipes" / "cls.py").read_text()
+    (tmp_path / "own.py").write_text(text.replace("load_data(config, run.needs)", "load_data(config)"))
+    recipe = load(tmp_path / "own.py")
+    words = [*SMALL["cls"].flags(rows), *FLAGS[:4], "--run.steps", 1, "--run.trackers", "--run.dir", tmp_path / "run"]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
+    assert as_it_is(tmp_path / "run", "--trust-code")["scores"]["eval/samples"] == 7
+    with pytest.raises(
+        UserError, match="scores other sets too: have the recipe hand run.needs to what loads"
+    ):
+        as_it_is(tmp_path / "run", rows(31), "--split", "train[:5]", "--trust-code")
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [
