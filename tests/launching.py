@@ -38,8 +38,9 @@ class Result:
 
 
 def environment(more: dict | None = None) -> dict[str, str]:
-    """Return what every command finds in its environment, and more."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(more or {})}
+    """Return what every command finds in its environment, and more; options of this pytest are not those of another."""
+    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return {**ours, "HF_HUB_OFFLINE": "1", "PYTHONFAULTHANDLER": "1", **(more or {})}
 
 
 def python_path(*folders: Path) -> str:

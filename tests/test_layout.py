@@ -57,10 +57,11 @@ def test_what_batchnorm_means_is_said(ranks, micros, said):
     place = SimpleNamespace(data_ranks=ranks, device=torch.device("cpu"))
     config = RunConfig(global_batch=4 * micros, micro_batch=4)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
-    assert ("1 is a BatchNorm: each micro-batch" in note(model, place, config)) == said
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert note(synced, place, config).startswith("warning: 1 is a SyncBatchNorm") == said
-    assert note(model[2], place, config) == ""
+    told = note(model, place, config)
+    assert (told is not None and "1 is a BatchNorm: each micro-batch" in told.text) == said
+    told = note(nn.SyncBatchNorm.convert_sync_batchnorm(model), place, config)
+    assert (told is not None and told.warns and "1 is a SyncBatchNorm" in told.text) == said
+    assert note(model[2], place, config) is None
 
 
 def test_batchnorm_is_synchronised_on_gpus_alone():

@@ -17,6 +17,7 @@ from torch import nn
 
 from app.checkpoints import sharded, state_dict
 from app.checkpoints.manifest import MANIFEST
+from app.checkpoints.record import Record
 from app.checkpoints.store import CheckpointStore, SaveOutcome
 from app.config import OptimConfig
 from app.distributed import naming
@@ -590,7 +591,7 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", record)
     to = CheckpointStore(tmp_path, rank=0, world_size=1)
     launch = Launch().train(range(1))
-    assert to.save(1, {"metrics": {}}, lambda folder: sharded.save(launch.accelerator, folder)) == SaveOutcome()
+    assert to.save(Record(1), lambda folder: sharded.save(launch.accelerator, folder)) == SaveOutcome()
     files = [path for path in to.path(1).rglob("*") if path.is_file()]
     assert len(files) >= 5 and (to.path(1) / MANIFEST) in files
     assert [path.name for path in files if path.stat().st_ino not in flushed] == []
