@@ -20,8 +20,8 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from safetensors.torch import load_file
 
-from app.checkpoints.safe_reader import StateReader
 from app.checkpoints.store import STATE
+from app.distributed.state.safe_reader import StateReader
 from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
 

@@ -5,15 +5,16 @@ from typing import Any, NamedTuple
 
 from accelerate.utils import DistributedType
 
-from app.checkpoints import finite, resume, sharded, state_dict
+from app.checkpoints import finite, resume
 from app.checkpoints.background import BackgroundSave
 from app.checkpoints.record import Counts, DataRecord, Record
-from app.checkpoints.staging import Stager
 from app.checkpoints.store import CheckpointStore, SaveOutcome
 from app.config import RunConfig
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
+from app.distributed.state import sharded, state_dict
+from app.distributed.state.staging import Stager
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
 from app.rundir import room

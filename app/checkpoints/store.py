@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from app import storage
-from app.checkpoints import manifest, record
+from app.checkpoints import record
 from app.checkpoints.record import Record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
+from app.distributed.state import manifest
 from app.errors import UserError
 
 STATE = "state"

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app.checkpoints import sharded
 from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
+from app.distributed.state import sharded
 
 
 class Layer(nn.Linear):

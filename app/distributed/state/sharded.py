@@ -4,26 +4,49 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from app import storage
-from app.checkpoints import base_model, deduplicate, state_dict
-from app.checkpoints.safe_reader import StateReader
-from app.checkpoints.staging import Stager
 from app.distributed import naming
-from app.distributed.accelerator import Accelerator
+from app.distributed.state import base_model, deduplicate, state_dict
+from app.distributed.state.safe_reader import StateReader
+from app.distributed.state.staging import Stager
 from app.errors import UserError
 
 OBJECTS = "objects.json"
 
 
-def save(accelerator: Accelerator, folder: str) -> None:
+class Holder(Protocol):
+    """What has models, optimizers and other objects prepared: our Accelerator, which itself uses this module."""
+
+    averages: dict[torch.Tensor, torch.Tensor]
+    scaler: Any
+
+    @property
+    def models(self) -> list[nn.Module]: ...
+    @property
+    def optimizers(self) -> list[AcceleratedOptimizer]: ...
+    @property
+    def others(self) -> list[Any]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def is_main_process(self) -> bool: ...
+    @property
+    def distributed_type(self) -> DistributedType: ...
+    def save_state(self, output_dir: str) -> Any: ...
+    def load_state(self, input_dir: str) -> Any: ...
+
+
+def save(accelerator: Holder, folder: str) -> None:
     """Write all that an accelerator has prepared. Every rank takes part.
 
     DeepSpeed keeps accelerate's own format, which only its own layout reads.
@@ -34,7 +57,7 @@ def save(accelerator: Accelerator, folder: str) -> None:
         snapshot(accelerator)(folder)
 
 
-def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable[..., None]:
+def snapshot(accelerator: Holder, stager: Stager | None = None) -> Callable[..., None]:
     """Collect what `save` writes. Every rank takes part.
 
     Args:
@@ -67,7 +90,7 @@ def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable
     return write
 
 
-def collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
+def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
     """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
     base_model.leave_out(tensors, accelerator.models)
@@ -92,12 +115,12 @@ def collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     return tensors, objects
 
 
-def _average_names(accelerator: Accelerator) -> dict[torch.Tensor, str]:
+def _average_names(accelerator: Holder) -> dict[torch.Tensor, str]:
     """Map each weight to the name of its average in a checkpoint."""
     return {tensor: f"averages.{name}" for tensor, name in naming.tensor_names(accelerator.models).items()}
 
 
-def load(accelerator: Accelerator, folder: str) -> None:
+def load(accelerator: Holder, folder: str) -> None:
     """Read what `save` wrote, on any layout, into what an accelerator has prepared. Every rank takes part.
 
     DeepSpeed's engine reads its own files, and trusts them: its checkpoints are pickles that can run code.
@@ -133,7 +156,7 @@ def load(accelerator: Accelerator, folder: str) -> None:
         accelerator.scaler.load_state_dict(objects["scaler"])
 
 
-def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) -> None:
+def load_weights(accelerator: Holder, folder: str, averaged: bool = False) -> None:
     """Read the models' weights from what `save` wrote on any layout but DeepSpeed's, and nothing else of it.
 
     Where an optimizer trains with other weights than are scored (schedule-free), they are those that are scored.
@@ -166,7 +189,7 @@ def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) 
             weight.copy_(average)
 
 
-def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = False) -> None:
+def load_mean(accelerator: Holder, folders: list[str], averaged: bool = False) -> None:
     """Read the models' weights from several checkpoints, and give the models their mean; of one, as it is.
 
     Numbers are summed in float64. What is not a floating-point number, such as a counter, is the last one's.
@@ -189,7 +212,7 @@ def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = Fal
             tensors[name].copy_(total / len(folders))
 
 
-def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.Tensor]:
+def _average_targets(accelerator: Holder, saved: dict) -> dict[str, torch.Tensor]:
     """Make empty tensors for the averages in a checkpoint, sharded as the weights are."""
     return {
         name: torch.zeros_like(tensor, dtype=saved[name][1], requires_grad=False)
@@ -198,7 +221,7 @@ def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.T
     }
 
 
-def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
+def _restore_averages(accelerator: Holder, tensors: dict) -> None:
     """Take the averages that were read; one that the checkpoint lacks begins with its weight."""
     if not accelerator.averages:
         return
@@ -209,13 +232,13 @@ def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
     accelerator.averages |= found
 
 
-def _loaded_averages(accelerator: Accelerator, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
+def _loaded_averages(accelerator: Holder, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
     """Find the averages among what was read: by the weight that each belongs to."""
     names = _average_names(accelerator)
     return {tensor: tensors[name] for tensor, name in names.items() if name in tensors}
 
 
-def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
+def _load_models(accelerator: Holder, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
     """Read the models' tensors, and those that `wanted` asks for; return all that were read."""
     reader = StateReader(folder)
     saved = {name: (entry.size, entry.properties.dtype) for name, entry in reader.read_entries().items()}
