@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from app.checkpoints.record import RECORD, SCORES, Record
-from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
+from app.checkpoints.store import CheckpointStore
+from app.distributed.state.attempt import STATE, SaveOutcome
 from app.distributed.state.manifest import MANIFEST, checksum, vouch
 from app.errors import UserError
 from app.storage.local import LocalStorage

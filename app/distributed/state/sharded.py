@@ -4,8 +4,10 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
+import accelerate
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -39,11 +41,13 @@ class Holder(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
     def is_main_process(self) -> bool: ...
     @property
     def distributed_type(self) -> DistributedType: ...
-    def save_state(self, output_dir: str) -> Any: ...
-    def load_state(self, input_dir: str) -> Any: ...
 
 
 def save(accelerator: Holder, folder: str) -> None:
@@ -52,42 +56,59 @@ def save(accelerator: Holder, folder: str) -> None:
     DeepSpeed keeps accelerate's own format, which only its own layout reads.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        accelerator.save_state(folder)
+        accelerate.Accelerator.save_state(_deepspeeds(accelerator), folder)
     else:
-        snapshot(accelerator)(folder)
+        snapshot(accelerator).write(folder)
 
 
-def snapshot(accelerator: Holder, stager: Stager | None = None) -> Callable[..., None]:
+@dataclass(frozen=True)
+class Snapshot:
+    """What `save` writes of an accelerator, as this process has it: it can be written in any thread."""
+
+    tensors: dict[str, torch.Tensor]
+    """Those that this process writes."""
+    objects: str
+    """What is not a tensor, as JSON; the main process writes it."""
+    is_main_process: bool
+    from_gpu: bool
+    """Whether tensors are still on a GPU."""
+
+    def write(self, folder: str, group: dist.ProcessGroup | None = None) -> None:
+        """Write it into a folder. Every rank takes part.
+
+        Args:
+            group: the process group in which the ranks talk; None: that of all ranks.
+        """
+        # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
+        ahead: dict[str, Any] = {} if self.from_gpu else {"per_thread_copy_ahead": 0}
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
+        with _on_one_process_too():
+            dcp.save(self.tensors, storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
+        if self.is_main_process:
+            storage.at(folder).fill(OBJECTS, self.objects)
+
+
+def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     """Collect what `save` writes. Every rank takes part.
 
     Args:
         stager: copies tensors to the host's memory, so that training may go on before they are written.
-
-    Returns:
-        A function that writes it into a folder, in any thread. Every rank calls it; its second argument is the process
-        group.
     """
     tensors, objects = collect(accelerator)
     # The main process writes buffers and the modules' extra state.
-    own = naming.buffer_names(accelerator.models)
-    mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
+    buffers = naming.buffer_names(accelerator.models)
+    mains = {n for n in tensors if n in buffers or n.startswith(("extras.", "objects."))}
     mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
     # Chosen before they are copied, so that only one process has a copy of what all have.
     tensors = deduplicate.own(tensors, mains, naming.tied_names(accelerator.models))
-    text, alone = json.dumps(objects), not dist.is_initialized()
+    from_gpu = stager is None and accelerator.device.type == "cuda"
     staged = tensors if stager is None else stager.stage(tensors)
+    return Snapshot(staged, json.dumps(objects), accelerator.is_main_process, from_gpu)
 
-    def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
-        # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
-        from_gpu = stager is None and accelerator.device.type == "cuda"
-        ahead: dict[str, Any] = {} if from_gpu else {"per_thread_copy_ahead": 0}
-        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
-        with _on_one_process_too():
-            dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
-        if accelerator.is_main_process:
-            storage.at(folder).fill(OBJECTS, text)
 
-    return write
+def _deepspeeds(accelerator: Holder) -> accelerate.Accelerator:
+    """Return an accelerator as the one that accelerate knows, whose own methods write and read DeepSpeed's state."""
+    return cast(accelerate.Accelerator, accelerator)
 
 
 def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
@@ -129,7 +150,7 @@ def load(accelerator: Holder, folder: str) -> None:
         UserError: the checkpoint is of another model or has other optimizers, or holds more than tensors and JSON.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        accelerator.load_state(folder)
+        accelerate.Accelerator.load_state(_deepspeeds(accelerator), folder)
         return
     objects = json.loads(storage.at(folder).read_text(OBJECTS, follow=True))
     here = {"optimizers": len(accelerator.optimizers), "objects": len(accelerator.others)}
