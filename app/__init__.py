@@ -17,7 +17,7 @@ from app.launching.flags import parse
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 __version__ = "0.1.0"
-__all__ = ["EMAConfig", "Needs", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
+__all__ = ["Accelerator", "EMAConfig", "Needs", "OptimConfig", "Run", "RunConfig", "UserError", "launch", "parse"]
 
 
 def __getattr__(name: str):
@@ -25,6 +25,10 @@ def __getattr__(name: str):
     if name == "Run":
         globals()[name] = run = _import_run()  # once: it freezes what is alive
         return run
+    if name == "Accelerator":
+        from app.distributed.accelerator import Accelerator
+
+        return Accelerator
     if name == "launch":
         from app.launching.notebook import launch
 

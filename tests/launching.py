@@ -20,8 +20,8 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from safetensors.torch import load_file
 
-from app.checkpoints.safe_reader import StateReader
-from app.checkpoints.store import STATE
+from app.distributed.state.attempt import STATE
+from app.distributed.state.safe_reader import StateReader
 from app.launching.launcher import family, kill_tree, launcher_words
 from app.rundir.throughput import SPEEDS
 
@@ -221,8 +221,12 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def saved_state(folder: Path, step: int) -> dict[str, bytes]:
     """Read the bytes of all tensors, of models and optimizers, in a run's checkpoint."""
-    path = folder / "checkpoints" / f"step-{step:08d}" / STATE
-    reader = StateReader(path)
+    return state_tensors(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def state_tensors(folder: Path) -> dict[str, bytes]:
+    """Read the bytes of all tensors in a checkpoint, or in a folder that `save_state` has written."""
+    reader = StateReader(folder / STATE)
     entries = reader.read_metadata().state_dict_metadata
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
     with warnings.catch_warnings():

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoints.manifest import MANIFEST, checksum, vouch
 from app.checkpoints.record import RECORD, SCORES, Record
-from app.checkpoints.store import STATE, CheckpointStore, SaveOutcome
+from app.checkpoints.store import CheckpointStore
+from app.distributed.state.attempt import STATE, SaveOutcome
+from app.distributed.state.manifest import MANIFEST, checksum, vouch
 from app.errors import UserError
 from app.storage.local import LocalStorage
 from damage import DAMAGE, flip
@@ -534,7 +535,7 @@ def test_what_the_disk_did_not_give_at_the_resume_is_put_aside(tmp_path, monkeyp
     to, warnings = checkpoints(tmp_path, keep=9), []
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "open", broken)
-        patch.setattr("app.checkpoints.manifest.time.sleep", lambda seconds: None)
+        patch.setattr("app.distributed.state.manifest.time.sleep", lambda seconds: None)
         assert to.newest(warnings.append)[1].step == 4
     assert "step-00000008 cannot be read and left out" in warnings[0]
     save(to, 6)

@@ -172,7 +172,7 @@ def test_pictures_and_drafts_follow_no_link(tmp_path):
 
 
 def test_a_manifest_leads_to_no_other_file(tmp_path):
-    from app.checkpoints import manifest
+    from app.distributed.state import manifest
 
     train(tmp_path / "run")
     file = tmp_path / "run/checkpoints/step-00000008/manifest.json"

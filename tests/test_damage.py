@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from app import UserError
-from app.checkpoints.manifest import MANIFEST
 from app.checkpoints.record import RECORD
+from app.distributed.state.manifest import MANIFEST
 from damage import DAMAGE, contents
 from launching import metrics
 from tiny import DATA, saved, train

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from app import parse
-from app.checkpoints.safe_reader import StateReader
 from app.commands.evaluate.worker import Evaluation
 from app.commands.export import command as export
 from app.commands.plan import command as plan
+from app.distributed.state.safe_reader import StateReader
 from app.errors import UserError
 from app.tasks.language import four_bits
 from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base

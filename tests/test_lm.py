@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from app import parse
-from app.checkpoints.safe_reader import StateReader
 from app.commands.export import command as export
 from app.data.corpus.blocks import token_loss
+from app.distributed.state.safe_reader import StateReader
 from app.errors import UserError
 from app.rundir.throughput import Cost, peak_flops
 from app.tasks.activation_checkpointing import ActivationCheckpointing, checkpoint_activations

@@ -46,7 +46,8 @@ PRIVATE = {
     "training/scores/torchmetrics_adapter.py": {"_defaults", "_reductions", "_to_sync", "_update_count"},
     "training/loop/recompiles.py": set(),  # torch._dynamo.utils by its text; tests/test_recompiles.py
     "training/loop/before_step.py": {"_buffers", "_non_persistent_buffers_set", "_parameters"},
-    "checkpoints/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},  # test_reader.py
+    # tests/test_reader.py
+    "distributed/state/safe_reader.py": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_metadata_path"},
     "commands/plan/writing_nothing.py": {"_open_zipfile_writer"},
     "commands/plan/meta_tensors.py": {"_parameters", "_buffers"},
     "commands/plan/live_storage.py": {"_cdata", "_python_dispatch"},

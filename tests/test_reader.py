@@ -1,4 +1,4 @@
-"""app.checkpoints.safe_reader: a checkpoint's list of tensors is read without running what somebody put into it."""
+"""app.distributed.state.safe_reader: reading a list of tensors runs nothing that somebody put into it."""
 
 import io
 import json
@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as stored
 
 from app import UserError
-from app.checkpoints.manifest import MANIFEST, checksum
-from app.checkpoints.safe_reader import StateReader
+from app.distributed.state.manifest import MANIFEST, checksum
+from app.distributed.state.safe_reader import StateReader
 from tiny import train_and_score
 
 

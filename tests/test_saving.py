@@ -8,8 +8,8 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 from app import UserError
-from app.checkpoints import sharded
 from app.checkpoints.record import RECORD
+from app.distributed.state import sharded
 from tiny import saved, state_folder, state_of, train
 
 SAVE = dcp.save

@@ -1,4 +1,4 @@
-"""app.checkpoints.staging: copies that training cannot change, in memory that is kept."""
+"""app.distributed.state.staging: copies that training cannot change, in memory that is kept."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-from app.checkpoints.staging import Stager
+from app.distributed.state.staging import Stager
 
 
 def test_copies_stay_as_they_were_in_memory_that_is_kept():
@@ -66,7 +66,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
-from app.checkpoints.staging import Stager
+from app.distributed.state.staging import Stager
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 whole = torch.arange(12.0).view(4, 3)
 sharded = distribute_tensor(whole, DeviceMesh("cpu", [0]), [Shard(0)])

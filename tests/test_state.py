@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app.checkpoints import sharded, state_dict
-from app.checkpoints.manifest import MANIFEST
 from app.checkpoints.record import Record
-from app.checkpoints.store import CheckpointStore, SaveOutcome
+from app.checkpoints.store import CheckpointStore
 from app.config import OptimConfig
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
+from app.distributed.state import sharded, state_dict
+from app.distributed.state.attempt import SaveOutcome
+from app.distributed.state.manifest import MANIFEST
 from app.errors import UserError
 from app.training.optim.building import build_optimizer
 from app.training.optim.classes import UNSUITABLE

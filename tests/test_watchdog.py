@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from app.checkpoints import manifest
+from app.distributed.state import manifest
 from app.distributed.watchdog import Watchdog, note_in_time
 from launching import ROOT
 

@@ -9,8 +9,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
-from app.checkpoints.manifest import MANIFEST, checksum
-from app.checkpoints.safe_reader import StateReader
+from app.distributed.state.manifest import MANIFEST, checksum
+from app.distributed.state.safe_reader import StateReader
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
 

@@ -1,38 +1,52 @@
 """Writing a checkpoint in a thread, while training goes on."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
-from app.checkpoints.store import SaveOutcome
+from app.checkpoints.record import Record
+from app.checkpoints.store import CheckpointStore
+from app.distributed.state.attempt import SaveOutcome
+from app.distributed.state.sharded import Snapshot
 
 
 class BackgroundSave:
     """A checkpoint that is being written in a thread."""
 
-    def __init__(self, step: int, step_scores: dict[str, float], save: Callable[[], SaveOutcome], device: torch.device):
+    def __init__(
+        self,
+        store: CheckpointStore,
+        record: Record,
+        snapshot: Snapshot,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+    ):
         """Begin to write.
 
         Args:
-            step_scores: the scores that were measured at this step.
+            snapshot: a copy of the state, which training leaves alone.
+            group: the process group in which the ranks' threads talk.
             device: of this process.
         """
-        self.step, self.step_scores = step, step_scores
+        self.step, self.step_scores = record.step, record.metrics
+        self._store, self._record, self._snapshot = store, record, snapshot
+        self._group, self._device = group, device
         self._outcome: Future[SaveOutcome] = Future()
-
-        def run() -> None:
-            try:
-                if device.type == "cuda":
-                    torch.cuda.set_device(device)  # a new thread begins on the first GPU
-                self._outcome.set_result(save())
-            except BaseException as error:
-                self._outcome.set_exception(error)
-
         # A daemon, so that Ctrl-C does not wait for a write.
-        self._thread = threading.Thread(target=run, name="saving", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="saving", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # a new thread begins on the first GPU
+            write = partial(self._snapshot.write, group=self._group)
+            self._outcome.set_result(self._store.save(self._record, write, self._group))
+        except BaseException as error:
+            self._outcome.set_exception(error)
 
     def over(self) -> bool:
         """Tell whether it has ended in a way that lets the run go on; does not wait."""

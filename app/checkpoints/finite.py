@@ -6,10 +6,10 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from app.checkpoints import sharded, state_dict
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
+from app.distributed.state import sharded, state_dict
 from app.errors import UserError
 
 Kinds = dict[str, list[str]]

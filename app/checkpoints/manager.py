@@ -1,19 +1,22 @@
 """Saving and resuming one run: when checkpoints are due, what their records say, and what the user is told."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from accelerate.utils import DistributedType
 
-from app.checkpoints import finite, resume, sharded, state_dict
+from app.checkpoints import finite, resume
 from app.checkpoints.background import BackgroundSave
 from app.checkpoints.record import Counts, DataRecord, Record
-from app.checkpoints.staging import Stager
-from app.checkpoints.store import CheckpointStore, SaveOutcome
+from app.checkpoints.store import CheckpointStore
 from app.config import RunConfig
 from app.distributed import collectives, layout
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
+from app.distributed.state import sharded, state_dict
+from app.distributed.state.attempt import SaveOutcome
+from app.distributed.state.staging import Stager
 from app.distributed.watchdog import Watchdog
 from app.errors import UserError
 from app.rundir import room
@@ -151,10 +154,11 @@ class CheckpointManager:
             finite.check_state(self.accelerator, step, self.constants, self.kept())
             record = self._record(step, plan, measured)
             if self._in_background:
-                self._writing = self._begin(record)
+                snapshot, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
+                self._writing = BackgroundSave(self.store, record, snapshot, group, self.accelerator.device)
                 return
             with self._watchdog.long_work():
-                outcome = self.store.save(record, lambda folder: sharded.save(self.accelerator, folder))
+                outcome = self.store.save(record, partial(sharded.save, self.accelerator))
             self._report(step, outcome)
 
     def _record(self, step: int, plan: BatchPlan, measured: Measured) -> Record:
@@ -176,17 +180,6 @@ class CheckpointManager:
             trackers=folder.info.get("trackers", {}),
             buffers=list(self.buffers.changing),
             nonfinite=self.constants,
-        )
-
-    def _begin(self, record: Record) -> BackgroundSave:
-        """Copy the state to the host, and begin to write the copy."""
-        write, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
-        save = self.store.save
-        return BackgroundSave(
-            record.step,
-            record.metrics,
-            lambda: save(record, lambda folder: write(folder, group), group),
-            self.accelerator.device,
         )
 
     def look(self) -> None:

@@ -3,48 +3,24 @@
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from app import storage
-from app.checkpoints import manifest, record
+from app.checkpoints import record
 from app.checkpoints.record import Record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
+from app.distributed.state import manifest
+from app.distributed.state.attempt import STATE, Attempt, SaveOutcome
 from app.errors import UserError
 
-STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
 _DRAFT = re.compile(_NAME.pattern + storage.DRAFT)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SaveOutcome:
-    """How an attempt to save a checkpoint ended, the same on every rank.
-
-    Args:
-        problems: what went wrong, one line for each failing rank; empty where the checkpoint is there.
-        lasting: the next attempt will fail too, until the user changes something.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    lasting: bool = False
-
-
-class _NotSaved(Exception):
-    """Leave an attempt to save; raised on every rank."""
-
-    def __init__(self, outcome: SaveOutcome):
-        super().__init__("; ".join(outcome.problems))
-        self.outcome = outcome
 
 
 class CheckpointStore:
@@ -129,48 +105,8 @@ class CheckpointStore:
             return SaveOutcome([str(lost)], lasting=True)
         if there:
             return SaveOutcome([problem] if problem else [])
-        draft: Path | None = None
-        try:
-            draft = self._agreed(lambda: collectives.from_main(lambda: self._start(step), group), group)
-            self._agreed(
-                lambda: write(str(self._files.local(f"{draft.name}/{STATE}"))), group
-            )  # then all files are there, whoever has written them
-            own = self._agreed(lambda: manifest.vouch(draft, self.rank, self._on_block), group)
-            sums = {name: entry for part in collectives.gather(own, group) for name, entry in part.items()}
-            self._agreed(lambda: self._finish(draft, about, sums), group)
-        except _NotSaved as failed:
-            return failed.outcome
-        finally:
-            if self.rank == 0 and draft:
-                self._files.delete(draft.name)
-        return SaveOutcome()
-
-    def _agreed(self, part: Callable[[], T], group: dist.ProcessGroup | None) -> T:
-        """Do this rank's part of a save, and go on only when every rank has done its own.
-
-        Raises:
-            _NotSaved: on every rank, where one has failed.
-        """
-        problem, result = None, None
-        try:
-            result = part()
-        except (Exception, CheckpointException) as error:  # torch's is a BaseException
-            problem = self._reason(error)
-        if problems := collectives.agree(problem, group):
-            lasting = any(collectives.gather(isinstance(problem, UserError), group))
-            raise _NotSaved(SaveOutcome(problems, lasting))
-        return result
-
-    def _reason(self, error: BaseException) -> BaseException:
-        """Return why a part failed: the loss of the folder, if another run has taken it, as that deletes our draft."""
-        try:
-            self.check_owner()
-        except UserError as lost:
-            return lost
-        except OSError:
-            pass
-        # torch puts the errors of all ranks into one, whose text is all their tracebacks.
-        return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        attempt = Attempt(self.rank, group, self.check_owner, self._on_block)
+        return attempt.make(lambda: self._start(step), write, lambda draft, sums: self._finish(draft, about, sums))
 
     def newest(self, warn: Callable[[str], Any]) -> tuple[Path, Record] | None:
         """Find the newest checkpoint that verifies, as its state's folder and its record. Every rank takes part.
@@ -253,19 +189,13 @@ class CheckpointStore:
         return self.folder / self._files.draft(_name(step))
 
     def _finish(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
-        """Commit a draft and delete what is no longer wanted, on the main process."""
-        if self.rank == 0:
-            self._commit(draft, about, sums)
-            self._prune(about.step)
+        """Commit a draft and delete what is no longer wanted."""
+        self._commit(draft, about, sums)
+        self._prune(about.step)
 
     def _commit(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
         step = about.step
-        away = [name for name in sums if not storage.at(draft).is_file(name)]
-        if away:
-            raise UserError(
-                f"{draft} does not have {away[0]}, which another process wrote: --run.dir must be on a disk that all "
-                "machines share"
-            )
+        manifest.check_shared(draft, sums, "--run.dir")
         written = record.write(draft, about)
         manifest.write(draft, {**sums, **manifest.entries(draft, [written])})
         self.check_owner()

@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import accelerate
 import torch
@@ -29,6 +30,7 @@ from app.distributed import (
     supported,
 )
 from app.distributed.fsdp_autocast import LateCasts
+from app.distributed.state import state_folder
 from app.distributed.tensor_parallel.layers import cuts, split_model
 from app.distributed.tensor_parallel.plan import check_slices, plan_of
 from app.distributed.tensor_parallel.split import Split
@@ -43,7 +45,7 @@ class Accelerator(accelerate.Accelerator):
 
     It adds to accelerate 1.15: FSDP2 on CPU ranks; the same precision under FSDP as under DDP; no collectives for
     buffers; and no time limit while processes wait for the first one of their machine, whose failure ends them all.
-    Checkpoints that app/checkpoints writes of it can be read on any layout.
+    What `save_state` writes, any layout can load.
     """
 
     def __init__(self, threads: int = 0, timeout: float = 1800.0, slices: int = 0):
@@ -252,6 +254,69 @@ class Accelerator(accelerate.Accelerator):
                 return forward(*args, **kwargs)
 
         return convert_outputs_to_fp32(mixed)
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        **save_model_func_kwargs: Any,
+    ) -> str:
+        """Write all that is prepared or registered into a folder, for any layout to load. Every rank takes part.
+
+        Models, optimizers, schedulers, the scaler, averages, and the state of objects that were given to
+        `register_for_checkpointing`, which may hold tensors, numbers, text, lists and dicts; never pickles. Each rank's
+        generators of random numbers too, but not how far a data loader has come. The folder is there only when it is
+        whole; one that this method has written before is replaced then. A run's checkpoints are written the same way.
+
+        DeepSpeed's engine keeps its own format, which only its own layout reads.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UserError: it was not written; the message says why on which rank.
+        """
+        if output_dir is None:
+            raise UserError("save_state needs a folder: accelerator.save_state('state')")
+        if not safe_serialization or save_model_func_kwargs:
+            options = ["safe_serialization=False"] if not safe_serialization else list(save_model_func_kwargs)
+            raise UserError(f"save_state: leave out {', '.join(options)}: there is one format, and it holds no pickles")
+        state_folder.save(self, Path(output_dir).absolute())
+        return str(output_dir)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Read what `save_state` wrote on any layout, or a run's checkpoint. Every rank takes part, after `prepare`.
+
+        Generators of random numbers are set only on as many ranks as wrote them.
+
+        Raises:
+            UserError: the folder is not there, damaged, not of this format, or of other models or optimizers.
+        """
+        if input_dir is None:
+            raise UserError("load_state needs a folder: accelerator.load_state('state')")
+        if load_kwargs or load_model_func_kwargs:
+            options = [*(load_kwargs or {}), *load_model_func_kwargs]
+            raise UserError(f"load_state: leave out {', '.join(options)}: there is one format")
+        state_folder.load(self, Path(input_dir).absolute())
+
+    def register_save_state_pre_hook(self, hook: Any) -> NoReturn:
+        """Refuse a hook that writes models in its own way: the state would not be layout-free."""
+        raise UserError(
+            "register_save_state_pre_hook: save_state writes every prepared model itself; give what else there is to "
+            "register_for_checkpointing"
+        )
+
+    def register_load_state_pre_hook(self, hook: Any) -> NoReturn:
+        """Refuse a hook that reads models in its own way."""
+        raise UserError(
+            "register_load_state_pre_hook: load_state reads every prepared model itself; give what else there is to "
+            "register_for_checkpointing"
+        )
 
     def end_training(self) -> None:
         """End the trackers; the process group is left when the program ends, as after a Run.

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrizations
 
 from app import EMAConfig, OptimConfig, Run, RunConfig
-from app.checkpoints import sharded
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
 from app.distributed.environment import report_user_errors
+from app.distributed.state import sharded
 
 WIDTH, SPOILT = 6, -1
 MICROS = 4

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from toy import Config, train
 
 from app import parse
-from app.checkpoints import resume, sharded
+from app.checkpoints import resume
 from app.distributed import collectives
+from app.distributed.state import sharded
 from app.storage.drafts import draft_of
 from app.training.loop import ending
 

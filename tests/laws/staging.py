@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from app.checkpoints import sharded
 from app.distributed import collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
+from app.distributed.state import sharded
 
 
 class Layer(nn.Linear):
@@ -80,10 +80,10 @@ def main(folder: Path) -> None:
         if name == "apart" and accelerator.process_index == accelerator.num_processes - 1:
             next(iter(optimizer.state.values()))["more"] = torch.full((1,), 7.0)
         stager = Counting()
-        write = sharded.snapshot(accelerator, stager)
+        snapshot = sharded.snapshot(accelerator, stager)
         before = [local_shard(p).clone() for p in model.parameters()]
         moments = [local_shard(s["exp_avg"]).clone() for s in optimizer.state.values()]
-        write(str(folder / name))
+        snapshot.write(str(folder / name))
         with torch.no_grad():
             for p in (*model.parameters(), *(s["exp_avg"] for s in optimizer.state.values())):
                 p.zero_()

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 
-from app.checkpoints.store import STATE
+from app.distributed.state.attempt import STATE
 from app.training.exact import rounding as grid_rounding
 from app.training.exact.grid import GRID
 from launching import ROOT, saved_state, scores, steps

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from app.checkpoints.store import STATE
+from app.distributed.state.attempt import STATE
 from launching import ROOT, furthest_loss, launch_many, scores, steps, weights
 
 RECIPE = ROOT / "tests" / "laws" / "modules.py"

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, UserError
-from app.checkpoints import sharded
+from app.distributed.state import sharded
 from app.errors import is_installed
 from app.rundir import metrics_file
 from launching import ROOT, filled, saved_state, scores, steps, weights

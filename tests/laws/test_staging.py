@@ -8,8 +8,8 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.checkpoints.deduplicate import divide
-from app.checkpoints.safe_reader import StateReader
+from app.distributed.state.deduplicate import divide
+from app.distributed.state.safe_reader import StateReader
 from launching import ROOT, hsdp_on_cpu, launch
 from laws.staging import Model
 

@@ -42,7 +42,7 @@ class Evaluation(Purpose):
         Raises:
             UserError: one set is to be scored, and the recipe scores others.
         """
-        from app.checkpoints import sharded
+        from app.distributed.state import sharded
 
         if self.state:
             sharded.load_weights(run.accelerator, self.state, self.averaged)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.checkpoints import sharded
 from app.checkpoints.record import Record
 from app.commands import weights
 from app.commands.output import size
+from app.distributed.state import sharded
 from app.errors import UserError
 from app.launching import trust
 from app.rundir import room
@@ -117,7 +117,7 @@ def _explained(target: Path, needed: int, place: Path) -> Iterator[None]:
 
 def _weights_in(state: Path) -> list["TensorStorageMetadata"]:
     """Describe the weights in a checkpoint, without reading them."""
-    from app.checkpoints.safe_reader import StateReader
+    from app.distributed.state.safe_reader import StateReader
 
     return [entry for name, entry in StateReader(state).read_entries().items() if name.startswith("models.0.")]
 

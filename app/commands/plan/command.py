@@ -131,8 +131,8 @@ def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
 
 
 def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
-    from app.checkpoints import base_model, state_dict
     from app.commands.plan import memory
+    from app.distributed.state import base_model, state_dict
 
     tensors, _ = state_dict.model_tensors(run.accelerator.models)
     base_model.leave_out(tensors, run.accelerator.models)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from app.checkpoints import base_model
-from app.checkpoints.deduplicate import divide
 from app.commands.plan.meta_tensors import Cut
+from app.distributed.state import base_model
+from app.distributed.state.deduplicate import divide
 from app.launching.profiles import Profile
 from app.tasks.language import four_bits
 

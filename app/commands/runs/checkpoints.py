@@ -47,8 +47,9 @@ def show(run: History, verify: bool, json: str) -> int:
 
 def _about(folder: Path, step: int, verify: bool) -> dict[str, Any]:
     """Describe a checkpoint; `verified` is None if its files were not read."""
-    from app.checkpoints import manifest, record
+    from app.checkpoints import record
     from app.distributed import layout
+    from app.distributed.state import manifest
 
     problem, scores, unevaluated, here = "", {}, False, ""
     try:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from app.checkpoints import base_model
+from app.distributed.state import base_model
 from app.errors import UserError
 
 if TYPE_CHECKING:

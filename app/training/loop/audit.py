@@ -9,9 +9,9 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from app.checkpoints import state_dict
 from app.distributed import collectives, naming
 from app.distributed.accelerator import Accelerator
+from app.distributed.state import state_dict
 from app.errors import UserError
 from app.rundir.metrics_file import MetricsFile
 from app.sampling.hashing import hash_of

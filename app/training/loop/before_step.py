@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.checkpoints import base_model
 from app.distributed import naming
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
 from app.distributed.running_statistics import RunningStatistics
+from app.distributed.state import base_model
 
 _PLAIN = (bool, int, float, str, type(None))
 _TORCHS_OWN = frozenset(vars(nn.Module()))  # such as `training`, which is the caller's

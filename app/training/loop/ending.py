@@ -9,9 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from app import storage
-from app.checkpoints import finite, manifest, sharded
+from app.checkpoints import finite
 from app.checkpoints.export import save_model
 from app.distributed import collectives
+from app.distributed.state import manifest, sharded
 from app.errors import UserError, mendable, printable
 from app.rundir import room
 from app.rundir.foreign import section

@@ -20,7 +20,6 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from app.checkpoints import state_dict
 from app.checkpoints.resume import Start
 from app.config import EMAConfig
 from app.config.score_names import AVERAGE, PLAIN
@@ -28,6 +27,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.fsdp_calls import is_sharded
 from app.distributed.naming import local_shard
+from app.distributed.state import state_dict
 from app.errors import UserError
 from app.sampling.triggers import as_steps
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from app.checkpoints import state_dict
+from app.distributed.state import state_dict
 from app.errors import UserError
 from app.sampling.seeding import aside
 

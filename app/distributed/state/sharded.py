@@ -4,70 +4,114 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
+import accelerate
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from app import storage
-from app.checkpoints import base_model, deduplicate, state_dict
-from app.checkpoints.safe_reader import StateReader
-from app.checkpoints.staging import Stager
 from app.distributed import naming
-from app.distributed.accelerator import Accelerator
+from app.distributed.state import base_model, deduplicate, state_dict
+from app.distributed.state.safe_reader import StateReader
+from app.distributed.state.staging import Stager
 from app.errors import UserError
 
 OBJECTS = "objects.json"
 
 
-def save(accelerator: Accelerator, folder: str) -> None:
+class Holder(Protocol):
+    """What has models, optimizers and other objects prepared: our Accelerator, which itself uses this module."""
+
+    averages: dict[torch.Tensor, torch.Tensor]
+    scaler: Any
+
+    @property
+    def models(self) -> list[nn.Module]: ...
+    @property
+    def optimizers(self) -> list[AcceleratedOptimizer]: ...
+    @property
+    def others(self) -> list[Any]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def is_main_process(self) -> bool: ...
+    @property
+    def distributed_type(self) -> DistributedType: ...
+
+
+def save(accelerator: Holder, folder: str) -> None:
     """Write all that an accelerator has prepared. Every rank takes part.
 
     DeepSpeed keeps accelerate's own format, which only its own layout reads.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        accelerator.save_state(folder)
+        accelerate.Accelerator.save_state(_deepspeeds(accelerator), folder)
     else:
-        snapshot(accelerator)(folder)
+        snapshot(accelerator).write(folder)
 
 
-def snapshot(accelerator: Accelerator, stager: Stager | None = None) -> Callable[..., None]:
+@dataclass(frozen=True)
+class Snapshot:
+    """What `save` writes of an accelerator, as this process has it: it can be written in any thread."""
+
+    tensors: dict[str, torch.Tensor]
+    """Those that this process writes."""
+    objects: str
+    """What is not a tensor, as JSON; the main process writes it."""
+    is_main_process: bool
+    from_gpu: bool
+    """Whether tensors are still on a GPU."""
+
+    def write(self, folder: str, group: dist.ProcessGroup | None = None) -> None:
+        """Write it into a folder. Every rank takes part.
+
+        Args:
+            group: the process group in which the ranks talk; None: that of all ranks.
+        """
+        # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
+        ahead: dict[str, Any] = {} if self.from_gpu else {"per_thread_copy_ahead": 0}
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
+        with _on_one_process_too():
+            dcp.save(self.tensors, storage_writer=writer, process_group=group, no_dist=not dist.is_initialized())
+        if self.is_main_process:
+            storage.at(folder).fill(OBJECTS, self.objects)
+
+
+def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     """Collect what `save` writes. Every rank takes part.
 
     Args:
         stager: copies tensors to the host's memory, so that training may go on before they are written.
-
-    Returns:
-        A function that writes it into a folder, in any thread. Every rank calls it; its second argument is the process
-        group.
     """
     tensors, objects = collect(accelerator)
     # The main process writes buffers and the modules' extra state.
-    own = naming.buffer_names(accelerator.models)
-    mains = {n for n in tensors if n in own or n.startswith(("extras.", "objects."))}
+    buffers = naming.buffer_names(accelerator.models)
+    mains = {n for n in tensors if n in buffers or n.startswith(("extras.", "objects."))}
     mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
     # Chosen before they are copied, so that only one process has a copy of what all have.
     tensors = deduplicate.own(tensors, mains, naming.tied_names(accelerator.models))
-    text, alone = json.dumps(objects), not dist.is_initialized()
+    from_gpu = stager is None and accelerator.device.type == "cuda"
     staged = tensors if stager is None else stager.stage(tensors)
-
-    def write(folder: str, group: dist.ProcessGroup | None = None) -> None:
-        # Copies on the host are written directly; on a machine with a GPU, torch would use the GPU.
-        from_gpu = stager is None and accelerator.device.type == "cuda"
-        ahead: dict[str, Any] = {} if from_gpu else {"per_thread_copy_ahead": 0}
-        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, **ahead)
-        with _on_one_process_too():
-            dcp.save(staged, storage_writer=writer, process_group=group, no_dist=alone)
-        if accelerator.is_main_process:
-            storage.at(folder).fill(OBJECTS, text)
-
-    return write
+    return Snapshot(staged, json.dumps(objects), accelerator.is_main_process, from_gpu)
 
 
-def collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
+def _deepspeeds(accelerator: Holder) -> accelerate.Accelerator:
+    """Return an accelerator as the one that accelerate knows, whose own methods write and read DeepSpeed's state."""
+    return cast(accelerate.Accelerator, accelerator)
+
+
+def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
     """Split what is prepared into tensors by name, and the rest, which JSON can hold."""
     tensors, extras = state_dict.model_tensors(accelerator.models)
     base_model.leave_out(tensors, accelerator.models)
@@ -92,12 +136,12 @@ def collect(accelerator: Accelerator) -> tuple[dict[str, torch.Tensor], dict]:
     return tensors, objects
 
 
-def _average_names(accelerator: Accelerator) -> dict[torch.Tensor, str]:
+def _average_names(accelerator: Holder) -> dict[torch.Tensor, str]:
     """Map each weight to the name of its average in a checkpoint."""
     return {tensor: f"averages.{name}" for tensor, name in naming.tensor_names(accelerator.models).items()}
 
 
-def load(accelerator: Accelerator, folder: str) -> None:
+def load(accelerator: Holder, folder: str) -> None:
     """Read what `save` wrote, on any layout, into what an accelerator has prepared. Every rank takes part.
 
     DeepSpeed's engine reads its own files, and trusts them: its checkpoints are pickles that can run code.
@@ -106,7 +150,7 @@ def load(accelerator: Accelerator, folder: str) -> None:
         UserError: the checkpoint is of another model or has other optimizers, or holds more than tensors and JSON.
     """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        accelerator.load_state(folder)
+        accelerate.Accelerator.load_state(_deepspeeds(accelerator), folder)
         return
     objects = json.loads(storage.at(folder).read_text(OBJECTS, follow=True))
     here = {"optimizers": len(accelerator.optimizers), "objects": len(accelerator.others)}
@@ -133,7 +177,7 @@ def load(accelerator: Accelerator, folder: str) -> None:
         accelerator.scaler.load_state_dict(objects["scaler"])
 
 
-def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) -> None:
+def load_weights(accelerator: Holder, folder: str, averaged: bool = False) -> None:
     """Read the models' weights from what `save` wrote on any layout but DeepSpeed's, and nothing else of it.
 
     Where an optimizer trains with other weights than are scored (schedule-free), they are those that are scored.
@@ -166,7 +210,7 @@ def load_weights(accelerator: Accelerator, folder: str, averaged: bool = False) 
             weight.copy_(average)
 
 
-def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = False) -> None:
+def load_mean(accelerator: Holder, folders: list[str], averaged: bool = False) -> None:
     """Read the models' weights from several checkpoints, and give the models their mean; of one, as it is.
 
     Numbers are summed in float64. What is not a floating-point number, such as a counter, is the last one's.
@@ -189,7 +233,7 @@ def load_mean(accelerator: Accelerator, folders: list[str], averaged: bool = Fal
             tensors[name].copy_(total / len(folders))
 
 
-def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.Tensor]:
+def _average_targets(accelerator: Holder, saved: dict) -> dict[str, torch.Tensor]:
     """Make empty tensors for the averages in a checkpoint, sharded as the weights are."""
     return {
         name: torch.zeros_like(tensor, dtype=saved[name][1], requires_grad=False)
@@ -198,7 +242,7 @@ def _average_targets(accelerator: Accelerator, saved: dict) -> dict[str, torch.T
     }
 
 
-def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
+def _restore_averages(accelerator: Holder, tensors: dict) -> None:
     """Take the averages that were read; one that the checkpoint lacks begins with its weight."""
     if not accelerator.averages:
         return
@@ -209,13 +253,13 @@ def _restore_averages(accelerator: Accelerator, tensors: dict) -> None:
     accelerator.averages |= found
 
 
-def _loaded_averages(accelerator: Accelerator, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
+def _loaded_averages(accelerator: Holder, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:
     """Find the averages among what was read: by the weight that each belongs to."""
     names = _average_names(accelerator)
     return {tensor: tensors[name] for tensor, name in names.items() if name in tensors}
 
 
-def _load_models(accelerator: Accelerator, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
+def _load_models(accelerator: Holder, folder: str, objects: dict, wanted: Callable[[dict], dict]) -> dict:
     """Read the models' tensors, and those that `wanted` asks for; return all that were read."""
     reader = StateReader(folder)
     saved = {name: (entry.size, entry.properties.dtype) for name, entry in reader.read_entries().items()}

@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 from app import storage
+from app.errors import UserError
 from app.storage import Kind
 
 MANIFEST = "manifest.json"
@@ -41,6 +42,24 @@ def write(folder: Path, files: dict[str, dict]) -> None:
     draft.up(MANIFEST)
     for inner in sorted({str(PurePosixPath(name).parent) for name in files}):
         draft.up(inner)
+
+
+def check_shared(draft: Path, sums: dict[str, dict], what: str) -> None:
+    """Refuse a draft that does not have all files that ranks have written.
+
+    Args:
+        sums: sizes and checksums of the files of all ranks.
+        what: names the folder in the message.
+
+    Raises:
+        UserError: another machine has written elsewhere.
+    """
+    away = [name for name in sums if not storage.at(draft).is_file(name)]
+    if away:
+        raise UserError(
+            f"{draft} does not have {away[0]}, which another process wrote: {what} must be on a disk that all "
+            "machines share"
+        )
 
 
 def listed(folder: Path) -> dict[str, tuple[int, str]]:

@@ -1,0 +1,118 @@
+"""What `Accelerator.save_state` writes and `load_state` reads: a folder that is whole or absent, for any layout.
+
+    state/           models, optimizers, schedulers, averages and registered objects (sharded.py)
+    random.json      the generators of random numbers of each rank
+    manifest.json    size and checksum of every other file
+
+A run's checkpoint has the same files, and its record in the place of random.json, which it does not need: `load` reads
+it too.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app import storage
+from app.distributed import collectives
+from app.distributed.state import manifest, random_states, sharded
+from app.distributed.state.attempt import STATE, Attempt
+from app.distributed.state.sharded import Holder
+from app.errors import UserError
+
+_RANDOM = "random.json"
+
+
+def save(accelerator: Holder, folder: Path) -> None:
+    """Write all that an accelerator has prepared. Every rank takes part.
+
+    A folder that `save` has written is replaced once the new one is whole.
+
+    Raises:
+        UserError: it could not be written, or there is something else in its place.
+    """
+    states = collectives.gather(random_states.collect(accelerator.device))
+    attempt = Attempt(accelerator.process_index)
+    outcome = attempt.make(
+        lambda: _start(folder),
+        lambda inner: sharded.save(accelerator, inner),
+        lambda draft, sums: _finish(draft, folder, sums, states),
+    )
+    if outcome.problems:
+        raise UserError(f"{folder} was not written: {'; '.join(outcome.problems)}")
+
+
+def _start(folder: Path) -> Path:
+    """Make the folder's draft."""
+    _check_replaceable(folder)
+    files = storage.at(folder.parent)
+    files.make()
+    for leftover in files.drafts(folder.name):
+        files.delete(leftover)
+    return folder.parent / files.draft(folder.name)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Refuse to write where there is anything but what `save` writes, or an empty folder."""
+    files = storage.at(folder)
+    if not files.exists() or (files.is_folder() and not files.is_link() and not files.entries()):
+        return
+    try:
+        more = manifest.foreign_to(folder, [*manifest.listed(folder), manifest.MANIFEST])
+    except (OSError, ValueError):
+        more = folder.name
+    if more or not files.is_file(_RANDOM):
+        raise UserError(
+            f"there is something in {folder} that save_state did not write ({more or STATE}): name another folder"
+        )
+
+
+def _finish(draft: Path, folder: Path, sums: dict[str, dict], states: list[dict[str, Any]]) -> None:
+    """List the draft's files, and give it the folder's name."""
+    manifest.check_shared(draft, sums, "the folder of save_state")
+    storage.at(draft).fill(_RANDOM, json.dumps({"ranks": states}))
+    storage.at(draft).up(_RANDOM)
+    manifest.write(draft, {**sums, **manifest.entries(draft, [_RANDOM])})
+    files = storage.at(folder.parent)
+    replaced = files.put_aside(folder.name, manifest.MANIFEST, "replaced") if files.exists(folder.name) else ""
+    files.publish(draft.name, folder.name, manifest.MANIFEST)
+    if replaced:
+        files.delete(replaced)
+
+
+def load(accelerator: Holder, folder: Path) -> None:
+    """Read what `save` wrote on any layout, or a run's checkpoint, into what is prepared. Every rank takes part.
+
+    Generators of random numbers get back their states where there are as many ranks as wrote them; on another number
+    they are left alone, as the numbers of one rank are no other rank's.
+
+    Raises:
+        UserError: it is not there, damaged, of another model or other optimizers, or not of this format.
+    """
+    if why := collectives.from_main(lambda: _why_not(folder)):
+        raise UserError(why)
+    problem = None
+    try:
+        manifest.verify_patiently(folder, accelerator.process_index, accelerator.num_processes)
+    except (OSError, ValueError) as error:
+        problem = UserError(f"{folder} is damaged: {error}; load another one")
+    if problems := collectives.agree(problem):
+        raise UserError(problems[0])
+    sharded.load(accelerator, str(folder / STATE))
+    files = storage.at(folder)
+    if files.is_file(_RANDOM):
+        states = json.loads(files.read_text(_RANDOM))["ranks"]
+        if len(states) == accelerator.num_processes:
+            random_states.restore(states[accelerator.process_index], accelerator.device)
+
+
+def _why_not(folder: Path) -> str:
+    """Say why a folder is none that can be read; empty where it may be."""
+    files = storage.at(folder)
+    if not files.is_folder():
+        return f"load_state: {folder}: there is no such folder"
+    if not files.is_file(manifest.MANIFEST) or not files.is_folder(STATE):
+        return (
+            f"load_state: {folder} is not a folder that this Accelerator's save_state wrote, nor a checkpoint of a run "
+            "(runs/NAME/checkpoints/step-00000040); accelerate's own format is not read"
+        )
+    return ""

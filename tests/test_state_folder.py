@@ -1,0 +1,167 @@
+"""`Accelerator.save_state` and `load_state` on one process: what they refuse, and what is left when they fail."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from app import Accelerator, UserError
+from app.distributed.state import manifest, sharded
+from app.distributed.state.manifest import MANIFEST
+
+
+class Launch:
+    """A model and an optimizer, prepared as by a new process."""
+
+    def __init__(self, width: int = 2):
+        self.accelerator = Accelerator()
+        self.accelerator.free_memory()
+        model = nn.Linear(width, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+
+    def step(self) -> "Launch":
+        """Train a step."""
+        self.accelerator.backward(self.model(torch.ones(1, self.model.in_features)).sum())
+        self.optimizer.step()
+        return self
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a folder with a state."""
+    Launch().step().accelerator.save_state(tmp_path / "state")
+    return tmp_path / "state"
+
+
+def test_a_state_is_replaced_by_a_later_one(saved):
+    later = Launch().step().step()
+    assert later.accelerator.save_state(str(saved)) == str(saved)
+    again = Launch()
+    again.accelerator.load_state(saved)
+    assert again.model.weight.equal(later.model.weight)
+    assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+def test_the_earlier_state_stays_where_writing_fails(saved, monkeypatch):
+    before = {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()}
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sharded.dcp, "save", full)
+    with pytest.raises(UserError, match=r"state was not written: .*No space left"):
+        Launch().step().accelerator.save_state(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "more/notes.txt"])
+def test_a_folder_with_something_else_is_left_alone(saved, name):
+    (saved / name).parent.mkdir(exist_ok=True)
+    (saved / name).write_text("mine")
+    with pytest.raises(UserError, match=r"something in .* that save_state did not write .*name another folder"):
+        Launch().accelerator.save_state(saved)
+    assert (saved / name).read_text() == "mine"
+
+
+def test_a_file_or_a_link_in_the_way_is_left_alone(saved):
+    (saved.parent / "file").write_text("mine")
+    (saved.parent / "link").symlink_to(saved)
+    for name in ("file", "link"):
+        with pytest.raises(UserError, match="name another folder"):
+            Launch().accelerator.save_state(saved.parent / name)
+    assert (saved.parent / "file").read_text() == "mine" and (saved.parent / "link").is_symlink()
+
+
+def test_an_empty_folder_is_used(tmp_path):
+    (tmp_path / "state").mkdir()
+    Launch().accelerator.save_state(tmp_path / "state")
+    Launch().accelerator.load_state(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", ["random.json", "state/objects.json", "state/__0_0.distcp", "state/.metadata"])
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_damage_is_refused(saved, name, damage):
+    content = (saved / name).read_bytes()
+    (saved / name).unlink()
+    if damage == "changed":
+        (saved / name).write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    launch = Launch().step()
+    before = launch.model.weight.detach().clone()
+    with pytest.raises(UserError, match=rf"is damaged: .*{re.escape(name)}"):
+        launch.accelerator.load_state(saved)
+    assert launch.model.weight.equal(before)
+
+
+def test_another_model_is_refused(saved):
+    with pytest.raises(UserError, match=r"is a checkpoint of another model: models\.0\.weight"):
+        Launch(width=3).accelerator.load_state(saved)
+
+
+def test_a_folder_of_accelerates_own_format_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="accelerate's own format is not read"):
+        Launch().accelerator.load_state(tmp_path)
+
+
+def test_what_accelerates_methods_have_and_these_do_not_is_refused(tmp_path):
+    accelerator = Launch().accelerator
+    for call, told in {
+        lambda: accelerator.save_state(): "needs a folder",
+        lambda: accelerator.load_state(): "needs a folder",
+        lambda: accelerator.save_state(tmp_path / "a", safe_serialization=False): "safe_serialization",
+        lambda: accelerator.save_state(tmp_path / "a", exclude_frozen_parameters=True): "exclude_frozen_parameters",
+        lambda: accelerator.load_state(tmp_path, load_kwargs={"weights_only": False}): "weights_only",
+        lambda: accelerator.register_save_state_pre_hook(print): "register_for_checkpointing",
+        lambda: accelerator.register_load_state_pre_hook(print): "register_for_checkpointing",
+    }.items():
+        with pytest.raises(UserError, match=told):
+            call()
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_object_that_would_need_a_pickle_is_refused_by_name(tmp_path):
+    class Mine:
+        def state_dict(self):
+            return {"when": object()}
+
+        def load_state_dict(self, content):
+            raise AssertionError
+
+    launch = Launch()
+    launch.accelerator.register_for_checkpointing(Mine())
+    with pytest.raises(UserError, match=r"objects\.0\.when holds a object"):
+        launch.accelerator.save_state(tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_generators_come_back_on_as_many_ranks_as_saved_them(saved, ranks):
+    states = json.loads((saved / "random.json").read_text())["ranks"]
+    (saved / "random.json").write_text(json.dumps({"ranks": states * ranks}))
+    names = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path.name != MANIFEST]
+    manifest.write(saved, manifest.entries(saved, map(str, names)))
+    torch.manual_seed(7)
+    drawn = torch.rand(3)
+    launch = Launch()
+    torch.manual_seed(7)
+    launch.accelerator.load_state(saved)
+    assert torch.rand(3).equal(drawn) == (ranks == 2)
+
+
+def test_a_checkpoint_of_a_run_is_read(tmp_path, rows):
+    """Its folder has its own record in the place of the generators' states."""
+    from app.checkpoints.record import Record
+    from app.checkpoints.store import CheckpointStore
+
+    launch = Launch().step()
+    store = CheckpointStore(tmp_path, rank=0, world_size=1)
+    assert not store.save(Record(1), lambda folder: sharded.save(launch.accelerator, folder)).problems
+    again = Launch()
+    again.accelerator.load_state(store.path(1))
+    assert again.model.weight.equal(launch.model.weight)
+    with pytest.raises(UserError, match="name another folder"):
+        launch.accelerator.save_state(store.path(1))
