@@ -110,7 +110,7 @@ class CheckpointManager:
         folder = self.logger.folder
         for note in collectives.from_main(lambda: folder.check_saved_settings(saved.config)):
             self.logger.progress.say(note)
-        folder.info.setdefault("trackers", saved.trackers)
+        folder.trackers = folder.trackers or saved.trackers
 
     def save_when_due(self, step: int, due: Triggers, measured: Measured, leaving: bool) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
@@ -173,7 +173,7 @@ class CheckpointManager:
             versions=layout.versions(),
             data=DataRecord(plan.samples, plan.fingerprint, self._contents),
             config=folder.config,
-            trackers=folder.info.get("trackers", {}),
+            trackers=folder.trackers,
             buffers=list(self.buffers.changing),
             nonfinite=self.constants,
         )

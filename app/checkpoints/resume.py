@@ -23,7 +23,7 @@ class Start(NamedTuple):
     """Whether the last of those steps was stopped during its evaluation, which then comes first."""
     buffers: Sequence[str] = ()
     """Names of the buffers that are known to change in training."""
-    changed: dict[str, list] = {}
+    changed: dict[str, tuple[Any, Any]] = {}
     """Settings that are others from here on: by name, as they were and as they are."""
     losses: dict[str, Any] = {}
     """Sums of the losses of the last steps, from which the means that are logged next are formed."""
@@ -38,7 +38,7 @@ class Start(NamedTuple):
         return self.counts.made
 
 
-def start(saved: Record, changed: dict[str, list]) -> Start:
+def start(saved: Record, changed: dict[str, tuple[Any, Any]]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
     return Start(
         saved.step, saved.scores, saved.unevaluated, saved.buffers, changed, saved.losses, saved.patience, saved.counts

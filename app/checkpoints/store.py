@@ -17,6 +17,7 @@ from app.checkpoints.record import Record
 from app.checkpoints.retention import Retention
 from app.distributed import collectives
 from app.errors import UserError
+from app.storage.records import FileSum
 
 STATE = "state"
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
@@ -252,13 +253,13 @@ class CheckpointStore:
                 self._files.delete(leftover.name)
         return self.folder / self._files.draft(_name(step))
 
-    def _finish(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
+    def _finish(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
         """Commit a draft and delete what is no longer wanted, on the main process."""
         if self.rank == 0:
             self._commit(draft, about, sums)
             self._prune(about.step)
 
-    def _commit(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
+    def _commit(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
         step = about.step
         away = [name for name in sums if not storage.at(draft).is_file(name)]
         if away:

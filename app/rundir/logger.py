@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from app.config import RunConfig
-from app.distributed.layout import in_short
 from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
-from app.rundir.foreign import section
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
-from app.rundir.run_record import launches_of, segments_of
+from app.rundir.run_record import RUN, RunRecord
 from app.rundir.throughput import Cost
 from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
@@ -52,50 +50,31 @@ class RunLogger:
 
     def open(
         self,
-        done: int,
+        record: RunRecord,
         settings: RunConfig,
         config: dict,
         scores_too: bool = False,
-        changed: dict[str, list] | None = None,
-        **fields: Any,
     ) -> None:
-        """Write what this run is, and open metrics.jsonl and the trackers after step `done`, on the main process.
+        """Write what this run is, and open metrics.jsonl and the trackers after its step, on the main process.
 
         Args:
+            record: of this launch.
             scores_too: see MetricsFile.
-            changed: settings that are others from here on: by name, as they were and as they are.
-            fields: the first ones of run.json.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        before = self.folder.info if done else {}
-        ids = {name: each for name, each in section(before, "trackers").items() if isinstance(each, str)}
-        began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
-        launches = [
-            *(launch for launch in launches_of(before) if launch["step"] <= done),
-            began,
-        ]
-        segments = [segment for segment in segments_of(before) if segment["step"] < done]
-        segments += [{"step": done, "changed": changed}] if changed else []
+        done, folder = record.step, self.folder
+        names = folder.trackers if done else {}
         try:
-            self.folder.begin(
-                status="running",
-                error=None,
-                stopped_early=None,
-                step=done,
-                launches=launches,
-                segments=segments,
-                **fields,
-            )
-            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
-            self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
-            self.trackers.start(
-                {**config, "commit": fields.get("commit", "")}, done
-            )  # which adds the trackers' names for a new run
-            self.folder.update(trackers=ids)
+            folder.begin(record.after(folder.record))
+            self.file = MetricsFile(folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
+            self.trackers = Trackers(settings.trackers, folder.path, names, self.progress.warn)
+            self.trackers.start({**config, "commit": record.commit}, done)  # which adds its names for a new run
+            folder.trackers = names
+            folder.update(trackers=names)
         except OSError as error:
-            raise self.folder.cannot_write(error) from None
+            raise folder.cannot_write(error) from None
 
     def note(self, **fields: Any) -> None:
         """Change fields of run.json; a full disk costs a warning."""
@@ -103,7 +82,7 @@ class RunLogger:
             try:
                 self.folder.update(**fields)
             except OSError as error:
-                path = self.folder.path / "run.json"
+                path = self.folder.path / RUN
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
     def failed(self, why: str) -> None:

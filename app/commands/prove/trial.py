@@ -1,7 +1,6 @@
 """Training a recipe under one profile for some steps, in processes of its own, with an audit of every step."""
 
 import itertools
-import json
 import random
 import re
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 from app.commands.prove.trace import Trace, read
 from app.launching.launcher import Stalled, launcher_words, run
 from app.launching.profiles import Profile
+from app.rundir import run_record
 from app.rundir.metrics_file import Follower
 from app.rundir.progress import Progress
 from app.rundir.throughput import SPEEDS
@@ -136,8 +136,8 @@ def trial_of(chain: Chain, folder: Path, ended: str, seconds: float) -> Trial:
     """Read the outcome of a run from its folder."""
     trace, where = read(folder), {}
     if 0 in trace.steps:
-        about = json.loads((folder / "run.json").read_text())
-        where = {**about["layout"], **about["versions"]}
+        record = run_record.read(folder)
+        where = {**record.layout, **record.versions}
     outputs = [file.read_text(errors="replace") for file in sorted(folder.glob(f"*{OUTPUT}"))]
     printed = "\n".join(outputs).splitlines()
     warnings = list(dict.fromkeys(line for line in printed if line.startswith("warning: ")))

@@ -29,7 +29,7 @@ def show(run: History, verify: bool, json: str) -> int:
     for checkpoint in found:
         checkpoint["best"] = best is not None and checkpoint["step"] == best[0]
     count = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
-    print(f"{run.place}: {run.status}, step {run.step} of {run.record.length}, {count}")
+    print(f"{run.place}: {run.status}, step {run.step} of {run.record.steps}, {count}")
     if found:
         head = ["step", "score", "", "size", "layout", "saved", "files"]
         print(table(head, [_row(checkpoint, asked, run) for checkpoint in found], right=(0, 3)))
