@@ -1,18 +1,7 @@
 """What a run says of itself in run.json, for tests that need no run."""
 
+from app.distributed.layout_record import Layout
 from app.rundir.run_record import Launch, RunRecord
-
-LAYOUT = {
-    "data_ranks": 1,
-    "processes": 1,
-    "wrapping": "",
-    "precision": "fp32",
-    "device": "cpu",
-    "threads": 1,
-    "kernels": "AVX2",
-    "deterministic": False,
-    "compile": "no",
-}
 
 
 def launch(step: int = 0, layout: str = "1 data rank, fp32, cpu") -> Launch:
@@ -21,6 +10,6 @@ def launch(step: int = 0, layout: str = "1 data rank, fp32, cpu") -> Launch:
 
 def record(step: int = 3, **fields) -> RunRecord:
     """The record of a run that has begun."""
-    usual = {"status": "running", "steps": 9, "samples": 40, "recipe": "cls", "layout": LAYOUT, "versions": {}}
+    usual = {"status": "running", "steps": 9, "samples": 40, "recipe": "cls", "layout": Layout(), "versions": {}}
     usual |= {"recipe_folder": "/recipes", "commit": "", "launches": (launch(),)}
     return RunRecord(**{**usual, "step": step, **fields})

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from app.checkpoints import manifest
 from app.checkpoints.manifest import MANIFEST, Manifest
 from app.commands.runs import command
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.rundir import run_record
 from app.rundir.run_record import RUN, STATUSES, Compiled, Launch, RunRecord, Segment
 from app.storage.records import FileSum
-from run_records import LAYOUT, launch, record
+from run_records import launch, record
 
 COUNTS, TEXTS = st.integers(0, 2**40), st.text(max_size=8)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -38,7 +39,7 @@ RECORDS = st.builds(
     steps=COUNTS,
     samples=COUNTS,
     recipe=TEXTS,
-    layout=st.just(LAYOUT),
+    layout=st.builds(Layout, COUNTS, wrapping=TEXTS, unknown=unknown_to(Layout)),
     versions=st.dictionaries(TEXTS, TEXTS, max_size=2),
     recipe_folder=TEXTS,
     commit=TEXTS,
@@ -47,7 +48,7 @@ RECORDS = st.builds(
     error=st.none() | TEXTS,
     trackers=st.none() | st.dictionaries(TEXTS, TEXTS, max_size=2),
     compiled=st.none() | st.builds(Compiled, COUNTS, COUNTS, st.lists(TEXTS, max_size=2).map(tuple)),
-    metrics=st.none() | st.dictionaries(TEXTS, st.none() | NUMBERS, max_size=2),
+    metrics=st.none() | st.dictionaries(TEXTS, st.none() | NUMBERS | TEXTS, max_size=2),
     model_files=st.none() | SUMS,
     unknown=unknown_to(RunRecord),
 )
@@ -90,7 +91,8 @@ def write(folder, **changes):
             {"segments": [{"step": 3, "changed": {"optim.lr": [1]}}]},
             r"its segments\[0\]\.changed\.optim\.lr is \[1\], not a list of 2",
         ),
-        ({"metrics": {"eval/x": "high"}}, "its metrics.eval/x is 'high', not a number"),
+        ({"metrics": {"eval/x": []}}, r"its metrics\.eval/x is \[\], not a number or a text"),
+        ({"layout": {**Layout().to_json(), "processes": 1.5}}, r"its layout\.processes is 1\.5, not a whole number"),
         ({"model_files": {"a": {"size": 1}}}, r"its model_files\.a has no field xxh3"),
         ({"trackers": {"wandb": 3}}, "its trackers.wandb is 3, not a text"),
         ({"versions": None}, "its versions is None, not an object"),

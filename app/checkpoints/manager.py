@@ -89,7 +89,7 @@ class CheckpointManager:
         state, saved = found
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
-        layout.check_bound(saved.layout, here)
+        here.check_reads(saved.layout)
         plan = resume.fitting(saved, plan, settings, folder)
         if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
@@ -99,7 +99,7 @@ class CheckpointManager:
         changed = collectives.from_main(lambda: since(saved.config))
         start = resume.start(saved, changed)
         self.logger.progress.say(resume.described(start, plan, saved.layout, here, folder))
-        changes = layout.changes_bits({**saved.layout, **saved.versions}, here) if settings.exact else []
+        changes = layout.changes_bits(saved.layout, saved.versions, here) if settings.exact else []
         if changes:
             warning = f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before"
             self.logger.progress.warn(warning)

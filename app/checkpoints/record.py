@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app import storage
+from app.distributed.layout_record import Layout
 from app.storage.records import JsonRecord
 
 RECORD = "record.json"
@@ -41,9 +42,9 @@ class Record(JsonRecord):
     """The record of a checkpoint, record.json."""
 
     step: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     """The scores that were measured at this very step; they decide which checkpoint is best."""
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Any] = field(default_factory=dict)
     """The last value of each score."""
     unevaluated: bool = False
     """Whether the run stopped inside this step's evaluation."""
@@ -54,7 +55,7 @@ class Record(JsonRecord):
     counts: Counts = field(default_factory=Counts)
     seen: int = 0
     """Samples that were seen."""
-    layout: dict[str, Any] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
     versions: dict[str, str] = field(default_factory=dict)
     data: DataRecord = field(default_factory=DataRecord)
     config: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from app.checkpoints.record import Counts, DataRecord, Record
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference, other_models
-from app.distributed import collectives, layout
+from app.distributed import collectives
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 
@@ -45,9 +46,9 @@ def start(saved: Record, changed: dict[str, tuple[Any, Any]]) -> Start:
     )
 
 
-def described(start: Start, plan: BatchPlan, before: dict[str, Any], here: dict[str, Any], folder: Path) -> str:
+def described(start: Start, plan: BatchPlan, before: Layout, here: Layout, folder: Path) -> str:
     """Tell the user where a run goes on; `before` is the layout that saved it."""
-    moved = "" if before == here else f" (saved on {layout.in_short(before)})"
+    moved = "" if before == here else f" (saved on {before})"
     first = ", whose evaluation comes first" if start.unevaluated else ""
     return f"resuming {folder} after step {start.step} of {plan.steps}{moved}{first}"
 

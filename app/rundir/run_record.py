@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.rundir.foreign import plain, raw_fields_of, text
 from app.storage.records import IF_ANY, FileSum, JsonRecord, NewerFormat
@@ -57,7 +58,7 @@ class RunRecord(JsonRecord):
     samples: int
     """Of the training set."""
     recipe: str
-    layout: dict[str, Any]
+    layout: Layout
     """Of the last launch."""
     versions: dict[str, str]
     recipe_folder: str
@@ -73,7 +74,7 @@ class RunRecord(JsonRecord):
     arithmetic: dict[str, Any] | None = field(default=None, metadata=IF_ANY)
     """In exact mode: the settings of torch and CUDA's libraries."""
     compiled: Compiled | None = field(default=None, metadata=IF_ANY)
-    metrics: dict[str, float | None] | None = field(default=None, metadata=IF_ANY)
+    metrics: dict[str, float | str | None] | None = field(default=None, metadata=IF_ANY)
     """Of a finished run: the last value of each score; None for one that is not finite."""
     model_files: dict[str, FileSum] | None = field(default=None, metadata=IF_ANY)
     """Of a finished run: the files of model/ as the run has written them, by name."""

@@ -91,11 +91,11 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     Raises:
         ValueError: it is of another type.
     """
-    if kind is Any or (kind in _SIMPLE and _is_simple(kind, value)):
+    if kind is Any or _is_simple(kind, value):
         return value
     whole, parts = typing.get_origin(kind), typing.get_args(kind)
     if whole in (typing.Union, types.UnionType):
-        return None if value is None else _read(next(part for part in parts if part is not type(None)), value, place)
+        return _read_union(parts, value, place)
     if whole is dict and isinstance(value, dict):
         return {name: _read(parts[1], each, f"{place}.{printable(name)}") for name, each in value.items()}
     if whole in (list, tuple) and isinstance(value, list):
@@ -107,6 +107,16 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     raise _wrong(place, value, _SIMPLE.get(kind) or _in_words(whole, parts))
 
 
+def _read_union(parts: tuple, value: Any, place: str) -> Any:
+    """Read one of several simple types, or None, or one other type."""
+    others = [part for part in parts if part is not type(None)]
+    if (value is None and len(others) < len(parts)) or any(_is_simple(part, value) for part in others):
+        return value
+    if len(others) == 1:
+        return _read(others[0], value, place)
+    raise _wrong(place, value, " or ".join(_SIMPLE[part] for part in others))
+
+
 def _read_list(kind: type, parts: tuple, value: list, place: str) -> list | tuple:
     kinds = [parts[0]] * len(value) if kind is list or Ellipsis in parts else list(parts)
     if len(kinds) != len(value):
@@ -114,10 +124,10 @@ def _read_list(kind: type, parts: tuple, value: list, place: str) -> list | tupl
     return kind(_read(kinds[i], each, f"{place}[{i}]") for i, each in enumerate(value))
 
 
-def _is_simple(kind: type, value: Any) -> bool:
+def _is_simple(kind: Any, value: Any) -> bool:
     if kind is int:
         return type(value) is int and 0 <= value < _GREATEST
-    return isinstance(value, int | float if kind is float else kind)
+    return kind in _SIMPLE and isinstance(value, int | float if kind is float else kind)
 
 
 def _in_words(whole: Any, parts: tuple) -> str:

@@ -11,6 +11,7 @@ from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN, seems_lower
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.launching import trust
 from app.rundir import recipe_source
@@ -60,7 +61,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     if doubt := _doubt_of(BestMetric.parse(loop.settings.best)):
         logger.progress.warn(doubt)
     here = layout.layout(ours)
-    if layout.is_bound(here):
+    if here.is_bound:
         logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
     options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
     start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
@@ -77,7 +78,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
         logger.open(record, loop.settings, asked.fields, evaluates)
 
     collectives.from_main(write, long=True)  # trackers may take long to start
-    peak = peak_flops(here["device"], here["precision"])
+    peak = peak_flops(here.device, here.precision)
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
     faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
     audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
@@ -88,7 +89,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     return plan, steps
 
 
-def _record(asked: Asked, plan: BatchPlan, start: Start, here: dict[str, Any], arithmetic: dict[str, Any]) -> RunRecord:
+def _record(asked: Asked, plan: BatchPlan, start: Start, here: Layout, arithmetic: dict[str, Any]) -> RunRecord:
     """Return what run.json says of this launch.
 
     Args:
@@ -107,7 +108,7 @@ def _record(asked: Asked, plan: BatchPlan, start: Start, here: dict[str, Any], a
         versions=layout.versions(),
         recipe_folder=folder,
         commit=commit,
-        launches=(Launch(start.step, began, layout.in_short(here)),),
+        launches=(Launch(start.step, began, str(here)),),
         segments=(Segment(start.step, start.changed),) if start.changed else (),
         arithmetic=arithmetic or None,
         unknown=dict(asked.facts),
