@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.config import RunConfig
 from app.rundir import images, metrics_file
@@ -34,6 +34,14 @@ class _Pace:
         return {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
 
 
+class _Pending(NamedTuple):
+    """Values that are written after the step's own line."""
+
+    values: dict[str, Any]
+    of_body: bool
+    """Whether the step's body has logged them, and will again if it runs again."""
+
+
 class RunLogger:
     """Write a run, its steps and scores on the main process; do nothing on the others."""
 
@@ -42,7 +50,7 @@ class RunLogger:
         self.progress = Progress(speaks, quiet)
         self.file: MetricsFile | None = None
         self.trackers: Trackers | None = None
-        self.pending: list[dict[str, Any]] = []
+        self._pending: list[_Pending] = []
         self.pending_images: images.Images = {}
         self.pace: _Pace | None = None  # from `start` on
         self.aside = 0.0
@@ -115,9 +123,17 @@ class RunLogger:
         self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
         self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / speeds["samples_per_second"])
 
+    def keep(self, values: dict[str, Any], of_body: bool = True) -> None:
+        """Keep values until the step's own line is written.
+
+        Args:
+            of_body: the step's body has logged them, and will again if it runs again.
+        """
+        self._pending.append(_Pending(values, of_body))
+
     def write_pending(self, done: int) -> None:
         """Write the scores and pictures that a step's body logged, after the step's own line."""
-        for values in self.pending:
+        for values, _ in self._pending:
             self._write(done, values)
             words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
             self.progress.say("  ".join(words))
@@ -127,7 +143,7 @@ class RunLogger:
             except OSError as error:
                 self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
             self.trackers.log_images(done, self.pending_images)
-        self.pending, self.pending_images = [], {}
+        self._pending, self.pending_images = [], {}
 
     @contextmanager
     def pictures_renamed(self, rename: Callable[[images.Images], images.Images]) -> Iterator[None]:
@@ -140,7 +156,7 @@ class RunLogger:
 
     def drop_pending(self) -> None:
         """Forget what a step's body logged, because it will run again; the note of a skipped update stays."""
-        self.pending = [values for values in self.pending if "skipped_steps" in values]
+        self._pending = [each for each in self._pending if not each.of_body]
         self.pending_images = {}
 
     def _write(self, done: int, values: dict[str, Any]) -> None:
