@@ -60,7 +60,7 @@ class Report:
         reference = self.rows[0].trial if self.rows else trial
         comparison = compare(reference.trace, trial.trace, self.tolerances)
         row = Row(trial, comparison, _verdict(trial, comparison, is_reference=not self.rows))
-        row.notes = _notes(reference, row, self.exact) if trial.record else []
+        row.notes = _notes(reference, row, self.exact) if trial.record and reference.record else []
         self.rows.append(row)
         return row
 
