@@ -22,7 +22,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
 from app.distributed.preemption import StoppedInEvaluation
 from app.errors import UserError
-from app.rundir import images, recipe_source
+from app.rundir import images, recipe_source, run_record
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
@@ -215,7 +215,12 @@ class Run:
         self.logger.progress.warn(text)
 
     def note(self, **facts: Any) -> None:
-        """Add facts about this run to run.json. Call it before `batches`, with values that JSON can hold."""
+        """Add facts about this run to run.json. Call it before `batches`, with values that JSON can hold.
+
+        Raises:
+            UserError: run.json has a field of that name already.
+        """
+        run_record.check_names(facts)
         self._asked.facts.update(facts)
 
     @contextmanager

@@ -84,7 +84,7 @@ def test_a_damaged_config_lets_no_other_settings_in(run):
 
 def test_trackers_know_a_run_whose_run_json_is_lost(tmp_path):
     ids = {"wandb": "abc"}
-    train(tmp_path, after=lambda run, model: run.folder.info.update(trackers=ids), stop_at=4)
+    train(tmp_path, after=lambda run, model: run.folder.trackers.update(ids), stop_at=4)
     (tmp_path / "run.json").unlink()
     train(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["trackers"] == ids

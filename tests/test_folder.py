@@ -18,6 +18,7 @@ import yaml
 from app.config import RunConfig, to_dict
 from app.errors import UserError
 from app.rundir.folder import RunFolder
+from run_records import record
 
 # A fork starts at once, and has claimed nothing: locks are not inherited.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -40,7 +41,7 @@ def began(path: Path, *args, **fields) -> Path:
     """Leave a folder as a run leaves it that has begun."""
     folder, _ = claim(path, *args, **fields)
     try:
-        folder.begin(status="running", step=3)
+        folder.begin(record())
     except OSError as error:
         folder.release(discard=True)
         raise folder.cannot_write(error) from None
@@ -215,7 +216,7 @@ def test_a_changed_config_is_refused_field_by_field(tmp_path):
 def test_harmless_fields_may_change(tmp_path, fields):
     began(tmp_path / "run")
     folder, notes = claim(tmp_path / "run", True, **fields)
-    folder.begin()
+    folder.begin(record())
     folder.release()
     assert notes == []
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]
@@ -252,7 +253,7 @@ def test_a_refused_claim_leaves_the_settings_that_were(tmp_path):
 def test_any_config_may_start_where_no_checkpoint_is(tmp_path):
     began(tmp_path / "run", seed=1)
     folder, notes = claim(tmp_path / "run", False, seed=2, optim={"lr": 0.2})
-    folder.begin()
+    folder.begin(record())
     folder.release()
     assert notes == [] and "seed: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
@@ -286,12 +287,13 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, path):
 
 def test_info_is_kept_over_launches(tmp_path):
     folder, _ = claim(tmp_path / "run")
-    folder.begin(status="running", trackers={"wandb": "abc"})
-    folder.update(status="preempted", score=math.nan)
+    folder.begin(replace(record(), trackers={"wandb": "abc"}))
+    folder.update(status="preempted", metrics={"score": math.nan})
     folder.release()
     folder, _ = claim(tmp_path / "run", True)
-    assert folder.info == {"status": "preempted", "trackers": {"wandb": "abc"}, "score": None}  # JSON has no NaN
-    assert json.loads((tmp_path / "run" / "run.json").read_text()) == folder.info
+    metrics = {"score": None}  # JSON has no NaN
+    assert folder.record == replace(record(), status="preempted", trackers={"wandb": "abc"}, metrics=metrics)
+    assert json.loads((tmp_path / "run" / "run.json").read_text()) == folder.record.to_json()
     folder.release()
     assert sorted(p.name for p in contents(tmp_path / "run")) == ["config.yaml", "run.json"]
 
@@ -329,7 +331,7 @@ def test_discarding_a_launch_leaves_the_run_of_earlier_ones(tmp_path):
 def test_info_is_whole_whenever_the_process_is_killed(tmp_path):
     """Killed at each file operation of an update in turn: run.json holds all of the old or all of the new."""
     path = began(tmp_path / "run")
-    was, new = {"status": "running", "step": 3}, {"status": "running", "step": 4}
+    was, new = record().to_json(), record(4).to_json()
     found, killed = [], True
     while killed:
         (path / "run.json").write_text(json.dumps(was))
@@ -400,7 +402,7 @@ def test_a_full_disk_leaves_the_info_that_was(tmp_path):
     path = began(tmp_path / "run")
     folder, _ = claim(path, True)
     before = (path / "run.json").read_bytes()
-    assert on_a_full_disk(lambda: folder.update(text="x" * 5000)) == 3
+    assert on_a_full_disk(lambda: folder.update(error="x" * 5000)) == 3
     assert (path / "run.json").read_bytes() == before
     folder.release()
 
@@ -425,10 +427,10 @@ def test_a_damaged_run_json_is_written_anew(tmp_path, content):
     path = began(tmp_path / "run")
     damage(path / "run.json", content)
     folder, notes = claim(path, True)
-    folder.begin(status="running")
+    folder.begin(record(4))
     folder.release()
     assert len(notes) == (content is not None) and all("run.json is damaged" in note for note in notes)
-    assert json.loads((path / "run.json").read_text()) == {"status": "running"}
+    assert json.loads((path / "run.json").read_text()) == record(4).to_json()
 
 
 @DAMAGED
@@ -443,7 +445,7 @@ def test_where_config_yaml_is_damaged_the_settings_of_the_checkpoint_decide(tmp_
     folder.release(discard=True)
     folder, _ = claim(path, True, seed=1, log_every=3)
     assert folder.check_saved_settings(saved) == []
-    folder.begin()
+    folder.begin(record())
     folder.release()
     assert yaml.safe_load((path / "config.yaml").read_text())["run"]["log_every"] == 3
 
@@ -469,7 +471,7 @@ def with_recipe(path: Path, source: str, **fields) -> list[str]:
     folder = RunFolder(path, source, Config(settings))
     try:
         notes = folder.claim({"run": to_dict(settings)}, settings, (path / "run.json").exists())
-        folder.begin(status="running")
+        folder.begin(record())
     finally:
         folder.release()
     return notes

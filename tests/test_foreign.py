@@ -117,8 +117,13 @@ def test_strange_values_in_run_json(good, tmp_path, capsys, monkeypatch, value):
 
 
 def runs_alone(place, capsys) -> str:
+    """List runs, and look at one of them, which shows it or says what is wrong with its run.json."""
     assert runs.main(runs.Options((place.parent,))) == 0
-    live.view(history.read(place))
+    try:
+        live.view(history.read(place))
+    except UserError as error:
+        assert str(error).startswith(f"{place / 'run.json'} is damaged, or another program's: it")
+        assert is_clean(str(error))
     return capsys.readouterr().out
 
 

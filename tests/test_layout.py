@@ -1,5 +1,6 @@
 """Where a process stands: data ranks, and checkpoints that are bound to a layout."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,11 @@ from torch import nn
 from app import RunConfig, UserError
 from app.distributed.accelerator import Accelerator
 from app.distributed.batch_norm import note, synchronised
-from app.distributed.layout import check_bound, in_short
+from app.distributed.layout_record import Layout
 from app.launching.profiles import Profile
 
-FSDP = {"wrapping": "FSDP2", "processes": 4, "data_ranks": 4, "precision": "bf16", "device": "cpu"}
-ZERO = {**FSDP, "wrapping": "DeepSpeed ZeRO-2"}
+FSDP = Layout(wrapping="FSDP2", processes=4, data_ranks=4, precision="bf16", device="cpu")
+ZERO = replace(FSDP, wrapping="DeepSpeed ZeRO-2")
 
 
 @pytest.mark.parametrize("per_data_rank, expected", [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (2, [0, 0, 1, 1, 2, 2, 3, 3])])
@@ -41,15 +42,15 @@ def test_a_mesh_that_splits_what_is_not_split_here_is_refused(monkeypatch, name)
 
 
 def test_checkpoints_of_deepspeed_are_bound():
-    check_bound(FSDP, {**FSDP, "processes": 2, "wrapping": "DDP"})
-    check_bound(ZERO, dict(ZERO))
-    for saved, here in [(ZERO, FSDP), (FSDP, ZERO), (ZERO, {**ZERO, "processes": 8})]:
+    replace(FSDP, processes=2, wrapping="DDP").check_reads(FSDP)
+    ZERO.check_reads(replace(ZERO))
+    for saved, here in [(ZERO, FSDP), (FSDP, ZERO), (ZERO, replace(ZERO, processes=8))]:
         with pytest.raises(UserError, match="bound"):
-            check_bound(saved, here)
+            here.check_reads(saved)
 
 
 def test_a_layout_in_short():
-    assert in_short(FSDP) == "4 data ranks, FSDP2, bf16, cpu"
+    assert str(FSDP) == "4 data ranks, FSDP2, bf16, cpu"
 
 
 @pytest.mark.parametrize("ranks, micros, said", [(1, 4, True), (2, 4, True), (1, 1, False)])

@@ -10,6 +10,7 @@ import pytest
 from app.errors import MODULES, mendable
 from launching import ROOT, run
 from laws.small import SMALL
+from run_records import record
 
 WITHOUT = ROOT / "tests" / "laws" / "without.py"
 OPTIONAL = ["wandb", "tensorboard", "tensorboardX", "monai", "plotly", "matplotlib", "torchmetrics", "peft", "nibabel"]
@@ -26,7 +27,7 @@ def without(hidden, folder, *words):
 def a_run(folder):
     """Write what a short run leaves."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"status": "finished", "steps": 1, "launches": []}')
+    (folder / "run.json").write_text(json.dumps(record(1, status="finished", steps=1).to_json()))
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
 
 

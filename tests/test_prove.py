@@ -16,9 +16,11 @@ from app.commands.prove import trial as trials
 from app.commands.prove.report import Report
 from app.commands.prove.trace import Trace
 from app.commands.prove.trial import Chain, Trial, draw, reason
+from app.distributed.layout_record import Layout
 from app.launching import profiles
 from app.launching.launcher import Stalled, run
 from launching import PROFILES, ROOT
+from run_records import record
 
 CPU, DDP = str(PROFILES / "cpu.yaml"), str(PROFILES / "ddp_cpu.yaml")
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -180,15 +182,15 @@ def test_stops_across_profiles_are_drawn_by_seed(names, steps):
     assert len({str(draw(found, steps, seed).launches) for seed in range(20)}) > 1
 
 
-WHERE = {"processes": 2, "data_ranks": 2, "wrapping": "DDP", "precision": "fp32", "device": "cpu", "threads": 1}
-WHERE |= {"kernels": "AVX2", "torch": "2", "transformers": "5"}
+VERSIONS = {"torch": "2", "transformers": "5"}
 LINE = {"ids": "a", "inputs": {}, "losses": {}, "weights": {}, "gradients": {}}
 BEGUN = Trace(set(), {0: {"weights": {}}, 1: LINE})
 
 
 def trial(profile=DDP, ended="", refused=False, trace=BEGUN, **where):
     file = profiles.read(profile)
-    begun = {**WHERE, "processes": file.processes, "data_ranks": file.processes, **where} if trace.steps else {}
+    fields = {"processes": file.processes, "data_ranks": file.processes, "wrapping": "DDP", "kernels": "AVX2", **where}
+    begun = record(layout=Layout(**fields), versions=VERSIONS) if trace.steps else None
     return Trial(Chain([(file, 3)]), Path("folder"), trace, 1.0, ended, refused, begun)
 
 

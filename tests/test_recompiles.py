@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from app.rundir.run_record import Compiled
 from app.training.loop.recompiles import Recompiles
 
 
@@ -23,9 +24,9 @@ def test_what_is_compiled_again_is_told_with_its_reason():
     assert warned[3].startswith("warning: step 4 was compiled again")
     assert "factor" in warned[3]
     assert warned[4] == ""
-    facts = recompiles.facts(asked=True)["compiled"]
-    assert (facts["graphs"], facts["recompiles"]) == (2, 1)
-    assert facts["reasons"][0].startswith("step 4: ")
+    facts = recompiles.facts(asked=True)
+    assert (facts.graphs, facts.recompiles) == (2, 1)
+    assert facts.reasons[0].startswith("step 4: ")
 
 
 def test_evaluations_do_not_count():
@@ -34,5 +35,5 @@ def test_evaluations_do_not_count():
         recompiles.begin()
         recompiles.end(step)
         compiled(torch.ones(step))
-    assert recompiles.facts(asked=False) == {}
-    assert recompiles.facts(asked=True) == {"compiled": {"graphs": 0, "recompiles": 0, "reasons": []}}
+    assert recompiles.facts(asked=False) is None
+    assert recompiles.facts(asked=True) == Compiled(graphs=0, recompiles=0, reasons=())

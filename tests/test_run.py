@@ -465,13 +465,13 @@ def test_a_recipes_commit_is_noted(tmp_path):
     spec = importlib.util.spec_from_file_location("mine", file)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     sys.modules["mine"] = module
-    assert recipe_source.origin_of(module.Config())["commit"] == ""
+    assert recipe_source.origin_of(module.Config())[1] == ""
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    assert recipe_source.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD")
+    assert recipe_source.origin_of(module.Config())[1] == git("rev-parse", "HEAD")
     file.write_text("class Config: pass\n")
-    assert recipe_source.origin_of(module.Config())["commit"] == git("rev-parse", "HEAD") + "+"
+    assert recipe_source.origin_of(module.Config())[1] == git("rev-parse", "HEAD") + "+"
 
 
 def test_a_run_from_before_a_setting_existed_goes_on_where_it_has_the_default(tmp_path):

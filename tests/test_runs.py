@@ -12,6 +12,7 @@ from app.commands.export import command as export
 from app.commands.runs import command
 from app.errors import UserError
 from app.rundir import history
+from run_records import launch
 from tiny import state_folder, train
 
 
@@ -74,7 +75,7 @@ def test_settings_are_columns(folder, capsys, tmp_path):
 def test_runs_are_sorted(folder, tmp_path, capsys):
     root = shutil.copytree(folder, tmp_path / "runs")
     record, log = root / "small" / "run.json", root / "small" / "metrics.jsonl"
-    changed = {"step": 2, "status": "failed", "launches": [{"layout": "3 data ranks, fp32, cpu"}]}
+    changed = {"step": 2, "status": "failed", "launches": [launch(layout="3 data ranks, fp32, cpu").to_json()]}
     record.write_text(json.dumps(json.loads(record.read_text()) | changed))
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
     for age, name in enumerate(["large", "scored", "small"]):

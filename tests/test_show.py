@@ -20,7 +20,9 @@ from app.commands.runs import command as runs
 from app.commands.watch import live
 from app.errors import UserError
 from app.rundir import history
+from app.rundir.run_record import Segment
 from launching import ROOT, run
+from run_records import launch, record
 from tiny import train
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -169,9 +171,9 @@ def test_the_slider_smooths_and_shows_the_raw_curve_behind(folder, drawn, tmp_pa
 def write_run(folder, names=("loss",), launches=(0,), segments=(), steps=100):
     """Write the folder of a run, as if it had logged some numbers every ten steps."""
     folder.mkdir()
-    began = [{"step": step, "layout": "1 data rank, fp32, cpu"} for step in launches]
-    info = {"status": "finished", "step": steps, "steps": steps, "launches": began, "segments": list(segments)}
-    (folder / "run.json").write_text(json.dumps(info))
+    began = tuple(map(launch, launches))
+    about = record(steps, status="finished", steps=steps, launches=began, segments=tuple(segments))
+    (folder / "run.json").write_text(json.dumps(about.to_json()))
     lines = [{"step": step, **dict.fromkeys(names, 1 / step)} for step in range(10, steps + 1, 10)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return history.read(folder)
@@ -179,7 +181,7 @@ def write_run(folder, names=("loss",), launches=(0,), segments=(), steps=100):
 
 def test_many_stops_have_few_labels_and_say_which_settings_changed(tmp_path):
     changed = {"optim.lr": [0.1, 0.02], "optim.clip": [1.0, 0.5]}
-    found = write_run(tmp_path / "run", launches=(0, 5, 5, 6, 7, 50), segments=[{"step": 6, "changed": changed}])
+    found = write_run(tmp_path / "run", launches=(0, 5, 5, 6, 7, 50), segments=[Segment(6, changed)])
     marks = curves.marks(found)
     assert [mark.step for mark in marks] == [5, 6, 7, 50]
     assert marks[1].text == "resumed, optim.lr 0.1 to 0.02, optim.clip 1.0 to 0.5"

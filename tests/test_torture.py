@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from app.commands.torture.kills import compare, outcome
+from app.commands.torture.kills import Outcome, compare, outcome
 from launching import PROFILES, ROOT, run
 
 TOY = ROOT / "tests" / "laws" / "toy.py"
@@ -53,11 +53,11 @@ def test_a_recipe_that_fails_by_itself(tmp_path):
 
 
 def test_damaged_lines_are_a_difference():
-    good = {"lines": [{"step": 1, "loss": 0.5}], "damaged": 0, "weights": {"a": "1"}}
+    good = Outcome([{"step": 1, "loss": 0.5}], 0, {"a": "1"})
     assert compare(good, good) == []
-    assert compare(good, {**good, "damaged": 2}) == ["2 damaged lines in metrics.jsonl"]
+    assert compare(good, good._replace(damaged=2)) == ["2 damaged lines in metrics.jsonl"]
 
 
 def test_a_finished_run_without_its_last_line_is_damaged(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
-    assert outcome(tmp_path)["damaged"] == 1
+    assert outcome(tmp_path).damaged == 1

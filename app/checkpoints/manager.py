@@ -92,7 +92,7 @@ class CheckpointManager:
         state, saved = found
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
-        layout.check_bound(saved.layout, here)
+        here.check_reads(saved.layout)
         plan = resume.fitting(saved, plan, settings, folder)
         if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
@@ -102,7 +102,7 @@ class CheckpointManager:
         changed = collectives.from_main(lambda: since(saved.config))
         start = resume.start(saved, changed)
         self.logger.progress.say(resume.described(start, plan, saved.layout, here, folder))
-        changes = layout.changes_bits({**saved.layout, **saved.versions}, here) if settings.exact else []
+        changes = layout.changes_bits(saved.layout, saved.versions, here) if settings.exact else []
         if changes:
             warning = f"warning: --run.exact: {'; '.join(changes)}: bits from here on may differ from those before"
             self.logger.progress.warn(warning)
@@ -113,7 +113,7 @@ class CheckpointManager:
         folder = self.logger.folder
         for note in collectives.from_main(lambda: folder.check_saved_settings(saved.config)):
             self.logger.progress.say(note)
-        folder.info.setdefault("trackers", saved.trackers)
+        folder.trackers = folder.trackers or saved.trackers
 
     def save_when_due(self, step: int, due: Triggers, measured: Measured, leaving: bool) -> None:
         """Commit a checkpoint where one is due, or this step's scores are the best yet. Every rank takes part.
@@ -177,7 +177,7 @@ class CheckpointManager:
             versions=layout.versions(),
             data=DataRecord(plan.samples, plan.fingerprint, self._contents),
             config=folder.config,
-            trackers=folder.info.get("trackers", {}),
+            trackers=folder.trackers,
             buffers=list(self.buffers.changing),
             nonfinite=self.constants,
         )

@@ -1,13 +1,14 @@
 """What a checkpoint holds besides its state: its record, and the scores that were measured after it was committed."""
 
 import contextlib
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from app import storage
+from app.distributed.layout_record import Layout
+from app.storage.records import JsonRecord
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
@@ -15,7 +16,8 @@ FORMAT = "2026-11"  # of record.json: the month in which a field last changed it
 _LATER = ("metrics", "scores", "unevaluated", "patience")  # the fields that scores.json replaces
 
 
-class Counts(NamedTuple):
+@dataclass(frozen=True)
+class Counts(JsonRecord):
     """What has happened in the steps so far, which their number does not tell."""
 
     made: int = 0
@@ -25,7 +27,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DataRecord:
+class DataRecord(JsonRecord):
     """What a checkpoint knows of the data that its run was trained on."""
 
     rows: int = 0
@@ -36,13 +38,13 @@ class DataRecord:
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(JsonRecord):
     """The record of a checkpoint, record.json."""
 
     step: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
     """The scores that were measured at this very step; they decide which checkpoint is best."""
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, Any] = field(default_factory=dict)
     """The last value of each score."""
     unevaluated: bool = False
     """Whether the run stopped inside this step's evaluation."""
@@ -53,68 +55,18 @@ class Record:
     counts: Counts = field(default_factory=Counts)
     seen: int = 0
     """Samples that were seen."""
-    layout: dict[str, Any] = field(default_factory=dict)
+    layout: Layout = field(default_factory=Layout)
     versions: dict[str, str] = field(default_factory=dict)
     data: DataRecord = field(default_factory=DataRecord)
     config: dict[str, Any] = field(default_factory=dict)
     """The run's settings."""
-    trackers: dict[str, Any] = field(default_factory=dict)
+    trackers: dict[str, str] = field(default_factory=dict)
     """The trackers' names for the run."""
     buffers: list[str] = field(default_factory=list)
     """Names of the buffers that are known to change in training."""
     nonfinite: dict[str, Any] = field(default_factory=dict)
     """What was not finite in the models before the first step."""
     format: str = FORMAT
-    unknown: dict[str, Any] = field(default_factory=dict)
-    """Fields that this version does not know; they are written again as they were."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Record":
-        """Read the fields of record.json.
-
-        Raises:
-            ValueError: one is missing or of another type, or it is of a newer format; the message says which.
-        """
-        found, data = dict(fields), fields.get("data")
-        if str(found.get("format", FORMAT)) > FORMAT:
-            raise ValueError(f"a newer version wrote it (format {found['format']}, this one reads {FORMAT}): update")
-        read: dict[str, Any] = {}
-        for each in dataclasses.fields(cls):
-            if each.name not in found and each.name not in ("format", "unknown"):
-                raise ValueError(f"it has no field {each.name}")
-            read[each.name] = found.pop(each.name, None)
-        read |= {"counts": _counts(read["counts"]), "data": _data(data), "unknown": found}
-        read["format"] = read["format"] or FORMAT
-        record = cls(**read)
-        for each in dataclasses.fields(cls):
-            if not isinstance(value := getattr(record, each.name), _KINDS[each.name]):
-                raise ValueError(f"its {each.name} is {value!r:.40}")
-        return record
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields of record.json."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        step, unknown = fields.pop("step"), fields.pop("unknown")
-        fields |= {"counts": self.counts._asdict(), "data": dataclasses.asdict(self.data)}
-        return {**fields, "step": step, **unknown}
-
-
-_KINDS: dict[str, type] = {
-    **{each.name: dict for each in dataclasses.fields(Record)},
-    **{"step": int, "seen": int, "unevaluated": bool, "buffers": list, "format": str},
-    **{"counts": Counts, "data": DataRecord},
-}
-
-
-def _counts(fields: Any) -> Any:
-    made, averaged = (fields.get(name) for name in Counts._fields) if isinstance(fields, dict) else (None, None)
-    return Counts(made, tuple(averaged)) if isinstance(made, int) and isinstance(averaged, list) else fields
-
-
-def _data(fields: Any) -> Any:
-    kinds = {"rows": int, "fingerprint": str, "contents": dict}
-    whole = isinstance(fields, dict) and all(isinstance(fields.get(name), kind) for name, kind in kinds.items())
-    return DataRecord(**{name: fields[name] for name in kinds}) if whole else fields
 
 
 def write(draft: Path, record: Record) -> str:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from app.checkpoints.record import Counts, DataRecord, Record
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference, other_models
-from app.distributed import collectives, layout
+from app.distributed import collectives
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 
@@ -23,7 +24,7 @@ class Start(NamedTuple):
     """Whether the last of those steps was stopped during its evaluation, which then comes first."""
     buffers: Sequence[str] = ()
     """Names of the buffers that are known to change in training."""
-    changed: dict[str, list] = {}
+    changed: dict[str, tuple[Any, Any]] = {}
     """Settings that are others from here on: by name, as they were and as they are."""
     losses: dict[str, Any] = {}
     """Sums of the losses of the last steps, from which the means that are logged next are formed."""
@@ -38,16 +39,16 @@ class Start(NamedTuple):
         return self.counts.made
 
 
-def start(saved: Record, changed: dict[str, list]) -> Start:
+def start(saved: Record, changed: dict[str, tuple[Any, Any]]) -> Start:
     """Read from a checkpoint's record where a launch begins."""
     return Start(
         saved.step, saved.scores, saved.unevaluated, saved.buffers, changed, saved.losses, saved.patience, saved.counts
     )
 
 
-def described(start: Start, plan: BatchPlan, before: dict[str, Any], here: dict[str, Any], folder: Path) -> str:
+def described(start: Start, plan: BatchPlan, before: Layout, here: Layout, folder: Path) -> str:
     """Tell the user where a run goes on; `before` is the layout that saved it."""
-    moved = "" if before == here else f" (saved on {layout.in_short(before)})"
+    moved = "" if before == here else f" (saved on {before})"
     first = ", whose evaluation comes first" if start.unevaluated else ""
     return f"resuming {folder} after step {start.step} of {plan.steps}{moved}{first}"
 

@@ -17,6 +17,7 @@ from app.distributed import collectives
 from app.distributed.state import manifest
 from app.distributed.state.attempt import STATE, Attempt, SaveOutcome
 from app.errors import UserError
+from app.storage.records import FileSum
 
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
@@ -188,12 +189,12 @@ class CheckpointStore:
                 self._files.delete(leftover.name)
         return self.folder / self._files.draft(_name(step))
 
-    def _finish(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
+    def _finish(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
         """Commit a draft and delete what is no longer wanted."""
         self._commit(draft, about, sums)
         self._prune(about.step)
 
-    def _commit(self, draft: Path, about: Record, sums: dict[str, dict]) -> None:
+    def _commit(self, draft: Path, about: Record, sums: dict[str, FileSum]) -> None:
         step = about.step
         manifest.check_shared(draft, sums, "--run.dir")
         written = record.write(draft, about)

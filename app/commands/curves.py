@@ -103,7 +103,7 @@ def curves_of(panel: Panel, run: History) -> list[Curve]:
 
 def marks(run: History) -> list[Mark]:
     """List the steps after which a run was resumed, with the layout and the settings that had changed."""
-    changed = run.record.segments
+    changed = {segment.step: segment.changed for segment in run.record.segments}
     found: dict[int, str] = {}
     before = None
     for launch in run.launches:

@@ -10,23 +10,26 @@ from accelerate.utils import DistributedType
 
 from app.distributed import regional_compilation
 from app.distributed.accelerator import Accelerator
-from app.errors import UserError
+from app.distributed.layout_record import Layout
 from app.sampling.batch_plan import BatchPlan
 
+_OF_BITS = ("device", "kernels", "precision", "threads")
+_PACKAGES_OF_BITS = ("torch", "transformers")
 
-def layout(accelerator: Accelerator) -> dict:
-    """Return everything except the config and the versions that decides the bits of a run's results."""
-    return {
-        "data_ranks": accelerator.data_ranks,
-        "processes": accelerator.num_processes,
-        "wrapping": wrapping(accelerator),
-        "precision": precision(accelerator),
-        "device": device(accelerator),
-        "threads": torch.get_num_threads(),
-        "kernels": torch.backends.cpu.get_cpu_capability(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "compile": compiler(accelerator),
-    }
+
+def layout(accelerator: Accelerator) -> Layout:
+    """Return the layout of this launch."""
+    return Layout(
+        data_ranks=accelerator.data_ranks,
+        processes=accelerator.num_processes,
+        wrapping=wrapping(accelerator),
+        precision=precision(accelerator),
+        device=device(accelerator),
+        threads=torch.get_num_threads(),
+        kernels=torch.backends.cpu.get_cpu_capability(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        compile=compiler(accelerator),
+    )
 
 
 @functools.cache
@@ -77,38 +80,12 @@ def compiler(accelerator: Accelerator) -> str:
     return plugin.backend.value.lower() + ", by block" * regional_compilation.is_asked_for(plugin)
 
 
-def changes_bits(saved: dict, here: dict) -> list[str]:
+def changes_bits(saved: Layout, saved_versions: dict[str, str], here: Layout) -> list[str]:
     """List the differences between two layouts, or their versions, that can change the bits of one micro-batch."""
-    ours = {**here, **versions()}
-    names = ("device", "kernels", "precision", "threads", "torch", "transformers")
-    pairs = [(name, saved.get(name, "absent"), ours.get(name, "absent")) for name in names]
-    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
-
-
-def is_bound(where: dict) -> bool:
-    """Tell whether checkpoints of a layout can be read on the same layout only."""
-    return where["wrapping"].startswith("DeepSpeed")
-
-
-def check_bound(saved: dict, here: dict) -> None:
-    """Refuse a checkpoint that can be read on another layout only.
-
-    Raises:
-        UserError: DeepSpeed saved it, or is to read it, on another layout.
-    """
-    same = all(saved[name] == here[name] for name in ("wrapping", "processes"))
-    if (is_bound(saved) or is_bound(here)) and not same:
-        raise UserError(
-            f"the checkpoint was saved on {in_short(saved)}, this is {in_short(here)}: DeepSpeed's checkpoints are "
-            "bound to their layout; go on under the profile that it was saved with"
-        )
-
-
-def in_short(where: dict) -> str:
-    """Describe a layout from run.json or from a checkpoint's record in a few words."""
-    ranks = where["data_ranks"]
-    kind = [where["wrapping"]] if where["wrapping"] else []
-    return ", ".join([f"{ranks} data rank{'s' * (ranks > 1)}", *kind, where["precision"], where["device"]])
+    layouts = ((name, getattr(saved, name), getattr(here, name)) for name in _OF_BITS)
+    ours = versions()
+    packages = ((name, saved_versions.get(name, "absent"), ours.get(name, "absent")) for name in _PACKAGES_OF_BITS)
+    return [f"{name} was {before}, is {now}" for name, before, now in (*layouts, *packages) if before != now]
 
 
 def header(plan: BatchPlan, accelerator: Accelerator) -> list[str]:

@@ -8,10 +8,10 @@ from app import storage
 from app.errors import UserError, printable
 from app.rundir.foreign import fields_of
 from app.rundir.lock import is_lock, is_released
+from app.rundir.run_record import RUN, is_a_runs
 
-STATUSES = ("running", "finished", "preempted", "failed")
 # All that a run writes by itself; no other name is ever written, and none of these may be a link.
-FILES = ("run.json", "config.yaml", "recipe.py", "metrics.jsonl", "diagnostics.jsonl", "audit.jsonl", "lock")
+FILES = (RUN, "config.yaml", "recipe.py", "metrics.jsonl", "diagnostics.jsonl", "audit.jsonl", "lock")
 FOLDERS = ("checkpoints", "images", "model", "collectives", "wandb", "tensorboard")
 # What a file system, a desktop or git puts into a folder that is otherwise empty.
 _OF_SYSTEMS = re.compile(
@@ -28,10 +28,9 @@ def is_run(folder: Path, has_checkpoint: bool = False) -> bool:
     If that is damaged or missing, it is the lock of a run that was killed, or checkpoints. Whether those are a run's is
     seen when the newest good one is looked for, before anything is written.
     """
-    info = fields_of(folder / "run.json")
-    if info is not None:
-        ours = is_lock(folder) or {"recipe", "layout", "versions"} <= info.keys()
-        return info.get("status") in STATUSES and ours
+    fields = fields_of(folder / RUN)
+    if fields is not None:
+        return is_a_runs(fields, is_lock(folder))
     return has_checkpoint or (is_lock(folder) and not is_released(folder))
 
 
@@ -86,7 +85,7 @@ def check(folder: Path, has_checkpoint: bool) -> None:
     shown = ", ".join(printable(name) for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     damaged = ""
-    if "run.json" in names:
+    if RUN in names:
         damaged = " (its run.json is damaged or another program's, and no checkpoint or lock shows that it is a run's)"
     raise UserError(
         f"--run.dir {folder} holds other things than a run: {shown}{more}{damaged}. Give the name of a new folder, or "

@@ -13,8 +13,10 @@ from app import storage
 from app.config import OnResume, RunConfig, defaults, diff, finite, on_resume
 from app.errors import UserError, printable
 from app.rundir import contents, recipe_source
-from app.rundir.foreign import read_bytes
+from app.rundir.foreign import bounded, read_bytes
 from app.rundir.lock import FolderLock
+from app.rundir.run_record import RUN, RunRecord
+from app.storage.records import NewerFormat
 
 
 class Effect(Enum):
@@ -54,7 +56,10 @@ class RunFolder:
         self.path, self.source, self._files = path, source, storage.at(path)
         self._on_resume = on_resume(config)
         self._defaults = defaults(config)  # what a run had before a setting existed
-        self.info: dict[str, Any] = {}
+        self.record: RunRecord | None = None
+        """What run.json says; None before a run begins, and where it is damaged."""
+        self.trackers: dict[str, str] = {}
+        """The trackers' names for the run."""
         self.config: dict = {}
         self._settings: RunConfig | None = None
         self._unread = False  # there is a run, and its settings cannot be read
@@ -101,10 +106,7 @@ class RunFolder:
             raise
 
     def _check(self, config: dict, settings: RunConfig, has_checkpoint: bool) -> list[str]:
-        notes = []
-        if self._files.exists("run.json"):
-            self.info = self._read("run.json", json.loads) or {}
-            notes += [] if self.info else [f"warning: {self.path / 'run.json'} is damaged, and is written anew"]
+        notes = self._read_record() if self._files.exists(RUN) else []
         self.check_resume(settings, has_checkpoint)
         if not has_checkpoint:
             return notes
@@ -117,6 +119,25 @@ class RunFolder:
         else:
             notes += self._compare(before, config, settings)
         return notes + self._check_recipe(settings)
+
+    def _read_record(self) -> list[str]:
+        """Read run.json, and return a line for the user if it is damaged.
+
+        Raises:
+            UserError: a newer version has written it.
+        """
+        file = self.path / RUN
+        fields = self._read(RUN, json.loads)
+        if fields is None:
+            return [f"warning: {file} is damaged, and is written anew"]
+        try:
+            self.record = RunRecord.from_json(bounded(fields))
+        except NewerFormat as newer:
+            raise UserError(f"{file}: {newer}, or give another --run.dir to start a run") from None
+        except ValueError as wrong:
+            return [f"warning: {file} is damaged, and is written anew: {wrong}"]
+        self.trackers = dict(self.record.trackers or {})
+        return []
 
     def check_saved_settings(self, saved: dict) -> list[str]:
         """Compare the settings with those of a checkpoint, where config.yaml could not be read.
@@ -143,7 +164,7 @@ class RunFolder:
         told = [change for change in changes if change.effect in LASTING]
         return [printable(f"{name} was {old}, is {new}: {effect.value}") for name, old, new, effect in told]
 
-    def changed_since(self, saved: dict) -> dict[str, list]:
+    def changed_since(self, saved: dict) -> dict[str, tuple[Any, Any]]:
         """List, by name, what a checkpoint's settings were and are now, for those that change what follows it.
 
         Whether a change was accepted has been checked; it may have been in an earlier launch, which saved nothing.
@@ -151,7 +172,7 @@ class RunFolder:
         if self._settings is None:  # not on the main process
             return {}
         changes = self._changes(saved, self.config, dataclasses.replace(self._settings, changed="accept"))
-        return {change.name: [change.before, change.now] for change in changes if change.effect in LASTING}
+        return {change.name: (change.before, change.now) for change in changes if change.effect in LASTING}
 
     def check_resume(self, settings: RunConfig, has_checkpoint: bool) -> None:
         """Refuse what --run.resume does not allow.
@@ -203,22 +224,25 @@ class RunFolder:
             )
         return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []
 
-    def begin(self, **fields: Any) -> None:
-        """Write the first fields of run.json, by which the folder is a run's, config.yaml and recipe.py."""
-        self.update(**fields)
+    def begin(self, record: RunRecord) -> None:
+        """Write run.json, by which the folder is a run's, config.yaml and recipe.py."""
+        self._write_record(record)
         self._write("config.yaml", yaml.safe_dump(self.config, sort_keys=False))
         if self.source:
             self._write("recipe.py", self.source)
 
     def update(self, **fields: Any) -> None:
-        """Change fields of run.json.
+        """Change fields of run.json, by their names in its record.
 
         Raises:
             UserError: another run has taken the folder.
         """
+        self._write_record(dataclasses.replace(self.record, **fields))
+
+    def _write_record(self, record: RunRecord) -> None:
         self.check()
-        self.info |= fields
-        self._write("run.json", json.dumps(finite(self.info), indent=1))
+        self.record = record
+        self._write(RUN, json.dumps(finite(record.to_json()), indent=1))
 
     def check(self) -> None:
         """Refuse to go on where another run has taken the folder; see `FolderLock.check`."""

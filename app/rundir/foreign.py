@@ -7,13 +7,14 @@ nothing in it can stop a command, write to the terminal by itself, or lead out o
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from app import storage
 from app.errors import printable
 
+T = TypeVar("T")
 LARGEST = 1 << 26  # bytes of a file of fields that are read
 _DEEPEST, _MOST = 20, 100_000  # levels and values of a file of fields
 _LONGEST = 4000  # characters of a text
@@ -43,11 +44,16 @@ def raw_fields_of(path: Path) -> dict[str, Any] | None:
     """Read a file of fields as they are in it, for what is compared or used as a name; errors as in `fields_of`."""
     try:
         words = read_bytes(path).decode("utf-8")
-        found = json.loads(words) if path.suffix == ".json" else yaml.safe_load(words)
-        plain(found)  # for its error
+        found = bounded(json.loads(words) if path.suffix == ".json" else yaml.safe_load(words))
     except Exception:  # PyYAML's constructors raise anything, such as a TypeError for a key that cannot be one
         return None
     return found if isinstance(found, dict) else None
+
+
+def bounded(value: T) -> T:
+    """Return a value as it is; errors as in `plain`."""
+    plain(value)
+    return value
 
 
 def plain(value: Any) -> Any:

@@ -13,9 +13,9 @@ from app import storage
 from app.config import BestMetric
 from app.config.score_names import ScoreName, seems_lower
 from app.errors import UserError, printable
-from app.rundir import lock, metrics_file
-from app.rundir.foreign import fields_of, raw_fields_of, section, text
-from app.rundir.run_record import Launch, RunRecord, layers_of, line_of
+from app.rundir import contents, lock, metrics_file, run_record
+from app.rundir.foreign import fields_of, number, section, text, whole
+from app.rundir.run_record import RUN, Launch, RunRecord
 
 _PICTURE = re.compile(r"step-(\d{8,12})(-\d+)?\.png")
 NOT_SHOWN = ("step", "ids", "samples", "epoch")
@@ -78,7 +78,7 @@ class History:
     def changed(self) -> float:
         """Return when the run last wrote something, in seconds since the epoch."""
         files = storage.at(self.folder)
-        return max(_changed(files, name) for name in ("metrics.jsonl", "run.json"))
+        return max(_changed(files, name) for name in ("metrics.jsonl", RUN))
 
     @property
     def columns(self) -> list[str]:
@@ -132,7 +132,7 @@ class History:
         return f"{score[0]} {score[1]:.4g}" if score else ""
 
     @property
-    def launches(self) -> list[Launch]:
+    def launches(self) -> tuple[Launch, ...]:
         """List the launches of the run."""
         return self.record.launches
 
@@ -144,7 +144,7 @@ class History:
     @functools.cached_property
     def diagnostics(self) -> list[dict[str, Any]]:
         """List the lines of diagnostics.jsonl; empty for a run without --run.inspect-every, and if it is unreadable."""
-        lines = map(layers_of, _lines(self.folder / metrics_file.DIAGNOSTICS))
+        lines = map(_layers_of, _lines(self.folder / metrics_file.DIAGNOSTICS))
         return [line for line in lines if line is not None]
 
     @property
@@ -179,17 +179,13 @@ def read(folder: Path) -> History:
     """Read a run's folder. Damaged and unfinished lines are left out.
 
     Raises:
-        UserError: it holds no run.
+        UserError: it holds no run, or its run.json is damaged.
     """
     held = lock.in_use(folder)  # looked at before the status, which a run writes before it releases the lock
-    info = raw_fields_of(folder / "run.json")
-    if info is None:
-        raise UserError(
-            f"{folder} holds no run: there is no run.json, or it is damaged; `python -m app runs` lists runs"
-        )
-    lines = map(line_of, _lines(folder / "metrics.jsonl"))
+    record = run_record.read(folder)
+    lines = map(_line_of, _lines(folder / "metrics.jsonl"))
     config = fields_of(folder / "config.yaml") or {}
-    return History(folder, held, RunRecord.of(info), config, [line for line in lines if line is not None])
+    return History(folder, held, record, config, [line for line in lines if line is not None])
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
@@ -199,28 +195,71 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         return []
 
 
-def find(folders: Iterable[Path], depth: int = 3) -> list[History]:
-    """Read all runs in folders and in their subfolders down to `depth`; the one that changed last comes first.
+def _line_of(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a line of metrics.jsonl has to show: its step, numbers, None for one that was not finite, and texts.
+
+    None for a line whose step no run can have.
+    """
+    step = whole(fields.get("step"))
+    if step is None:
+        return None
+    kept = {text(name): value for name, value in fields.items() if isinstance(value, int | float | str | None)}
+    cleaned = {n: text(v) if isinstance(v, str) else v if v is None else number(v) for n, v in kept.items()}
+    return {**cleaned, "step": step}
+
+
+def _layers_of(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a line of diagnostics.jsonl with its layers that have all their numbers; None where it has none."""
+    step, layers = whole(fields.get("step")), section(fields, "layers")
+    known = {text(name): about for name, about in layers.items() if _is_layer(about)}
+    return None if step is None or not known else {"step": step, "layers": known}
+
+
+def _is_layer(about: Any) -> bool:
+    if not isinstance(about, dict):
+        return False
+    counts = section(about, "histogram")
+    places = all(name == "zero" or (name.removeprefix("-").isdecimal() and len(name) <= 3) for name in counts)
+    numbers = [about.get(name, "") for name in ("weight_norm", "gradient_norm", "update_norm", "update_ratio")]
+    return (
+        places
+        and all(whole(count) is not None for count in counts.values())
+        and all(value is None or (isinstance(value, int | float) and abs(number(value)) < 1e300) for value in numbers)
+    )
+
+
+class Listing(NamedTuple):
+    """What some folders hold."""
+
+    runs: list[History]
+    """The one that changed last comes first."""
+    problems: list[str]
+    """Why runs are not among them."""
+
+
+def find(folders: Iterable[Path], depth: int = 3) -> Listing:
+    """Read all runs in folders and in their subfolders down to `depth`.
 
     Raises:
         UserError: one of the folders does not exist.
     """
-    found: dict[Path, Path] = {}
+    places: dict[Path, Path] = {}
     for folder in folders:
         files = storage.at(folder)
         if not files.is_folder():
             raise UserError(
                 f"{folder} is not a folder: give folders of runs; runs are in runs/ unless --run.dir says otherwise"
             )
-        for place in files.find("run.json", depth):
-            found.setdefault(storage.at(place).identity(), place)
-    runs = []
-    for folder in found.values():
+        for place in files.find(RUN, depth):
+            places.setdefault(storage.at(place).identity(), place)
+    runs, problems = [], []
+    for folder in places.values():
         try:
             runs.append(read(folder))
-        except UserError:  # another program's run.json
-            continue
-    return sorted(runs, key=lambda run: -run.changed)
+        except UserError as problem:
+            if contents.is_run(folder):  # and no other program's
+                problems.append(str(problem))
+    return Listing(sorted(runs, key=lambda run: -run.changed), problems)
 
 
 def age(since: float) -> str:

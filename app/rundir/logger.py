@@ -4,16 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.config import RunConfig
-from app.distributed.layout import in_short
 from app.rundir import images, metrics_file
 from app.rundir.folder import RunFolder
-from app.rundir.foreign import section
 from app.rundir.metrics_file import MetricsFile
 from app.rundir.progress import Progress, duration
-from app.rundir.run_record import launches_of, segments_of
+from app.rundir.run_record import RUN, RunRecord
 from app.rundir.throughput import Cost
 from app.rundir.trackers import Trackers
 from app.sampling.batch_plan import BatchPlan
@@ -36,6 +34,14 @@ class _Pace:
         return {"samples_per_second": rate, **(self.cost.speeds(rate, self.peak) if self.cost else {})}
 
 
+class _Pending(NamedTuple):
+    """Values that are written after the step's own line."""
+
+    values: dict[str, Any]
+    of_body: bool
+    """Whether the step's body has logged them, and will again if it runs again."""
+
+
 class RunLogger:
     """Write a run, its steps and scores on the main process; do nothing on the others."""
 
@@ -44,7 +50,7 @@ class RunLogger:
         self.progress = Progress(speaks, quiet)
         self.file: MetricsFile | None = None
         self.trackers: Trackers | None = None
-        self.pending: list[dict[str, Any]] = []
+        self._pending: list[_Pending] = []
         self.pending_images: images.Images = {}
         self.pace: _Pace | None = None  # from `start` on
         self.aside = 0.0
@@ -52,50 +58,31 @@ class RunLogger:
 
     def open(
         self,
-        done: int,
+        record: RunRecord,
         settings: RunConfig,
         config: dict,
         scores_too: bool = False,
-        changed: dict[str, list] | None = None,
-        **fields: Any,
     ) -> None:
-        """Write what this run is, and open metrics.jsonl and the trackers after step `done`, on the main process.
+        """Write what this run is, and open metrics.jsonl and the trackers after its step, on the main process.
 
         Args:
+            record: of this launch.
             scores_too: see MetricsFile.
-            changed: settings that are others from here on: by name, as they were and as they are.
-            fields: the first ones of run.json.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        before = self.folder.info if done else {}
-        ids = {name: each for name, each in section(before, "trackers").items() if isinstance(each, str)}
-        began = {"step": done, "began": time.strftime("%Y-%m-%d %H:%M:%S"), "layout": in_short(fields["layout"])}
-        launches = [
-            *(launch for launch in launches_of(before) if launch["step"] <= done),
-            began,
-        ]
-        segments = [segment for segment in segments_of(before) if segment["step"] < done]
-        segments += [{"step": done, "changed": changed}] if changed else []
+        done, folder = record.step, self.folder
+        names = folder.trackers if done else {}
         try:
-            self.folder.begin(
-                status="running",
-                error=None,
-                stopped_early=None,
-                step=done,
-                launches=launches,
-                segments=segments,
-                **fields,
-            )
-            self.file = MetricsFile(self.folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
-            self.trackers = Trackers(settings.trackers, self.folder.path, ids, self.progress.warn)
-            self.trackers.start(
-                {**config, "commit": fields.get("commit", "")}, done
-            )  # which adds the trackers' names for a new run
-            self.folder.update(trackers=ids)
+            folder.begin(record.after(folder.record))
+            self.file = MetricsFile(folder.path / "metrics.jsonl", done, self.progress.warn, scores_too)
+            self.trackers = Trackers(settings.trackers, folder.path, names, self.progress.warn)
+            self.trackers.start({**config, "commit": record.commit}, done)  # which adds its names for a new run
+            folder.trackers = names
+            folder.update(trackers=names)
         except OSError as error:
-            raise self.folder.cannot_write(error) from None
+            raise folder.cannot_write(error) from None
 
     def note(self, **fields: Any) -> None:
         """Change fields of run.json; a full disk costs a warning."""
@@ -103,7 +90,7 @@ class RunLogger:
             try:
                 self.folder.update(**fields)
             except OSError as error:
-                path = self.folder.path / "run.json"
+                path = self.folder.path / RUN
                 self.progress.warn(f"warning: {path} could not be brought up to date: {error.strerror}")
 
     def failed(self, why: str) -> None:
@@ -136,9 +123,17 @@ class RunLogger:
         self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
         self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / speeds["samples_per_second"])
 
+    def keep(self, values: dict[str, Any], of_body: bool = True) -> None:
+        """Keep values until the step's own line is written.
+
+        Args:
+            of_body: the step's body has logged them, and will again if it runs again.
+        """
+        self._pending.append(_Pending(values, of_body))
+
     def write_pending(self, done: int) -> None:
         """Write the scores and pictures that a step's body logged, after the step's own line."""
-        for values in self.pending:
+        for values, _ in self._pending:
             self._write(done, values)
             words = [f"step {done}", *(f"{name} {_short(value)}" for name, value in values.items())]
             self.progress.say("  ".join(words))
@@ -148,7 +143,7 @@ class RunLogger:
             except OSError as error:
                 self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
             self.trackers.log_images(done, self.pending_images)
-        self.pending, self.pending_images = [], {}
+        self._pending, self.pending_images = [], {}
 
     @contextmanager
     def pictures_renamed(self, rename: Callable[[images.Images], images.Images]) -> Iterator[None]:
@@ -161,7 +156,7 @@ class RunLogger:
 
     def drop_pending(self) -> None:
         """Forget what a step's body logged, because it will run again; the note of a skipped update stays."""
-        self.pending = [values for values in self.pending if "skipped_steps" in values]
+        self._pending = [each for each in self._pending if not each.of_body]
         self.pending_images = {}
 
     def _write(self, done: int, values: dict[str, Any]) -> None:

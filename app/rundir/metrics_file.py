@@ -13,7 +13,9 @@ from app import storage
 from app.config import finite
 
 DIAGNOSTICS = "diagnostics.jsonl"
-_OF_STEPS = {"ids", "skipped_steps"}  # a line that the step itself writes has one of them, whatever its body logs
+IDS = "ids"
+SKIPPED = "skipped_steps"  # how many steps of the run have been left out so far
+_OF_STEPS = {IDS, SKIPPED}  # a line that the step itself writes has one of them, whatever its body logs
 
 
 class Line(NamedTuple):

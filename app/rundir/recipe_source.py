@@ -18,8 +18,8 @@ def source_of(config: Any) -> str:
         return ""
 
 
-def origin_of(config: Any) -> dict[str, str]:
-    """Return where a config's class comes from: `recipe_folder`, and the git `commit` there.
+def origin_of(config: Any) -> tuple[str, str]:
+    """Return where a config's class comes from: the folder, and the git commit there.
 
     For a notebook, the folder is the working directory. The commit ends in `+` if files have been changed since, and is
     empty without git.
@@ -33,7 +33,7 @@ def origin_of(config: Any) -> dict[str, str]:
         commit = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = ""
-    return {"recipe_folder": str(folder), "commit": commit}
+    return str(folder), commit
 
 
 def differences(before: str, now: str) -> list[str]:

@@ -1,131 +1,149 @@
-"""run.json as it is read: fields of known types, whatever the file holds."""
+"""run.json: what a run is, and how it stands."""
 
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from app.rundir.foreign import number, plain, section, text, whole
+from app.distributed.layout_record import Layout
+from app.errors import UserError
+from app.rundir.foreign import plain, raw_fields_of, text
+from app.storage.records import IF_ANY, FileSum, JsonRecord, NewerFormat
+
+RUN = "run.json"
+FORMAT = "2026-11"  # of run.json: the month in which a field last changed its meaning
+Status = Literal["running", "finished", "preempted", "failed"]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One launch of a run: after which step it began or resumed, and its layout in a few words."""
+class Launch(JsonRecord):
+    """One launch of a run."""
 
     step: int
+    """After which it began or resumed the run."""
+    began: str
     layout: str
-
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> "Launch":
-        """Read the fields of a launch."""
-        return cls(whole(fields.get("step")) or 0, _text(fields, "layout"))
+    """In a few words."""
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """What run.json says of a run, in printable texts; a field that is missing or of another type is empty."""
+class Segment(JsonRecord):
+    """Settings that were changed in the middle of a run."""
 
-    status: str
     step: int
-    steps: int | None
+    """After which they were changed."""
+    changed: dict[str, tuple[Any, Any]]
+    """By name, as they were and as they became."""
+
+
+@dataclass(frozen=True)
+class Compiled(JsonRecord):
+    """What torch.compile did inside steps."""
+
+    graphs: int
+    recompiles: int
+    """Of these graphs, how many were made after the second step."""
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunRecord(JsonRecord):
+    """What run.json says. `unknown` holds what the recipe has noted, too."""
+
+    status: Status
+    step: int
+    """Of the newest checkpoint; of a run that is finished, the last."""
+    steps: int
     """Of the whole run."""
+    samples: int
+    """Of the training set."""
     recipe: str
-    error: str
-    launches: list[Launch]
-    segments: dict[int, dict[str, tuple[str, str]]]
-    """By the step after which they were changed: settings by name, as they were and as they became."""
+    layout: Layout
+    """Of the last launch."""
     versions: dict[str, str]
-    commit: str
     recipe_folder: str
-    """As it is in the file: it is compared, and never shown."""
+    commit: str
+    launches: tuple[Launch, ...]
+    segments: tuple[Segment, ...] = ()
+    error: str | None = None
+    """Why it has failed."""
+    stopped_early: str | None = None
+    """Why --run.patience has ended it."""
+    trackers: dict[str, str] | None = field(default=None, metadata=IF_ANY)
+    """The trackers' names for the run, once they are started."""
+    arithmetic: dict[str, Any] | None = field(default=None, metadata=IF_ANY)
+    """In exact mode: the settings of torch and CUDA's libraries."""
+    compiled: Compiled | None = field(default=None, metadata=IF_ANY)
+    metrics: dict[str, float | str | None] | None = field(default=None, metadata=IF_ANY)
+    """Of a finished run: the last value of each score; None for one that is not finite."""
+    model_files: dict[str, FileSum] | None = field(default=None, metadata=IF_ANY)
+    """Of a finished run: the files of model/ as the run has written them, by name."""
+    format: str = field(default=FORMAT, kw_only=True)
 
-    @classmethod
-    def of(cls, raw: dict[str, Any]) -> "RunRecord":
-        """Read the fields of run.json.
+    def after(self, before: "RunRecord | None") -> "RunRecord":
+        """Return the record of a launch together with what earlier launches have said.
 
-        Raises:
-            ValueError: there are too many values, or they are too deep.
+        Args:
+            before: the record that they have left; its launches and segments stay, up to the step of this one.
         """
-        fields = plain(raw)
-        folder = raw.get("recipe_folder")
-        return cls(
-            status=_text(fields, "status") or "?",
-            step=whole(fields.get("step")) or 0,
-            steps=whole(fields.get("steps")),
-            recipe=_text(fields, "recipe"),
-            error=text(raw.get("error") or "", lines=True),
-            launches=[Launch.of(each) for each in _dictionaries(_launches(fields))],
-            segments=dict(map(_segment, segments_of(fields))),
-            versions={name: text(version) for name, version in section(fields, "versions").items()},
-            commit=_text(fields, "commit"),
-            recipe_folder=folder if isinstance(folder, str) else "",
+        if before is None:
+            return self
+        launches = [launch for launch in before.launches if self.step and launch.step <= self.step]
+        segments = [segment for segment in before.segments if segment.step < self.step]
+        optional = [each.name for each in dataclasses.fields(self) if "if_any" in each.metadata]
+        return dataclasses.replace(
+            self,
+            launches=(*launches, *self.launches),
+            segments=(*segments, *self.segments),
+            unknown={**before.unknown, **self.unknown},
+            **{name: getattr(before, name) for name in optional if getattr(self, name) is None},
         )
 
-    @property
-    def length(self) -> str:
-        """Return the number of steps of the whole run as text; a question mark where it is not known."""
-        return "?" if self.steps is None else str(self.steps)
+
+STATUSES: tuple[str, ...] = get_args(Status)
+_NAMES = frozenset(each.name for each in dataclasses.fields(RunRecord)) - {"unknown"}
 
 
-def launches_of(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the launches in the fields of run.json that say after which step they began."""
-    return _with_steps(_launches(fields))
+def check_names(facts: dict[str, Any]) -> None:
+    """Refuse facts of a recipe that have the name of a field.
 
-
-def segments_of(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the changes of settings in the fields of run.json that say after which step they were made."""
-    return _with_steps(fields.get("segments"))
-
-
-def _launches(fields: dict[str, Any]) -> Any:
-    return fields.get("launches")
-
-
-def _with_steps(found: Any) -> list[dict[str, Any]]:
-    return [each for each in _dictionaries(found) if whole(each.get("step")) is not None]
-
-
-def _dictionaries(found: Any) -> list[dict[str, Any]]:
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def _segment(segment: dict[str, Any]) -> tuple[int, dict[str, tuple[str, str]]]:
-    changed = section(segment, "changed")
-    pairs = {name: pair for name, pair in changed.items() if isinstance(pair, list) and len(pair) == 2}
-    return segment["step"], {name: (text(pair[0]), text(pair[1])) for name, pair in pairs.items()}
-
-
-def _text(fields: dict[str, Any], name: str) -> str:
-    found = fields.get(name)
-    return found if isinstance(found, str) else ""
-
-
-def line_of(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a line of metrics.jsonl has to show: its step, numbers, None for one that was not finite, and texts.
-
-    None for a line whose step no run can have.
+    Raises:
+        UserError: there is one.
     """
-    step = whole(fields.get("step"))
-    if step is None:
-        return None
-    kept = {text(name): value for name, value in fields.items() if isinstance(value, int | float | str | None)}
-    cleaned = {n: text(v) if isinstance(v, str) else v if v is None else number(v) for n, v in kept.items()}
-    return {**cleaned, "step": step}
+    if taken := sorted(_NAMES & facts.keys()):
+        raise UserError(f"run.note({taken[0]}=...): run.json has a field {taken[0]} of its own; take another name")
 
 
-def layers_of(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a line of diagnostics.jsonl with its layers that have all their numbers; None where it has none."""
-    step, layers = whole(fields.get("step")), section(fields, "layers")
-    known = {text(name): about for name, about in layers.items() if _is_layer(about)}
-    return None if step is None or not known else {"step": step, "layers": known}
+def is_a_runs(fields: dict[str, Any], locked: bool) -> bool:
+    """Tell whether fields are a run's, damaged or not, and no other program's.
+
+    Args:
+        locked: whether the folder has a run's lock; without one, the fields alone must show it.
+    """
+    return fields.get("status") in STATUSES and (locked or {"recipe", "layout", "versions"} <= fields.keys())
 
 
-def _is_layer(about: Any) -> bool:
-    if not isinstance(about, dict):
-        return False
-    counts = section(about, "histogram")
-    places = all(name == "zero" or (name.removeprefix("-").isdecimal() and len(name) <= 3) for name in counts)
-    numbers = [about.get(name, "") for name in ("weight_norm", "gradient_norm", "update_norm", "update_ratio")]
-    return (
-        places
-        and all(whole(count) is not None for count in counts.values())
-        and all(value is None or (isinstance(value, int | float) and abs(number(value)) < 1e300) for value in numbers)
-    )
+def read(folder: Path) -> RunRecord:
+    """Read run.json as texts to show, whoever wrote it. Only `recipe_folder`, which is compared, is as it stands there.
+
+    Raises:
+        UserError: there is none, or it is damaged or of a newer version.
+    """
+    fields = raw_fields_of(folder / RUN)
+    if fields is None:
+        raise UserError(
+            f"{folder} holds no run: there is no run.json, or it is damaged; `python -m app runs` lists runs"
+        )
+    shown = plain(fields)
+    if isinstance(error := fields.get("error"), str):
+        shown["error"] = text(error, lines=True)
+    if "recipe_folder" in fields:
+        shown["recipe_folder"] = fields["recipe_folder"]
+    try:
+        return RunRecord.from_json(shown)
+    except NewerFormat as newer:
+        raise UserError(f"{folder / RUN}: {newer}") from None
+    except ValueError as wrong:
+        raise UserError(
+            f"{folder / RUN} is damaged, or another program's: {wrong}. The run's own command writes it anew"
+        ) from None

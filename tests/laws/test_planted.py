@@ -61,7 +61,7 @@ def test_two_ranks_that_are_healthy(planted, exact):
     report = planted("none", exact)
     assert report.status == 0 and [row.verdict for row in report.rows] == ["reference", "same"]
     row = report.rows[1]
-    assert row.comparison.steps == STEPS and row.trial.where["data_ranks"] == 2
+    assert row.comparison.steps == STEPS and row.trial.record.layout.data_ranks == 2
     assert exact == "false" or set(row.comparison.deviations["weights"]) == {0.0}
 
 

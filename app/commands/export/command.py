@@ -64,7 +64,6 @@ def main(options: Options) -> int:
     """
     from app.checkpoints.store import CheckpointStore
     from app.commands.export import upload
-    from app.distributed import layout
     from app.rundir import history
 
     run = history.read(options.run)
@@ -72,7 +71,7 @@ def main(options: Options) -> int:
     chosen = _steps(options, checkpoints)
     found = [checkpoints.at(step) for step in chosen]
     for state, record in found:
-        if layout.is_bound(record.layout):
+        if record.layout.is_bound:
             raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)

@@ -35,7 +35,7 @@ def write(
     from huggingface_hub import ModelCard
 
     recipe = run.record.recipe if _NAME.fullmatch(run.record.recipe) else "recipe"  # it becomes the name of a file
-    length = f"{step:,} of {run.record.length} steps"
+    length = f"{step:,} of {run.record.steps} steps"
     (folder / "training_config.yaml").write_text(yaml.safe_dump(_without_place(run.config), sort_keys=False))
     (folder / f"{recipe}.py").write_bytes(storage.at(run.folder).read("recipe.py"))
     parts = [

@@ -209,7 +209,6 @@ def _plain_optimizers(run: "Run") -> list:
 def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
     """Describe what resuming the run folder would restore and what would change; return it with the plan from there."""
     from app.checkpoints.resume import fitting
-    from app.distributed import layout
     from app.rundir.folder import Effect
 
     found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
@@ -220,7 +219,7 @@ def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]
         if good is not None:
             saved = good[1]
             found["unevaluated"] = saved.unevaluated
-            found |= {"step": saved.step, "saved_on": layout.in_short(saved.layout), "scores": saved.scores}
+            found |= {"step": saved.step, "saved_on": str(saved.layout), "scores": saved.scores}
             if storage.at(run.dir).exists("config.yaml"):
                 changes = run.folder.changes(run.fields, run.config)
                 found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]

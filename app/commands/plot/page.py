@@ -250,7 +250,7 @@ def _summary(runs: Sequence[History]) -> list[list[Any]]:
             pair for before, pair in zip([None, *layouts], layouts, strict=False) if not before or before[0] != pair[0]
         ]
         layout = "; ".join(f"{layout} (from step {step})" if step else layout for layout, step in moves)
-        rows.append([label, run.status, f"{run.step} of {run.record.length}", run.score_in_words, layout])
+        rows.append([label, run.status, f"{run.step} of {run.record.steps}", run.score_in_words, layout])
     return rows
 
 

@@ -8,7 +8,7 @@ from app.commands.output import table
 from app.commands.prove.compare import EXACT, ORDINARY, Comparison, Growth, Tolerances, compare
 from app.commands.prove.difference import Difference
 from app.commands.prove.trial import OUTPUT, Trial
-from app.distributed.layout import changes_bits, in_short
+from app.distributed.layout import changes_bits
 from app.sampling.hashing import hash_of
 
 # These refusals are results. Any other refusal means that the run was started with wrong flags.
@@ -60,7 +60,7 @@ class Report:
         reference = self.rows[0].trial if self.rows else trial
         comparison = compare(reference.trace, trial.trace, self.tolerances)
         row = Row(trial, comparison, _verdict(trial, comparison, is_reference=not self.rows))
-        row.notes = _notes(reference, row, self.exact) if trial.where else []
+        row.notes = _notes(reference, row, self.exact) if trial.record and reference.record else []
         self.rows.append(row)
         return row
 
@@ -121,7 +121,7 @@ def _verdict(trial: Trial, comparison: Comparison, is_reference: bool) -> str:
 
 def _cells(row: Row) -> tuple:
     trial = row.trial
-    layout = in_short(trial.where) if trial.where and len(trial.chain.launches) == 1 else ""
+    layout = str(trial.record.layout) if trial.record and len(trial.chain.launches) == 1 else ""
     losses = losses_of(trial)
     last, weights = (losses[-1], _digest(trial)) if losses else ("", "")
     return trial.chain.name, layout, row.comparison.steps, last, weights, row.verdict, _first(row)
@@ -154,12 +154,14 @@ def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
     trial = row.trial
     notes = [f"it went from {trial.chain.path}"] if trial.chain.path else []
     asked = trial.chain.profile.processes
-    if trial.where["processes"] != asked:
-        notes.append(f"{trial.where['processes']} of the {asked} processes that were asked for have trained")
+    layout, reference_layout = trial.record.layout, reference.record.layout
+    if layout.processes != asked:
+        notes.append(f"{layout.processes} of the {asked} processes that were asked for have trained")
     alone = trial is not reference and len(trial.chain.launches) == 1
-    if alone and all(trial.where[name] == reference.where[name] for name in _LAYOUT):
+    if alone and all(getattr(layout, name) == getattr(reference_layout, name) for name in _LAYOUT):
         notes.append("this is the layout of the reference: it shows that a run repeats, and no more")
-    changes = [change for change in changes_bits(reference.where, trial.where) if exact or "threads" not in change]
+    changes = changes_bits(reference_layout, reference.record.versions, layout)
+    changes = [change for change in changes if exact or "threads" not in change]
     if row.verdict == "different" and changes:
         notes.append(f"in addition to the layout, {'; '.join(changes)}: that alone changes bits")
     growths = _growths(row)
@@ -192,7 +194,7 @@ def _row_as_dict(row: Row) -> dict[str, Any]:
         "tensor": _difference_as_dict(comparison.tensor),
         "notes": row.notes,
         "warnings": trial.warnings,
-        "layout": trial.where,
+        "layout": {**trial.record.layout.to_json(), **trial.record.versions} if trial.record else {},
         "seconds": round(trial.seconds, 1),
         "folder": str(trial.folder),
         "losses": losses_of(trial),

@@ -1,20 +1,20 @@
 """Training a recipe under one profile for some steps, in processes of its own, with an audit of every step."""
 
 import itertools
-import json
 import random
 import re
 import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app.commands.prove.trace import Trace, read
 from app.launching.launcher import Stalled, launcher_words, run
 from app.launching.profiles import Profile
+from app.rundir import run_record
 from app.rundir.metrics_file import Follower
 from app.rundir.progress import Progress
+from app.rundir.run_record import RunRecord
 from app.rundir.throughput import SPEEDS
 
 OUTPUT = "output.txt"
@@ -69,7 +69,7 @@ class Trial:
     Args:
         ended: why it ended early; empty if it made all steps.
         refused: whether it ended with a message for the user.
-        where: layout and versions, from run.json; empty if it never began.
+        record: its run.json; None if it never began.
         warnings: that it printed, each once.
     """
 
@@ -79,7 +79,7 @@ class Trial:
     seconds: float
     ended: str = ""
     refused: bool = False
-    where: dict[str, Any] = field(default_factory=dict)
+    record: RunRecord | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -134,15 +134,14 @@ def _mode(folder: Path, until: int, exact: bool) -> list[str]:
 
 def trial_of(chain: Chain, folder: Path, ended: str, seconds: float) -> Trial:
     """Read the outcome of a run from its folder."""
-    trace, where = read(folder), {}
+    trace, record = read(folder), None
     if 0 in trace.steps:
-        about = json.loads((folder / "run.json").read_text())
-        where = {**about["layout"], **about["versions"]}
+        record = run_record.read(folder)
     outputs = [file.read_text(errors="replace") for file in sorted(folder.glob(f"*{OUTPUT}"))]
     printed = "\n".join(outputs).splitlines()
     warnings = list(dict.fromkeys(line for line in printed if line.startswith("warning: ")))
     refused = ended.startswith("error: ")
-    return Trial(chain, folder, trace, seconds, ended.removeprefix("error: "), refused, where, warnings)
+    return Trial(chain, folder, trace, seconds, ended.removeprefix("error: "), refused, record, warnings)
 
 
 def reason(output: str) -> str:

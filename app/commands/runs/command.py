@@ -60,7 +60,7 @@ def main(options: Options) -> int:
 
     if options.status:
         return _status(options)
-    runs = history.find(options.folders)
+    runs, problems = history.find(options.folders)
     hidden = [] if options.all else [run for run in runs if _is_left_out(run, options.folders)]
     runs = [run for run in runs if run not in hidden]
     if len(runs) == len(options.folders) == 1 and runs[0].folder == options.folders[0]:
@@ -71,7 +71,7 @@ def main(options: Options) -> int:
         raise UserError("--verify is about the checkpoints of one run: give its folder, as in runs/cls")
     if not runs:
         print(f"no runs in {', '.join(printable(str(folder)) for folder in options.folders)}")
-        _tell_hidden(len(hidden))
+        _tell_left_out(len(hidden), problems)
         write_json(options.json, {"runs": []})
         return 0
     settings = listing.settings_named(options.columns, runs)
@@ -81,7 +81,7 @@ def main(options: Options) -> int:
     for run in runs:
         if run.status == "failed":
             print(f"\n{run.place}: {run.record.error}")
-    _tell_hidden(len(hidden))
+    _tell_left_out(len(hidden), problems)
     write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
     return 0
 
@@ -106,7 +106,9 @@ def _is_left_out(run: "History", asked: tuple[Path, ...]) -> bool:
     return not named & {place, place.parent} and lies_in_one(place)
 
 
-def _tell_hidden(count: int) -> None:
+def _tell_left_out(count: int, problems: list[str]) -> None:
+    for problem in problems:
+        print(f"\nleft out: {printable(problem)}")
     if count:
         print(f"\nleft out: {count} run{'s' * (count != 1)} of prove, torture or lr-range; --all lists them too")
 
@@ -115,7 +117,7 @@ def _row(run: "History", settings: list[str]) -> list[Any]:
     from app.commands.runs import listing
     from app.rundir import history
 
-    best, steps = run.best, f"{run.step}/{run.record.length}"
+    best, steps = run.best, f"{run.step}/{run.record.steps}"
     values = [listing.in_words(listing.setting(run, name)) for name in settings]
     score = [run.score_in_words, best.in_words if best else "", *values]
     return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]

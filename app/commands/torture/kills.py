@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import xxhash
@@ -18,6 +19,17 @@ from app.rundir import metrics_file
 from app.rundir.throughput import SPEEDS
 
 MOMENTS = ("writing", "renaming", "deleting")
+
+
+class Outcome(NamedTuple):
+    """What a finished run must have in common with the untouched one."""
+
+    lines: list[dict[str, Any]]
+    """Of metrics.jsonl, without speeds."""
+    damaged: int
+    """Lines that cannot be read."""
+    weights: dict[str, str]
+    """Hashes of the files of model/ that hold weights, by their names."""
 
 
 class Lost(Exception):
@@ -58,14 +70,14 @@ class Torture:
     finished: int = 0
     differences: list[str] = field(default_factory=list)
 
-    def untouched(self) -> dict:
+    def untouched(self) -> Outcome:
         """Train the run that is left alone, under the first profile, and return its outcome."""
         status = self._wait(self._start(self.folder / "untouched", self.profiles[0]).process)
         if status:
             raise UserError(f"{self.recipe} fails without any kill:\n{self._output()[-3000:]}")
         return outcome(self.folder / "untouched")
 
-    def run(self, kills: int, chance: random.Random, expected: dict) -> None:
+    def run(self, kills: int, chance: random.Random, expected: Outcome) -> None:
         """Kill so many times, starting new runs where some finish, and let the last run finish.
 
         Args:
@@ -173,8 +185,8 @@ class Torture:
         return self._log.read_text(errors="replace")
 
 
-def outcome(folder: Path) -> dict:
-    """Read what a finished run must have in common with the untouched one: its metrics and its weights."""
+def outcome(folder: Path) -> Outcome:
+    """Read the outcome of a finished run."""
     file = folder / "metrics.jsonl"
     whole, damaged = metrics_file.read_lines(file)
     damaged += not file.read_bytes().endswith(b"\n")  # a finished run writes its lines to their ends
@@ -186,25 +198,23 @@ def outcome(folder: Path) -> dict:
         str(file.relative_to(folder)): xxhash.xxh3_128_hexdigest(file.read_bytes())
         for file in sorted((folder / "model").rglob("*.safetensors"))
     }
-    return {"lines": lines, "damaged": damaged, "weights": weights}
+    return Outcome(lines, damaged, weights)
 
 
-def compare(expected: dict, found: dict) -> list[str]:
+def compare(expected: Outcome, now: Outcome) -> list[str]:
     """List in what two outcomes differ, the steps first."""
     differences = []
-    pairs = zip(expected["lines"], found["lines"], strict=False)
+    pairs = zip(expected.lines, now.lines, strict=False)
     first = next((pair for pair in pairs if pair[0] != pair[1]), None)
     if first:
         names = [name for name in {**first[0], **first[1]} if first[0].get(name) != first[1].get(name)]
         differences.append(f"step {first[0]['step']} differs in {', '.join(names)}")
-    elif len(expected["lines"]) != len(found["lines"]):
-        differences.append(f"{len(found['lines'])} lines in metrics.jsonl, {len(expected['lines'])} expected")
-    if found["damaged"]:
-        differences.append(f"{found['damaged']} damaged lines in metrics.jsonl")
-    differences += [
-        f"{name} differs" for name in expected["weights"] if expected["weights"][name] != found["weights"].get(name)
-    ]
-    if not expected["weights"]:
+    elif len(expected.lines) != len(now.lines):
+        differences.append(f"{len(now.lines)} lines in metrics.jsonl, {len(expected.lines)} expected")
+    if now.damaged:
+        differences.append(f"{now.damaged} damaged lines in metrics.jsonl")
+    differences += [f"{name} differs" for name, digest in expected.weights.items() if digest != now.weights.get(name)]
+    if not expected.weights:
         differences.append("the recipe writes no model to compare: call run.finish")
     return differences
 

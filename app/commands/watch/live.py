@@ -50,12 +50,12 @@ def seconds_left(run: History) -> float | None:
 
 def view(run: History) -> RenderableType:
     """Lay out the state of a run: how far it is, its numbers, its error."""
-    status, steps = run.status, run.record.steps or 0
+    status, steps = run.status, run.record.steps
     head = Text.assemble((run.place, "bold"), "  ", (status, STYLES.get(status, "")))
     if run.launches:
         head.append(f"  {run.layout}")
     left = seconds_left(run) if status == "running" else None
-    about = [f"step {run.step} of {steps or '?'}"]
+    about = [f"step {run.step} of {steps}"]
     about += [f"{duration(left)} left"] if left is not None else []
     about += [f"last written {age(run.changed)} ago"]
     numbers = Table(box=None, pad_edge=False)

@@ -12,6 +12,7 @@ from app import storage
 from app.distributed import collectives
 from app.distributed.state import manifest
 from app.errors import UserError
+from app.storage.records import FileSum
 
 STATE = "state"  # the folder with the tensors, next to the list of files
 
@@ -52,7 +53,7 @@ class Attempt:
     """Called for every block of a file that is read."""
 
     def make(
-        self, start: Callable[[], Path], write: Callable[[str], Any], finish: Callable[[Path, dict[str, dict]], None]
+        self, start: Callable[[], Path], write: Callable[[str], Any], finish: Callable[[Path, dict[str, FileSum]], None]
     ) -> SaveOutcome:
         """Write into a draft, list sizes and checksums, and commit.
 

@@ -4,21 +4,35 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from app import storage
 from app.errors import UserError
 from app.storage import Kind
+from app.storage.records import FileSum, JsonRecord
 
 MANIFEST = "manifest.json"
+FORMAT = "2026-11"  # of manifest.json: the month in which a field last changed its meaning
 # Files that belong to one rank, by the names that torch, accelerate and DeepSpeed give them.
 _OWNED = re.compile(r"(?:__|random_states_|(?:bf16_)?zero_pp_rank_)(\d+)[_.]")
 
 
-def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
+@dataclass(frozen=True)
+class Manifest(JsonRecord):
+    """What manifest.json says."""
+
+    files: dict[str, FileSum]
+    """By their names in the folder."""
+    hash: Literal["xxh3_128"] = "xxh3_128"
+    """How checksums are made."""
+    format: str = FORMAT
+
+
+def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) -> dict[str, FileSum]:
     """Flush a rank's own files and return their sizes and checksums; the main process adds those of no rank."""
     files = storage.at(folder)
     names = [entry.name for entry in files.files()]
@@ -29,22 +43,22 @@ def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) 
     return entries(folder, of_rank, on_block)
 
 
-def entries(folder: Path, names: Iterable[str], on_block: Callable[[], None] = lambda: None) -> dict[str, dict]:
+def entries(folder: Path, names: Iterable[str], on_block: Callable[[], None] = lambda: None) -> dict[str, FileSum]:
     """Return sizes and checksums of a folder's files, by their names."""
     entry_of = storage.at(folder).entry
-    return {name: {"size": entry_of(name).size, "xxh3": checksum(folder, name, on_block)} for name in names}
+    return {name: FileSum(entry_of(name).size, checksum(folder, name, on_block)) for name in names}
 
 
-def write(folder: Path, files: dict[str, dict]) -> None:
+def write(folder: Path, files: dict[str, FileSum]) -> None:
     """Write a folder's manifest, and wait until it and the folders' lists of names are on disk."""
     draft = storage.at(folder)
-    draft.fill(MANIFEST, json.dumps({"hash": "xxh3_128", "files": files}, indent=1))
+    draft.fill(MANIFEST, json.dumps(Manifest(files).to_json(), indent=1))
     draft.up(MANIFEST)
     for inner in sorted({str(PurePosixPath(name).parent) for name in files}):
         draft.up(inner)
 
 
-def check_shared(draft: Path, sums: dict[str, dict], what: str) -> None:
+def check_shared(draft: Path, sums: dict[str, FileSum], what: str) -> None:
     """Refuse a draft that does not have all files that ranks have written.
 
     Args:
@@ -62,20 +76,19 @@ def check_shared(draft: Path, sums: dict[str, dict], what: str) -> None:
         )
 
 
-def listed(folder: Path) -> dict[str, tuple[int, str]]:
+def listed(folder: Path) -> dict[str, FileSum]:
     """Read a folder's manifest: the size and the checksum of each file, by its name.
 
     Raises:
-        ValueError: it is damaged, or names a file outside the folder.
+        ValueError: it is damaged, or names a file outside the folder, or is of a newer version.
         OSError: it cannot be read.
     """
     try:
-        files = json.loads(storage.at(folder).read_text(MANIFEST, follow=True))["files"]
-        files = {name: (entry["size"], entry["xxh3"]) for name, entry in files.items()}
-        if not all(map(lies_inside, files)):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{folder / MANIFEST} is not the list of files that was written") from None
+        files = Manifest.from_json(json.loads(storage.at(folder).read_text(MANIFEST, follow=True))).files
+        if away := [name for name in files if not lies_inside(name)]:
+            raise ValueError(f"{away[0]!a} does not lie in the folder")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / MANIFEST} is not the list of files that was written: {error}") from None
     return files
 
 
@@ -88,12 +101,12 @@ def verify(folder: Path, part: int = 0, parts: int = 1, on_block: Callable[[], N
     """
     files = listed(folder)
     for name in sorted(files)[part::parts]:
-        path, entry, (size, expected) = folder / name, storage.at(folder).entry(name), files[name]
+        path, entry, expected = folder / name, storage.at(folder).entry(name), files[name]
         if entry is None or entry.kind is not Kind.FILE:
             raise ValueError(f"{path} is missing")
-        if entry.size != size:
-            raise ValueError(f"{path} has {entry.size} bytes of {size}")
-        if checksum(folder, name, on_block) != expected:
+        if entry.size != expected.size:
+            raise ValueError(f"{path} has {entry.size} bytes of {expected.size}")
+        if checksum(folder, name, on_block) != expected.xxh3:
             raise ValueError(f"{path} does not have the contents that were written")
 
 

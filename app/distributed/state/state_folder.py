@@ -18,6 +18,7 @@ from app.distributed.state import manifest, random_states, sharded
 from app.distributed.state.attempt import STATE, Attempt
 from app.distributed.state.sharded import Holder
 from app.errors import UserError
+from app.storage.records import FileSum
 
 _RANDOM = "random.json"
 
@@ -66,7 +67,7 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def _finish(draft: Path, folder: Path, sums: dict[str, dict], states: list[dict[str, Any]]) -> None:
+def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], states: list[dict[str, Any]]) -> None:
     """List the draft's files, and give it the folder's name."""
     manifest.check_shared(draft, sums, "the folder of save_state")
     storage.at(draft).fill(_RANDOM, json.dumps({"ranks": states}))

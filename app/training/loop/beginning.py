@@ -1,18 +1,21 @@
 """The beginning of a run's loop: its checkpoint is loaded, its record is opened, and its checks are set up."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from accelerate.utils import DistributedType
 
-from app.checkpoints.resume import contents_everywhere
+from app.checkpoints.resume import Start, contents_everywhere
 from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN, seems_lower
 from app.distributed import collectives, layout
 from app.distributed.desync import DesyncCheck
+from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.launching import trust
 from app.rundir import recipe_source
+from app.rundir.run_record import Launch, RunRecord, Segment
 from app.rundir.throughput import Cost, peak_flops
 from app.sampling.batch_plan import BatchPlan
 from app.training.loop.audit import Audit
@@ -58,7 +61,7 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     if doubt := _doubt_of(BestMetric.parse(loop.settings.best)):
         logger.progress.warn(doubt)
     here = layout.layout(ours)
-    if layout.is_bound(here):
+    if here.is_bound:
         logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
     options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
     start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
@@ -67,19 +70,15 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
     services.averages.begin(plan.steps, start)
-    about = {"steps": plan.steps, "samples": plan.samples, "recipe": asked.name, "layout": here}
-    about |= {"versions": layout.versions(), **asked.facts}
-    if chosen := services.gradients.arithmetic():
-        about["arithmetic"] = chosen
 
     def write() -> None:
-        origin = recipe_source.origin_of(asked.config)
-        trust.remember(recipe_source.source_of(asked.config), origin["recipe_folder"])
+        record = _record(asked, plan, start, here, services.gradients.arithmetic())
+        trust.remember(recipe_source.source_of(asked.config), record.recipe_folder)
         evaluates = start.unevaluated or (loop.settings.eval_first and not start.step)
-        logger.open(start.step, loop.settings, asked.fields, evaluates, start.changed, **about, **origin)
+        logger.open(record, loop.settings, asked.fields, evaluates)
 
     collectives.from_main(write, long=True)  # trackers may take long to start
-    peak = peak_flops(here["device"], here["precision"])
+    peak = peak_flops(here.device, here.precision)
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
     faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
     audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
@@ -88,6 +87,32 @@ def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     services.preemption.start()
     services.watchdog.start()
     return plan, steps
+
+
+def _record(asked: Asked, plan: BatchPlan, start: Start, here: Layout, arithmetic: dict[str, Any]) -> RunRecord:
+    """Return what run.json says of this launch.
+
+    Args:
+        here: the layout.
+        arithmetic: in exact mode, the settings of libraries; else empty.
+    """
+    folder, commit = recipe_source.origin_of(asked.config)
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
+    return RunRecord(
+        status="running",
+        step=start.step,
+        steps=plan.steps,
+        samples=plan.samples,
+        recipe=asked.name,
+        layout=here,
+        versions=layout.versions(),
+        recipe_folder=folder,
+        commit=commit,
+        launches=(Launch(start.step, began, str(here)),),
+        segments=(Segment(start.step, start.changed),) if start.changed else (),
+        arithmetic=arithmetic or None,
+        unknown=dict(asked.facts),
+    )
 
 
 def _doubt_of(best: BestMetric) -> str:

@@ -15,14 +15,12 @@ from app.distributed import collectives
 from app.distributed.state import manifest, sharded
 from app.errors import UserError, mendable, printable
 from app.rundir import room
-from app.rundir.foreign import section
 from app.training.loop.step_loop import StepLoop
 from app.training.scores.base import TRY
 
 EVALUATED = "eval/loss"
 FALLS = 1e-3  # share of the first evaluation's loss by which a later one must be lower
 PAUSE = 5.0  # seconds between two looks at how much room there is
-MODEL_FILES = "model_files"  # field of run.json: the files of model/ as the run has written them
 
 
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
@@ -51,7 +49,7 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
                 ) from None
         if services.accelerator.is_main_process:
             files = [entry.name for entry in storage.at(folder).files()]
-            services.logger.note(**{MODEL_FILES: manifest.entries(folder, files, services.watchdog.moved)})
+            services.logger.note(model_files=manifest.entries(folder, files, services.watchdog.moved))
     if settings.log_model:
         with services.watchdog.unwatched():
             services.logger.log_model(folder)
@@ -116,12 +114,13 @@ def _keep_foreign(loop: StepLoop, folder: Path) -> None:
     files = storage.at(folder.parent)
     if not files.exists(folder.name):
         return
-    known = {n: e for n, e in section(services.folder.info, MODEL_FILES).items() if manifest.lies_inside(n)}
-    more = manifest.foreign_to(folder, known)
+    files_before = services.folder.record.model_files or {}
+    written = {name: entry for name, entry in files_before.items() if manifest.lies_inside(name)}
+    more = manifest.foreign_to(folder, written)
     if not more:
-        there = [name for name in known if files.is_file(f"{folder.name}/{name}")]
-        found = manifest.entries(folder, there, services.watchdog.moved)
-        more = next((name for name, entry in found.items() if entry != known[name]), "")
+        there = [name for name in written if files.is_file(f"{folder.name}/{name}")]
+        now = manifest.entries(folder, there, services.watchdog.moved)
+        more = next((name for name, entry in now.items() if entry != written[name]), "")
     if more:
         aside = folder.parent / files.put_aside(folder.name, seal="", why="kept")
         services.logger.progress.say(printable(f"{folder} has {more}, which this run did not write: kept in {aside}"))
@@ -253,7 +252,7 @@ def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
     """
     services, logger = loop.services, loop.services.logger
     if compiled := loop.recompiles.facts(services.accelerator.compiles):
-        logger.note(**compiled)
+        logger.note(compiled=compiled)
     if error is None and loop.finished and not loop.stopped_in_evaluation:
         logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
     elif error is None or isinstance(error, KeyboardInterrupt):

@@ -1,7 +1,8 @@
 """Recompiles: graphs that torch.compile makes after a run's first steps, and why."""
 
 import sys
-from typing import Any
+
+from app.rundir.run_record import Compiled
 
 # The first steps of a launch: in step 1 torch compiles for one shape, in step 2 for changing shapes.
 FIRST = 2
@@ -50,16 +51,16 @@ class Recompiles:
             "recompile. Give inputs one shape, or pad them to a few sizes, so that each is compiled once"
         )
 
-    def facts(self, asked: bool) -> dict[str, Any]:
-        """Return the facts for run.json; empty if nothing was compiled and the profile did not ask for it.
+    def facts(self, asked: bool) -> Compiled | None:
+        """Return the facts for run.json; None if nothing was compiled and the profile did not ask for it.
 
         Args:
             asked: whether the profile compiles models.
         """
         if not self.graphs and not asked:
-            return {}
-        reasons = [f"step {step}: {reason}" for step, reason in self.again[:20]]
-        return {"compiled": {"graphs": self.graphs, "recompiles": len(self.again), "reasons": reasons}}
+            return None
+        reasons = (f"step {step}: {reason}" for step, reason in self.again[:20])
+        return Compiled(self.graphs, len(self.again), tuple(reasons))
 
 
 def _graphs() -> int:

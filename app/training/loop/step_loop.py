@@ -16,6 +16,7 @@ from app.checkpoints.resume import Counts, Start
 from app.config import RunConfig
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
+from app.rundir.metrics_file import SKIPPED
 from app.sampling.batch_plan import BatchPlan, Step, Turn
 from app.sampling.seeding import seed_all
 from app.sampling.triggers import Triggers
@@ -270,12 +271,12 @@ class StepLoop:
             self._course.audit.gradients(optimizer)
         if wrong:
             self.services.logger.progress.warn(f"warning: {wrong.text}; the step is skipped (--run.nonfinite)")
-            self.log({"skipped_steps": int(self.scores.get("skipped_steps", 0)) + 1})
+            self.log({SKIPPED: int(self.scores.get(SKIPPED, 0)) + 1}, of_body=False)
         return not wrong
 
-    def log(self, values: dict[str, float]) -> None:
-        """Keep plain numbers, which are written after the step's own line."""
-        self.services.logger.pending.append(values)
+    def log(self, values: dict[str, float], of_body: bool = True) -> None:
+        """Keep plain numbers, which are written after the step's own line; for `of_body`, see RunLogger.keep."""
+        self.services.logger.keep(values, of_body)
         self.scores |= values
         self._scores_here().update(values)
 

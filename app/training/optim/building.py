@@ -104,7 +104,7 @@ CHANGEABLE = ("weight_decay", "betas", "eps", "momentum")
 """Options of parameter groups that a run may change in its middle; the learning rate is set in every step."""
 
 
-def check_change(config: typing.Any, changed: dict[str, list]) -> None:
+def check_change(config: typing.Any, changed: dict[str, tuple[typing.Any, typing.Any]]) -> None:
     """Refuse a change in the middle of a run that an optimizer cannot make.
 
     Args:
@@ -113,7 +113,7 @@ def check_change(config: typing.Any, changed: dict[str, list]) -> None:
     Raises:
         UserError: it cannot.
     """
-    before, now = changed.get("optim.momentum", [1, 1])
+    before, now = changed.get("optim.momentum", (1, 1))
     if bool(before) != bool(now) and config.optim.name.lower() == "rmsprop":
         raise UserError(
             f"--optim.momentum {now}: RMSprop cannot begin or end with momentum in the middle of a run, because its "
