@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from launching import ROOT, filled, launch_many, scores, steps
+from launching import ROOT, filled, scores, steps, train_many
 from laws import drawn, scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
@@ -14,11 +14,11 @@ FIVE = pytest.param(("ddp_cpu", 5), marks=pytest.mark.exhaustive)  # for `make l
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, rows):
+def evaluated(tmp_path_factory, rows, data_cache):
     """Return a function from a number of processes to the scores of one model on each set size."""
     root = tmp_path_factory.mktemp("evaluation")
     common = ["--data.path", rows(100), "--run.trackers", "--data.max-length", 64]
-    launch_many(
+    train_many(
         "cpu", 1, RECIPE, [[*common, "--scratch.width", 32, "--run.epochs", 4, "--run.dir", root / "model"]], root
     )
 
@@ -32,7 +32,7 @@ def evaluated(tmp_path_factory, rows):
             [*common, *still, *sized, "--data.eval-path", rows(size), "--run.dir", folder]
             for size, folder in folders.items()
         ]
-        launch_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
+        train_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
         return {size: scores(folder)[-1] for size, folder in folders.items()}
 
     return evaluated
@@ -103,7 +103,7 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
 @pytest.fixture(scope="module")
 def torchmetrics(tmp_path_factory):
     """Return a function from a layout to the scores of torchmetrics."""
-    runs = filled(tmp_path_factory.mktemp("scored"), ROOT / "tests" / "laws" / "scored.py")
+    runs = filled(tmp_path_factory.mktemp("scored"), ROOT / "tests" / "laws" / "scored.py", scored.main)
     return lambda profile, processes: scores(runs(profile, processes)[0] / "run")[-1]
 
 
