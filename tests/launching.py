@@ -100,7 +100,7 @@ def filled(root: Path, script: Path, here: Callable[..., None] | None = None) ->
 
     @functools.cache
     def filled(profile: str | Path, processes: int, *words) -> tuple[Path, str]:
-        folder = root / "-".join(map(str, [Path(profile).stem, processes, *words]))
+        folder = root / "-".join([Path(profile).stem, str(processes), *(Path(word).name for word in words)])
         folder.mkdir(parents=True)
         if here and processes == 1:
             here(folder, *map(str, words))
