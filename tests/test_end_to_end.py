@@ -112,7 +112,11 @@ def bf16(rows, tmp_path_factory):
     return bf16
 
 
-@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), ("ddp_cpu", 3), ("fsdp_cpu", 2)])
+# `make laws` has the others: tests/laws/test_shipped_profiles.py has both in bf16, with another recipe.
+OTHERS = [pytest.param(*layout, marks=pytest.mark.exhaustive) for layout in (("ddp_cpu", 3), ("fsdp_cpu", 2))]
+
+
+@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), *OTHERS])
 def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
     """bf16 arithmetic, fp32 weights, and nearly the losses of fp32; in exact mode the same bits on every layout."""
     from safetensors.torch import load_file
