@@ -47,7 +47,7 @@ def planned(written, rows, tmp_path_factory):
 
 
 # Of what is launched, a file of each kind; `make laws` has the others.
-LAUNCHED = ["accelerate's multi_gpu", "accelerate's fsdp", "TRL's fsdp2", "TRL's fsdp_qlora", "without num_processes"]
+LAUNCHED = ["accelerate's multi_gpu", "accelerate's fsdp", "TRL's fsdp_qlora", "without num_processes"]
 
 
 @pytest.mark.parametrize(

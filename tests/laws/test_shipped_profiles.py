@@ -26,7 +26,7 @@ SLICES = 2
 
 
 # Layouts and precisions that others of them or other tests have, or that are large: `make laws` has these.
-IN_LAWS = ["cpu", "ddp_cpu", "fsdp_cpu", "tp_cpu", "fsdp_tp_cpu", "fsdp_tp", "ddp_2nodes"]
+IN_LAWS = ["cpu", "ddp_cpu", "fsdp_cpu", "tp_cpu", "fsdp_tp_cpu", "fsdp_tp", "ddp_2nodes", "fsdp_offload"]
 # Accelerate's own example of all three dimensions: two copies of what fsdp_tp is.
 COPIES = "fsdp_tp twice"
 
