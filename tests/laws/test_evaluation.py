@@ -6,7 +6,8 @@ import json
 import pytest
 
 from launching import ROOT, filled, scores, steps, train_many
-from laws import drawn, scored
+from laws import evaluations as script
+from laws import scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
@@ -69,12 +70,15 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory):
+def evaluations(tmp_path_factory):
+    """Return a function from a layout to the folder of drawn.py's and of scored.py's evaluations."""
+    return filled(tmp_path_factory.mktemp("evaluations"), ROOT / "tests" / "laws" / "evaluations.py", script.main)
+
+
+@pytest.fixture(scope="module")
+def noisy(evaluations):
     """Return a function from a layout to the folder of drawn.py."""
-    root = tmp_path_factory.mktemp("drawn")
-    drawn.main(root, "0")
-    runs = filled(root, ROOT / "tests" / "laws" / "drawn.py")
-    return lambda profile, processes: runs(profile, processes)[0] if processes > 1 else root
+    return lambda profile, processes: evaluations(profile, processes)[0] / "drawn"
 
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), FIVE])
@@ -101,10 +105,9 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
 
 
 @pytest.fixture(scope="module")
-def torchmetrics(tmp_path_factory):
+def torchmetrics(evaluations):
     """Return a function from a layout to the scores of torchmetrics."""
-    runs = filled(tmp_path_factory.mktemp("scored"), ROOT / "tests" / "laws" / "scored.py", scored.main)
-    return lambda profile, processes: scores(runs(profile, processes)[0] / "run")[-1]
+    return lambda profile, processes: scores(evaluations(profile, processes)[0] / "scored" / "run")[-1]
 
 
 @pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), FIVE])
