@@ -91,13 +91,20 @@ def python(*words, timeout: float = 150, **env: str) -> Result:
     return run([sys.executable, *words], timeout=timeout, env=env)
 
 
-def filled(root: Path, script: Path) -> Callable[..., tuple[Path, str]]:
-    """Return a function from a layout to the folder that a script fills on it when first asked, and what it prints."""
+def filled(root: Path, script: Path, here: Callable[..., None] | None = None) -> Callable[..., tuple[Path, str]]:
+    """Return a function from a layout to the folder that a script fills on it when first asked, and what it prints.
+
+    Args:
+        here: the script's function, if what one process does needs no launch: it is called in this one.
+    """
 
     @functools.cache
     def filled(profile: str | Path, processes: int, *words) -> tuple[Path, str]:
-        folder = root / "-".join(map(str, [Path(profile).stem, processes, *words]))
+        folder = root / "-".join([Path(profile).stem, str(processes), *(Path(word).name for word in words)])
         folder.mkdir(parents=True)
+        if here and processes == 1:
+            here(folder, *map(str, words))
+            return folder, ""
         result = launch(profile, processes, script, folder, *words)
         assert result.status == 0, result.output[-6000:]
         return folder, result.output
@@ -147,6 +154,21 @@ def launch_all(
     file.write_text(json.dumps([(str(r), [str(word) for word in flags], c and str(c)) for r, flags, c in commands]))
     result = launch(profile, processes, ROOT / "tests" / "laws" / script, file, **options)
     assert result.status == 0, result.output[-6000:]
+
+
+def train_all(profile: str, processes: int, commands: list[tuple], folder: Path, **options) -> None:
+    """Run recipes as `launch_all` does, but in this process where there is one."""
+    if processes > 1:
+        launch_all(profile, processes, commands, folder, **options)
+    else:
+        from laws import many
+
+        many.main([(str(recipe), [str(word) for word in flags], c and str(c)) for recipe, flags, c in commands])
+
+
+def train_many(profile: str, processes: int, recipe: Path, commands: list[list], folder: Path, **options) -> None:
+    """Run a recipe several times, with other flags each, as `train_all` does."""
+    train_all(profile, processes, [(recipe, flags, None) for flags in commands], folder, **options)
 
 
 class Training:

@@ -23,7 +23,7 @@ def flags_of(rows, folder, *more):
     return [*SHORT, "--data.path", rows(101), "--data.eval-path", rows(7), "--run.dir", folder, *more]
 
 
-@pytest.mark.parametrize("profile", ["ddp_cpu", "fsdp_cpu"])
+@pytest.mark.parametrize("profile", [pytest.param("ddp_cpu", marks=pytest.mark.exhaustive), "fsdp_cpu"])
 def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
     """from_pretrained and pipeline() give the evaluation's own score; a run can start from it as a pretrained model."""
     from transformers import AutoModelForSequenceClassification, pipeline
@@ -112,7 +112,11 @@ def bf16(rows, tmp_path_factory):
     return bf16
 
 
-@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), ("ddp_cpu", 3), ("fsdp_cpu", 2)])
+# `make laws` has the others: tests/laws/test_shipped_profiles.py has both in bf16, with another recipe.
+OTHERS = [pytest.param(*layout, marks=pytest.mark.exhaustive) for layout in (("ddp_cpu", 3), ("fsdp_cpu", 2))]
+
+
+@pytest.mark.parametrize(("profile", "processes"), [("cpu", 1), *OTHERS])
 def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
     """bf16 arithmetic, fp32 weights, and nearly the losses of fp32; in exact mode the same bits on every layout."""
     from safetensors.torch import load_file
@@ -130,6 +134,7 @@ def test_bf16_by_the_profile(rows, tmp_path, bf16, profile, processes):
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
 
 
+@pytest.mark.exhaustive  # the shipped profile of it is launched in tests/laws/test_shipped_profiles.py
 def test_hybrid_sharding_by_the_profile(rows, tmp_path):
     """Two groups of two on CPU ranks: the steps of one process, which also goes on where the groups stopped."""
 

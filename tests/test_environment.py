@@ -111,7 +111,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+# `make laws` has `prove`, which launches.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name == "prove" else []) for name in COMMANDS]
+)
 def test_commands_print_what_the_terminal_cannot_show(place, trained, name):
     words = [word.format(place=place, run=trained) for word in COMMANDS[name]]
     result = run([sys.executable, "-m", "app", name, *words], env={**ASCII, "OMP_NUM_THREADS": ""})

@@ -37,7 +37,7 @@ def runs(tmp_path_factory, rows):
         )
         for name, small in SMALL.items()
     ]
-    launch_all("fsdp_cpu", 2, commands, root)
+    launch_all("fsdp_cpu", 2, commands, root, timeout=400)
     return root
 
 
@@ -172,10 +172,8 @@ def test_averages_that_cannot_be(runs, options, said):
 @pytest.mark.parametrize(
     ("words", "start", "said"),
     [
-        (["--step", "3"], offline, "no checkpoint of step 3; there are 2, 4"),
         (["--push", "a b"], unreached, "--push a b: "),
         (["--push", "me/x"], offline, "HF_HUB_OFFLINE is set"),
-        (["--to", "."], offline, ". exists already"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(runs, words, start, said):
@@ -183,12 +181,21 @@ def test_what_cannot_be(runs, words, start, said):
     assert result.status == 2 and said in result.output, result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"step": 3}, "no checkpoint of step 3; there are 2, 4"), ({"to": "."}, r"\. exists already")],
+)
+def test_a_step_and_a_folder_that_cannot_be(runs, options, said):
+    with pytest.raises(UserError, match=said):
+        command.main(command.Options(run=runs / "cls", **options))
+
+
 def test_a_damaged_checkpoint_is_not_exported(runs, tmp_path):
     shutil.copytree(runs / "cls", tmp_path / "run")
     file = next((tmp_path / "run/checkpoints/step-00000004/state").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[:-8] + b"\1" * 8)
-    result = offline(tmp_path / "run")
-    assert result.status == 2 and "step 4 is damaged" in result.output
+    with pytest.raises(UserError, match="step 4 is damaged"):
+        command.main(command.Options(run=tmp_path / "run"))
 
 
 def test_scores_are_results_to_the_hub(tmp_path):

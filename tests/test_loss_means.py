@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launching import ROOT, launch_all, steps
+from launching import ROOT, steps, train_all
 from laws.small import SMALL
 from tiny import DATA, train
 
@@ -75,7 +75,7 @@ def test_a_mean_over_steps_that_are_not_known_is_left_out(tmp_path):
     assert known == {1: True, 2: True, 3: True, 4: False, 5: False, 8: True}
 
 
-def test_exact_mode_has_the_same_bits_on_every_layout_and_through_stops(tmp_path, rows):
+def test_exact_mode_has_the_same_bits_on_every_layout_and_through_stops(tmp_path, rows, data_cache):
     """One process without a stop, and three layouts in turn, with stops between two lines; two losses by name."""
 
     def start(profile, processes, name, *more):
@@ -88,7 +88,7 @@ def test_exact_mode_has_the_same_bits_on_every_layout_and_through_stops(tmp_path
             )
             for recipe in ("cls", "gan")
         ]
-        launch_all(profile, processes, [(*command, None) for command in commands], tmp_path)
+        train_all(profile, processes, [(*command, None) for command in commands], tmp_path)
 
     start("cpu", 1, "one")
     start("ddp_cpu", 3, "several", "--run.stop-at", 3)

@@ -46,7 +46,14 @@ def planned(written, rows, tmp_path_factory):
     return dict(zip(written, (each["trouble"] for each in json.loads(found.read_text())["layouts"]), strict=True))
 
 
-@pytest.mark.parametrize("name", WORK)
+# Of what is launched, a file of each kind; `make laws` has the others.
+LAUNCHED = ["accelerate's multi_gpu", "accelerate's fsdp", "TRL's fsdp_qlora", "without num_processes"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name.startswith(tuple(LAUNCHED)) else [pytest.mark.exhaustive]) for name in WORK],
+)
 def test_it_works(written, planned, rows, tmp_path, name):
     profile = profiles.read(str(written[name]))
     assert not planned[name]
@@ -89,7 +96,13 @@ def test_a_rank_is_asked_for_what_the_file_asks_for(written, monkeypatch, name):
     assert supported.of_environment(profile.on_cpu) == profile.asked
 
 
-@pytest.mark.parametrize("name", ["a mesh that is larger", "TRL's context_parallel", "FSDP1 in groups"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TRL's context_parallel",
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("a mesh that is larger", "FSDP1 in groups")),
+    ],
+)
 def test_a_rank_refuses_it(written, rows, tmp_path, name):
     """Under `accelerate launch`, before it makes a mesh; once, not once a rank."""
     words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", written[name]]

@@ -30,7 +30,7 @@ from app.tasks.segmentation.panels import colours, panel
 from app.tasks.segmentation.windows import passes, sliding_window
 from app.training.scores.segmentation import Overlap
 from evaluating import as_it_is
-from launching import ROOT, launch_many, scores, steps
+from launching import ROOT, scores, steps, train_many
 
 RECIPE = ROOT / "recipes" / "seg.py"
 # Of 4 to 16 windows: on two ranks the turns of the evaluation are never alike.
@@ -196,7 +196,7 @@ def test_a_pretrained_model_that_does_not_take_the_patches_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, data_cache):
     """Give the folder of runs on one process and on FSDP2 x2, over images of several sizes; and the data."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
@@ -219,7 +219,7 @@ def trained(tmp_path_factory):
         commands.append([*common, "--model", root / "segformer", "--run.dir", root / profile / "segformer"])
         if profile == "cpu":
             commands.append([*common, *small, *volume, "--run.steps", 1, "--run.dir", root / profile / "volume"])
-        launch_many(profile, processes, RECIPE, commands, root, timeout=400)
+        train_many(profile, processes, RECIPE, commands, root, timeout=400)
     return root
 
 

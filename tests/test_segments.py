@@ -10,7 +10,7 @@ from torch import nn
 from app import OptimConfig, Run, RunConfig, UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.seeding import seed_all
-from launching import ROOT, launch_many, saved_state, steps, weights
+from launching import ROOT, saved_state, steps, train_many, weights
 from laws.small import SMALL
 
 DATA = list(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
@@ -142,7 +142,7 @@ def test_momentum_that_begins_in_the_middle_is_refused_where_its_state_is_missin
         train(tmp_path, {**settings, "momentum": 0.9}, changed="accept")
 
 
-def test_exact_mode_has_the_same_bits_on_every_layout_through_a_change(tmp_path, rows):
+def test_exact_mode_has_the_same_bits_on_every_layout_through_a_change(tmp_path, rows, data_cache):
     """The same three launches, on one process throughout, and on DDP, FSDP2 and one process in turn."""
     recipe = ROOT / "recipes" / "cls.py"
     common = [*SMALL["cls"].flags(rows), "--run.global-batch", 10, "--run.micro-batch", 4, "--run.exact", "true"]
@@ -153,7 +153,7 @@ def test_exact_mode_has_the_same_bits_on_every_layout_through_a_change(tmp_path,
     for name, layouts in ways.items():
         for layout, phase in zip(layouts, phases, strict=True):
             words = [*common, *phase, "--run.changed", "accept", "--run.dir", tmp_path / name]
-            launch_many(*layout, recipe, [words], tmp_path)
+            train_many(*layout, recipe, [words], tmp_path)
     assert steps(tmp_path / "one") == steps(tmp_path / "several")
     assert weights(tmp_path / "one") == weights(tmp_path / "several")
     assert saved_state(tmp_path / "one", 9) == saved_state(tmp_path / "several", 9)

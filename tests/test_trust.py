@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app import parse
+from app.__main__ import main
 from app.commands.evaluate import command, models
 from app.errors import UserError
 from app.launching import trust
@@ -74,9 +75,12 @@ def test_a_changed_recipe_is_refused_unless_it_is_trusted(poisoned):
         (exported / f"{name}.py").unlink()
     (exported / "training_config.yaml").write_bytes((folder / "config.yaml").read_bytes())
     (exported / "cls.py").write_bytes((folder / "recipe.py").read_bytes())
-    for words in (["export", folder], ["evaluate", folder], ["evaluate", folder / "model"], ["evaluate", exported]):
-        result = asked(folder.parent, words)
-        assert result.status == 2 and "--trust-code" in result.output and not owned.exists(), (words, result.output)
+    result = asked(folder.parent, ["evaluate", folder])
+    assert result.status == 2 and "--trust-code" in result.output and not owned.exists(), result.output
+    for words in (["export", folder], ["evaluate", folder / "model"], ["evaluate", exported]):
+        with pytest.raises(UserError, match="--trust-code"):
+            main(list(map(str, words)))
+        assert not owned.exists(), words
     assert not (folder / "export").exists()
     shutil.rmtree(folder.parent / "far")
     assert asked(folder.parent, ["evaluate", exported, "--trust-code"]).status == 0 and owned.exists()

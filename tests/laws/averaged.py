@@ -1,4 +1,7 @@
-"""Train with averages of the weights, and stop early, on this layout: averaged.py FOLDER."""
+"""Train with averages of the weights, and stop early, on this layout: averaged.py FOLDER [LEFT].
+
+LEFT: the folder of a run of the case `every` that another layout has begun, to go on with.
+"""
 
 import sys
 from dataclasses import dataclass, field
@@ -71,7 +74,7 @@ def train(folder: Path, averaging: EMAConfig, exact: bool = True, **settings) ->
         run.finish(model)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, left: str = "") -> None:
     """Run all cases: whole, stopped and resumed, and ended early and resumed."""
     for name, averaging in CASES.items():
         train(folder / name, averaging, eval_first=True, **BEST[name])
@@ -84,6 +87,8 @@ def main(folder: Path) -> None:
     train(folder / "early", CASES["every"], **told, stop_at=EARLY - 3)
     train(folder / "early", CASES["every"], **told)
     train(folder / "usual", CASES["every"], exact=False, steps=8)
+    if left:
+        train(Path(left), CASES["every"])
     if collectives.alone():
         train(folder / "gone-on", CASES["every"], **told)
         train(folder / "gone-on", CASES["every"], **told)  # which is over
@@ -98,4 +103,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     report_user_errors()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

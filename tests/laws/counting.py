@@ -1,7 +1,7 @@
 """Count collectives, and reads of numbers that make the host wait, in steps on this layout.
 
-counting.py FOLDER CLIP [changing]: the main process writes the counts of a silent step and of a logged step to
-FOLDER/counts.json. With `changing`, the model has a buffer that training changes.
+counting.py FOLDER CASE...: the main process writes the counts of a silent step and of a logged step of each case to
+FOLDER/CASE.json.
 """
 
 import json
@@ -22,6 +22,8 @@ from app.distributed.environment import report_user_errors
 
 COLLECTIVE = ("c10d::", "_c10d_functional::")
 NOT_COUNTED = ("c10d::wait", "_c10d_functional::wait", "_c10d_functional::_wrap")
+# By case: the limit of the gradient's norm, and whether the model has a buffer that training changes.
+CASES = {"plain": (1.0, False), "unclipped": (0.0, False), "changing": (1.0, True)}
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Config:
 
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
-            dir=sys.argv[1] + "/run", global_batch=12, micro_batch=3, steps=8, log_every=6, save_every=100, trackers=()
+            global_batch=12, micro_batch=3, steps=8, log_every=6, save_every=100, trackers=()
         )
     )
 
@@ -82,10 +84,12 @@ def counting(path: Path):
         path.write_text(json.dumps({"silent": counts[4], "logged": counts[6]}))
 
 
-def main(clip: float, changes: bool) -> None:
-    """Train and count."""
+def train(folder: Path, clip: float, changes: bool) -> None:
+    """Train one run."""
+    config = Config()
+    config.run.dir = str(folder)
     data = list(torch.randn(50, 16, generator=torch.Generator().manual_seed(0)))
-    with Run(Config()) as run:
+    with Run(config) as run:
         model, optimizer = run.prepare(Model(changes), OptimConfig(clip=clip))
         for batch in run.batches(data, torch.stack):
             for micro in batch.micros(model):
@@ -124,7 +128,13 @@ def count_reads():
         yield reads
 
 
+def main(folder: Path, *cases: str) -> None:
+    """Train and count each case."""
+    for case in cases:
+        with counting(folder / f"{case}.json"):
+            train(folder / case, *CASES[case])
+
+
 if __name__ == "__main__":
     report_user_errors()
-    with counting(Path(sys.argv[1]) / "counts.json"):
-        main(float(sys.argv[2]), sys.argv[3:] == ["changing"])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,13 +1,11 @@
 """Draw random numbers wherever a recipe can: in rows, collate, the forward pass of an evaluation, a step's body.
 
-drawn.py FOLDER: makes three steps that change no weight, with an evaluation after the first and the second. It writes
-FOLDER/rank-R.json: what each rank drew in the body of each step, before and after its micro-batches.
+It makes three steps that change no weight, with an evaluation after the first and the second, and writes into a folder
+rank-R.json: what each rank drew in the body of each step, before and after its micro-batches.
 """
 
 import json
-import os
 import random
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from torch import nn
 from torch.nn.functional import dropout
 
 from app import OptimConfig, Run, RunConfig
-from app.distributed.environment import report_user_errors
 from app.training.scores.regression import Regression
 
 PICTURES = torch.randn(23, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -83,8 +80,3 @@ def main(folder: Path, rank: str) -> None:
             drawn.append([before, torch.rand(()).item(), random.random(), np.random.rand()])
         run.finish(model)
     (folder / f"rank-{rank}.json").write_text(json.dumps(drawn))
-
-
-if __name__ == "__main__":
-    report_user_errors()
-    main(Path(sys.argv[1]), os.environ.get("RANK", "0"))

@@ -1,4 +1,4 @@
-"""Train with optimizers that need less memory, whole and stopped: lean.py FOLDER."""
+"""Train with optimizers that need less memory, whole and stopped: lean.py FOLDER [STOPPED [CASE...]]."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -67,12 +67,12 @@ def train(folder: Path, optim: OptimConfig, **settings) -> None:
 
 
 def main(folder: Path, stopped: str = "", *names: str) -> None:
-    """Run cases whole, and to a stop; or go on with those that have stopped in a folder."""
+    """Run cases whole, and to a stop; go on with those that stopped in a folder, and only that if it is the same."""
     for name in names or CASES:
-        if not stopped:
+        if stopped != str(folder):
             train(folder / name, CASES[name])
             train(folder / f"{name}-stopped", CASES[name], stop_at=STOP)
-        else:
+        if stopped:
             train(Path(stopped) / f"{name}-stopped", CASES[name])
 
 

@@ -1,10 +1,14 @@
-"""Train models whose norms keep running statistics, and write what they end with: norms.py FOLDER."""
+"""Train models whose norms keep running statistics, and write what they end with: norms.py FOLDER [LEFT].
+
+LEFT: the folder of a run in exact mode that another layout has begun, to go on with.
+"""
 
 import json
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from counting import counting
@@ -93,7 +97,7 @@ def train(folder: Path, twice: bool = False, **settings) -> dict[str, str]:
         return {name: hash_of(buffer) for name, buffer in plain.named_buffers()}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, left: str = "") -> None:
     """Run all cases; each rank writes what its buffers are."""
     rank, told = os.environ.get("RANK", "0"), {}
     for exact in (True, False):
@@ -106,13 +110,15 @@ def main(folder: Path) -> None:
     told["twice"] = train(folder / "twice", exact=True, twice=True, steps=9)
     train(folder / "twice-stopped", exact=True, twice=True, steps=9, stop_at=4)
     told["twice-stopped"] = train(folder / "twice-stopped", exact=True, twice=True, steps=9, log_every=1)
+    if left:
+        train(Path(left), exact=True)
     with counting(folder / "counts.json"):
         told["counted"] = train(folder / "counted", steps=8, log_every=6, eval_every=8, check_every=8)
-    running_statistics.MOST_BYTES = 0  # whatever waits is too much
-    with counting(folder / "often.json"):
+    # Whatever waits is too much.
+    with patch.object(running_statistics, "MOST_BYTES", 0), counting(folder / "often.json"):
         told["often"] = train(folder / "often", steps=8, log_every=6, eval_every=8, check_every=8)
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

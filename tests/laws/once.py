@@ -1,4 +1,8 @@
-"""Run recipes as many.py does, but make models of any size on rank 0 alone, and refuse others: once.py FILE."""
+"""Run recipes as many.py does: once.py FILE.
+
+The first half of the file's commands is run as it is. In the second half, models of any size are made on rank 0 alone,
+and others are refused.
+"""
 
 import json
 import sys
@@ -24,5 +28,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from laws import many
 
+    commands = json.loads(Path(sys.argv[1]).read_text())
+    half = len(commands) // 2
+    many.main(commands[:half])
     with patch.object(made_once, "LARGE", 0), patch.object(made_once, "make", make_once):
-        many.main(json.loads(Path(sys.argv[1]).read_text()))
+        many.main(commands[half:])

@@ -1,6 +1,5 @@
-"""Score random predictions with torchmetrics of every kind: scored.py FOLDER. FOLDER/run has the scores."""
+"""Score random predictions with torchmetrics of every kind. FOLDER/run has the scores."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from torchmetrics.regression import R2Score
 from torchmetrics.text import Perplexity
 
 from app import OptimConfig, Run, RunConfig
-from app.distributed.environment import report_user_errors
 
 SIZE, CLASSES = 101, 5
 _random = torch.Generator().manual_seed(0)
@@ -85,8 +83,3 @@ def main(folder: Path) -> None:
             assert found[0] == found[1]
             run.log(found[0])
         run.finish(model)
-
-
-if __name__ == "__main__":
-    report_user_errors()
-    main(Path(sys.argv[1]))

@@ -9,7 +9,8 @@ import yaml
 from safetensors.torch import load_file
 
 from app import EMAConfig, OptimConfig, Run, UserError
-from launching import ROOT, filled, furthest, hashes, launch, saved_state, scores, steps, weights
+from launching import ROOT, filled, furthest, hashes, saved_state, scores, steps, weights
+from laws import averaged as script
 from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model, train
 from laws.looping import made_steps
 
@@ -20,9 +21,20 @@ LAYOUTS = [("cpu", 1), *OTHERS]
 
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
-    """Return a function from a layout to the folder of its runs."""
-    runs = filled(tmp_path_factory.mktemp("averaged"), SCRIPT)
-    return lambda profile, processes: runs(profile, processes)[0]
+    """Return a function from a layout to the folder of its runs.
+
+    Under FSDP2 it has also gone on with what DDP left.
+    """
+    root = tmp_path_factory.mktemp("averaged")
+    runs = filled(root, SCRIPT, script.main)
+
+    def averaged(profile, processes):
+        left = [root / "from-ddp"] if profile == "fsdp_cpu" else []
+        if left and not left[0].exists():
+            shutil.copytree(averaged("ddp_cpu", 3) / "left", left[0])
+        return runs(profile, processes, *left)[0]
+
+    return averaged
 
 
 def state(folder, step=STEPS):
@@ -51,20 +63,13 @@ def test_a_stop_changes_nothing(averaged, name, layout):
 
 @pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 2), ("cpu", 1))])
 def test_resumed_on_another_layout(averaged, tmp_path, first, second):
-    shutil.copytree(averaged(*first) / "left", tmp_path / "run")
-    code = f"""
-import sys
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-from pathlib import Path
-from averaged import CASES, train
-train(Path({str(tmp_path / "run")!r}), CASES["every"])
-"""
-    (tmp_path / "script.py").write_text(code)
-    result = launch(*second, tmp_path / "script.py")
-    assert result.status == 0, result.output
+    resumed = averaged(*second).parent / "from-ddp"
+    if second == ("cpu", 1):
+        resumed = shutil.copytree(averaged(*first) / "left", tmp_path / "run")
+        train(resumed, CASES["every"])
     reference = averaged("cpu", 1) / "every"
-    assert steps(tmp_path / "run") == steps(reference) and scores(tmp_path / "run") == scores(reference)
-    assert state(tmp_path / "run") == state(reference) and weights(tmp_path / "run") == weights(reference)
+    assert steps(resumed) == steps(reference) and scores(resumed) == scores(reference)
+    assert state(resumed) == state(reference) and weights(resumed) == weights(reference)
 
 
 def test_averages_are_those_of_their_formula(averaged):

@@ -5,18 +5,21 @@ import json
 import pytest
 
 from launching import ROOT, filled
+from laws import counting
 
 SCRIPT = ROOT / "tests" / "laws" / "counting.py"
+CASES = {"cpu": ["plain"], "ddp_cpu": ["plain", "changing"], "fsdp_cpu": ["plain", "unclipped"]}
+PROCESSES = [2, pytest.param(4, marks=pytest.mark.exhaustive)]
 LAYERS = 3  # units of FSDP: two layers in the stack, and the rest
 
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory):
     """Return a function from a layout to the counts of a silent and of a logged step."""
-    runs = filled(tmp_path_factory.mktemp("counts"), SCRIPT)
+    runs = filled(tmp_path_factory.mktemp("counts"), SCRIPT, counting.main)
 
-    def counts(profile, processes, clip=1.0, *more):
-        return json.loads((runs(profile, processes, clip, *more)[0] / "counts.json").read_text())
+    def counts(profile, processes, case="plain"):
+        return json.loads((runs(profile, processes, *CASES[profile])[0] / f"{case}.json").read_text())
 
     return counts
 
@@ -30,7 +33,7 @@ def test_one_process_has_no_collectives(counts):
     assert without(seen["silent"], "reads") == without(seen["logged"], "reads") == {}
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", PROCESSES)
 def test_ddp_reduces_once_a_step(counts, processes):
     """With two turns (2 processes) and with one (4): one all-reduce, and one more to log."""
     seen = counts("ddp_cpu", processes)
@@ -39,13 +42,13 @@ def test_ddp_reduces_once_a_step(counts, processes):
 
 
 def test_buffers_that_training_changes_cost_one_broadcast(counts):
-    assert without(counts("ddp_cpu", 2, 1.0, "changing")["silent"], "reads") == {
+    assert without(counts("ddp_cpu", 2, "changing")["silent"], "reads") == {
         "c10d::allreduce_": 1,
         "c10d::broadcast_": 1,
     }
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", PROCESSES)
 def test_fsdp_reduce_scatters_each_layer_once_a_step(counts, processes):
     """FSDP gathers in every turn and reduces in one; the norm for clipping is one small all-reduce."""
     turns = 4 // processes
@@ -58,7 +61,7 @@ def test_fsdp_reduce_scatters_each_layer_once_a_step(counts, processes):
 
 
 def test_without_clipping_fsdp_reduces_nothing_else(counts):
-    silent = counts("fsdp_cpu", 2, 0.0)["silent"]
+    silent = counts("fsdp_cpu", 2, "unclipped")["silent"]
     assert silent["c10d::_reduce_scatter_base_"] == LAYERS
     assert "_c10d_functional::all_reduce" not in silent
 

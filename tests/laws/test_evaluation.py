@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from launching import ROOT, filled, launch_many, scores, steps
-from laws import drawn, scored
+from launching import ROOT, filled, scores, steps, train_many
+from laws import evaluations as script
+from laws import scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
@@ -14,11 +15,11 @@ FIVE = pytest.param(("ddp_cpu", 5), marks=pytest.mark.exhaustive)  # for `make l
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, rows):
+def evaluated(tmp_path_factory, rows, data_cache):
     """Return a function from a number of processes to the scores of one model on each set size."""
     root = tmp_path_factory.mktemp("evaluation")
     common = ["--data.path", rows(100), "--run.trackers", "--data.max-length", 64]
-    launch_many(
+    train_many(
         "cpu", 1, RECIPE, [[*common, "--scratch.width", 32, "--run.epochs", 4, "--run.dir", root / "model"]], root
     )
 
@@ -32,7 +33,7 @@ def evaluated(tmp_path_factory, rows):
             [*common, *still, *sized, "--data.eval-path", rows(size), "--run.dir", folder]
             for size, folder in folders.items()
         ]
-        launch_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
+        train_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
         return {size: scores(folder)[-1] for size, folder in folders.items()}
 
     return evaluated
@@ -69,12 +70,15 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory):
+def evaluations(tmp_path_factory):
+    """Return a function from a layout to the folder of drawn.py's and of scored.py's evaluations."""
+    return filled(tmp_path_factory.mktemp("evaluations"), ROOT / "tests" / "laws" / "evaluations.py", script.main)
+
+
+@pytest.fixture(scope="module")
+def noisy(evaluations):
     """Return a function from a layout to the folder of drawn.py."""
-    root = tmp_path_factory.mktemp("drawn")
-    drawn.main(root, "0")
-    runs = filled(root, ROOT / "tests" / "laws" / "drawn.py")
-    return lambda profile, processes: runs(profile, processes)[0] if processes > 1 else root
+    return lambda profile, processes: evaluations(profile, processes)[0] / "drawn"
 
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), FIVE])
@@ -101,10 +105,9 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
 
 
 @pytest.fixture(scope="module")
-def torchmetrics(tmp_path_factory):
+def torchmetrics(evaluations):
     """Return a function from a layout to the scores of torchmetrics."""
-    runs = filled(tmp_path_factory.mktemp("scored"), ROOT / "tests" / "laws" / "scored.py")
-    return lambda profile, processes: scores(runs(profile, processes)[0] / "run")[-1]
+    return lambda profile, processes: scores(evaluations(profile, processes)[0] / "scored" / "run")[-1]
 
 
 @pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), FIVE])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from launching import ROOT, furthest_loss, launch_many, saved_state, scores, steps
+from launching import ROOT, furthest_loss, saved_state, scores, steps, train_many
 
 RECIPE = ROOT / "recipes" / "seg.py"
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
@@ -30,7 +30,7 @@ def write(root):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, data_cache):
     """Give the folder of runs with each loss on each layout, and of one run that ignores nothing."""
     root = tmp_path_factory.mktemp("ignored")
     data = write(root / "data")
@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
         ]
         if layout == "one":
             commands.append([*common, "--run.dir", root / layout / "nothing"])
-        launch_many(profile, processes, RECIPE, commands, root, timeout=400)
+        train_many(profile, processes, RECIPE, commands, root, timeout=400)
     return root
 
 

@@ -1,13 +1,15 @@
 """Laws 3 and 4 for optimizers that need less memory: state in eight bits, weights in bf16, Adafactor."""
 
+import functools
 import shutil
 
 import pytest
 import yaml
 
-from launching import PROFILES, ROOT, filled, launch, profile_of, saved_state, steps, weights
+from launching import PROFILES, ROOT, launch, profile_of, saved_state, steps, weights
 from laws.lean import CASES, STEPS
 
+SCRIPT = ROOT / "tests" / "laws" / "lean.py"
 PROCESSES = {"cpu": 1, "ddp_cpu": 2, "fsdp_cpu": 2}
 BEFORE = {"cpu": "fsdp_cpu", "ddp_cpu": "cpu", "fsdp_cpu": "ddp_cpu"}  # whose stopped runs each resumes
 
@@ -16,18 +18,28 @@ BEFORE = {"cpu": "fsdp_cpu", "ddp_cpu": "cpu", "fsdp_cpu": "ddp_cpu"}  # whose s
 def trained(tmp_path_factory):
     """Return functions from a layout to the folder of its runs, and to that of the runs that it has resumed."""
     root = tmp_path_factory.mktemp("lean")
-    runs = filled(root, ROOT / "tests" / "laws" / "lean.py")
-    profiles = {name: profile_of(root / name, name, mixed_precision="bf16") for name in PROCESSES}
+    profiles = {name: profile_of(root / "profiles", name, mixed_precision="bf16") for name in PROCESSES}
 
+    @functools.cache
     def trained(name):
-        return runs(profiles[name], PROCESSES[name])[0]
+        # One process trains before the others have, and goes on with their runs in a second launch.
+        return launched(name, root / name) if name == "cpu" else launched(name, root / name, copied(name))
 
+    @functools.cache
     def resumed(name):
-        stopped = root / f"{name}-from"
-        if not stopped.exists():
-            shutil.copytree(trained(BEFORE[name]), stopped)
-        runs(profiles[name], PROCESSES[name], stopped)
-        return stopped
+        stopped = copied(name)
+        trained(name)
+        return launched(name, stopped, stopped) if name == "cpu" else stopped
+
+    @functools.cache
+    def copied(name):
+        return shutil.copytree(trained(BEFORE[name]), root / f"{name}-from")
+
+    def launched(name, folder, *words):
+        folder.mkdir(exist_ok=True)
+        result = launch(profiles[name], PROCESSES[name], SCRIPT, folder, *words)
+        assert result.status == 0, result.output[-6000:]
+        return folder
 
     return trained, resumed
 
@@ -46,9 +58,7 @@ def test_offload_changes_no_bit(trained, tmp_path):
     """On a CPU, where it goes the same way and saves nothing: shards are on the host anyway."""
     known = yaml.safe_load((PROFILES / "fsdp_cpu.yaml").read_text())["fsdp_config"]
     how = {"mixed_precision": "bf16", "fsdp_config": known | {"fsdp_offload_params": True}}
-    result = launch(
-        profile_of(tmp_path, "fsdp_cpu", **how), 2, ROOT / "tests" / "laws" / "lean.py", tmp_path, "", "both"
-    )
+    result = launch(profile_of(tmp_path, "fsdp_cpu", **how), 2, SCRIPT, tmp_path, "", "both")
     assert result.status == 0, result.output[-6000:]
     assert saved_state(tmp_path / "both", STEPS) == saved_state(trained[0]("fsdp_cpu") / "both", STEPS)
 

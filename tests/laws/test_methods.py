@@ -3,7 +3,7 @@
 import pytest
 
 from launching import ROOT, filled, saved_state, steps, weights
-from laws.methods import CASES, STEPS
+from laws.methods import CASES, STEPS, main
 
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]
 LAYOUTS = [("cpu", 1), *OTHERS]
@@ -12,7 +12,7 @@ LAYOUTS = [("cpu", 1), *OTHERS]
 @pytest.fixture(scope="module")
 def methods(tmp_path_factory):
     """Return a function from a layout to the folder of its runs."""
-    runs = filled(tmp_path_factory.mktemp("methods"), ROOT / "tests" / "laws" / "methods.py")
+    runs = filled(tmp_path_factory.mktemp("methods"), ROOT / "tests" / "laws" / "methods.py", main)
     return lambda profile, processes: runs(profile, processes)[0]
 
 

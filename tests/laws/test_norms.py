@@ -7,7 +7,8 @@ import shutil
 import pytest
 import torch
 
-from launching import ROOT, filled, furthest, launch, launch_all, saved_state, scores, steps
+from launching import ROOT, filled, furthest, saved_state, scores, steps, train_all
+from laws import norms as script
 from laws.norms import EARLY, STEPS, STOP
 from laws.small import SMALL
 
@@ -18,11 +19,18 @@ LAYOUTS = [("cpu", 1), *OTHERS]
 
 @pytest.fixture(scope="module")
 def norms(tmp_path_factory):
-    """Return a function from a layout to the folder of its runs, and each rank's results."""
-    runs = filled(tmp_path_factory.mktemp("norms"), SCRIPT)
+    """Return a function from a layout to the folder of its runs, and each rank's results.
+
+    Under FSDP2 it has also gone on with what DDP left.
+    """
+    root = tmp_path_factory.mktemp("norms")
+    runs = filled(root, SCRIPT, script.main)
 
     def norms(profile, processes):
-        folder, _ = runs(profile, processes)
+        left = [root / "from-ddp"] if profile == "fsdp_cpu" else []
+        if left and not left[0].exists():
+            shutil.copytree(norms("ddp_cpu", 3)[0] / "exact-left", left[0])
+        folder, _ = runs(profile, processes, *left)
         return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(processes)]
 
     return norms
@@ -62,21 +70,14 @@ def test_without_exact_mode_layouts_differ_by_rounding(norms, layout):
 
 @pytest.mark.parametrize(("first", "second"), [(("ddp_cpu", 3), ("fsdp_cpu", 2)), (("fsdp_cpu", 2), ("cpu", 1))])
 def test_resumed_on_another_layout(norms, tmp_path, first, second):
-    shutil.copytree(norms(*first)[0] / "exact-left", tmp_path / "run")
-    code = f"""
-import sys
-sys.path.insert(0, {str(SCRIPT.parent)!r})
-from pathlib import Path
-from norms import train
-train(Path({str(tmp_path / "run")!r}), exact=True)
-"""
-    (tmp_path / "script.py").write_text(code)
-    result = launch(*second, tmp_path / "script.py")
-    assert result.status == 0, result.output
+    resumed = norms(*second)[0].parent / "from-ddp"
+    if second == ("cpu", 1):
+        resumed = shutil.copytree(norms(*first)[0] / "exact-left", tmp_path / "run")
+        script.train(resumed, exact=True)
     reference = norms("cpu", 1)[0] / "exact"
-    lines = [line for line in steps(tmp_path / "run") if line["step"] != STOP]
-    assert lines == steps(reference) and scores(tmp_path / "run") == scores(reference)
-    assert saved_state(tmp_path / "run", STEPS) == saved_state(reference, STEPS)
+    lines = [line for line in steps(resumed) if line["step"] != STOP]
+    assert lines == steps(reference) and scores(resumed) == scores(reference)
+    assert saved_state(resumed, STEPS) == saved_state(reference, STEPS)
 
 
 def test_the_statistics_are_those_of_all_micro_batches_in_order(norms):
@@ -136,7 +137,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def recipes(tmp_path_factory, rows):
+def recipes(tmp_path_factory, rows, data_cache):
     """Return a function from a layout to the folder of runs of recipes whose models have batch norm."""
     from transformers import ResNetConfig, ResNetForImageClassification, ViTImageProcessorPil
 
@@ -154,7 +155,7 @@ def recipes(tmp_path_factory, rows):
             own = [root / "resnet" if word == "RESNET" else word for word in more]
             flags = [*SMALL[recipe].flags(rows), *COMMON, *own, "--run.dir", root / f"{profile}-{processes}" / name]
             commands.append((ROOT / "recipes" / f"{recipe}.py", flags, None))
-        launch_all(profile, processes, commands, root)
+        train_all(profile, processes, commands, root)
         return root / f"{profile}-{processes}"
 
     return recipes

@@ -14,7 +14,7 @@ from app.rundir import metrics_file
 from launching import ROOT, filled, saved_state, scores, steps, weights
 from laws.averaged import Config as Averaged
 from laws.methods import Model
-from laws.optimizers import CASES, STEPS, Config
+from laws.optimizers import CASES, STEPS, Config, main
 
 PACKAGES = {"lion": "lion_pytorch", "free": "schedulefree"}
 THERE = [name for name in CASES if name not in PACKAGES or is_installed(PACKAGES[name])]
@@ -29,7 +29,7 @@ LAYOUTS = [("cpu", 1), *OTHERS]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Return a function from a layout to the folder of its runs."""
-    runs = filled(tmp_path_factory.mktemp("optimizers"), ROOT / "tests" / "laws" / "optimizers.py")
+    runs = filled(tmp_path_factory.mktemp("optimizers"), ROOT / "tests" / "laws" / "optimizers.py", main)
     return lambda profile, processes: runs(profile, processes, *THERE)[0]
 
 

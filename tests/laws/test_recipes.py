@@ -1,7 +1,7 @@
 """The laws, for every recipe in recipes/, on one process, DDP x2 and FSDP2 x2.
 
-Each layout is launched twice: to train all recipes, and to resume runs that the other layouts began. `test_layouts.py`
-has more layouts, for one recipe.
+Each layout is launched to train all recipes, DDP again to resume runs that the other layouts began; FSDP2 resumes them
+in its only launch, and one process without one. `test_layouts.py` has more layouts, for one recipe.
 """
 
 import functools
@@ -12,7 +12,7 @@ import pytest
 
 from app.checkpoints.record import RECORD
 from benchmarks.laws import CASES
-from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps
+from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps, train_all
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
 from tiny import enter
@@ -37,7 +37,7 @@ MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3, "
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, rows):
+def runs(tmp_path_factory, rows, data_cache):
     """Return a function from a layout to the folder of all recipes' runs on it, which the first call makes."""
     root = tmp_path_factory.mktemp("recipes")
     mistaken = {}
@@ -76,12 +76,13 @@ def runs(tmp_path_factory, rows):
                 commands.append(command(layout, recipe, "zero_grad", *WHOLE, file=file))
         for name, more in (("whole", []), ("stopped", ["--run.stop-at", STOP]), ("stopped", [])):
             commands.append(command(layout, "lm", f"masked-{name}", *MASKED, *more))
-        launch_all(*LAYOUTS[layout], commands, root, timeout=500)
+        if layout == "fsdp2":
+            commands += resuming(layout)
+        launch_all(*LAYOUTS[layout], commands, root, timeout=700)
         return root / layout
 
-    @functools.cache
-    def resumed(layout):
-        """Resume, on one layout, copies of what the others had made after STOP steps."""
+    def resuming(layout):
+        """Return the commands that resume, on one layout, copies of what the others had made after STOP steps."""
         commands = []
         for recipe in SMALL:
             for source in (name for name in LAYOUTS if name != layout):
@@ -96,8 +97,15 @@ def runs(tmp_path_factory, rows):
             leave(runs(layout) / "cls" / "whole", folder)
             pretend_later(folder)
             commands.append(command(layout, "cls", "from-earlier", *WHOLE))
-        launch_all(*LAYOUTS[layout], commands, root, timeout=300)
-        return root / layout
+        return commands
+
+    @functools.cache
+    def resumed(layout):
+        """Return the folder of a layout that has resumed the others' runs."""
+        folder = runs(layout)
+        if layout != "fsdp2":
+            train_all(*LAYOUTS[layout], resuming(layout), root, timeout=300)
+        return folder
 
     runs.resumed = resumed
     return runs

@@ -25,6 +25,8 @@ NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
 SLICES = 2
 
 
+# Layouts and precisions that others of them or other tests have, or that are large: `make laws` has these.
+IN_LAWS = ["cpu", "ddp_cpu", "fsdp_cpu", "tp_cpu", "fsdp_tp_cpu", "fsdp_tp", "ddp_2nodes", "fsdp_offload"]
 # Accelerate's own example of all three dimensions: two copies of what fsdp_tp is.
 COPIES = "fsdp_tp twice"
 
@@ -95,7 +97,12 @@ def trained(tmp_path_factory, rows):
 
 
 @pytest.mark.parametrize(
-    "name", [COPIES, *(name for name in NAMES if settings_of(name)["distributed_type"] != "DEEPSPEED")]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in (COPIES, *IN_LAWS) else [])
+        for name in [COPIES, *NAMES]
+        if settings_of(name)["distributed_type"] != "DEEPSPEED"
+    ],
 )
 def test_it_trains_as_one_process_does(trained, name):
     precision, split = kind_of(name)

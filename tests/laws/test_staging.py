@@ -21,7 +21,7 @@ STATISTICS = sum(b.nbytes for b in Model().buffers())
 LARGEST = 35 * 13 * 4
 
 
-@pytest.fixture(scope="module", params=["ddp2", "ddp3", "hsdp4"])
+@pytest.fixture(scope="module", params=[pytest.param("ddp2", marks=pytest.mark.exhaustive), "ddp3", "hsdp4"])
 def staged(request, tmp_path_factory):
     """Launch one layout; return its folder, its ranks' reports, and how many ranks hold each byte."""
     folder = tmp_path_factory.mktemp(request.param)

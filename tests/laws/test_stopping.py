@@ -194,7 +194,7 @@ def program(folder, run):
         kill_tree(process.pid)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", pytest.param("SIGUSR1", marks=pytest.mark.exhaustive)])
 def test_processes_that_load_data_leave_signals_to_the_run(tmp_path, name):
     """A terminal's Ctrl-C, torchrun's SIGTERM and SLURM's signals reach all processes of a run."""
     with program(tmp_path, "run@0.3:--run.workers:2") as process:

@@ -1,6 +1,7 @@
 """Laws 1 to 5 under tensor parallelism: lm (a llama) and cls (a BERT) on one process, TP x2, TP x4, FSDP2 x2 x TP x2.
 
-In fp32 and in bf16. Each layout is launched twice: to train, and to resume runs that another layout began.
+In fp32 and in bf16. A launch trains, and resumes runs that the layout before it began; one process resumes in a second
+launch. `make test` has TP x2 in both precisions, and FSDP2 x2 x TP x2 in fp32; `make laws` has all of it.
 """
 
 import functools
@@ -27,7 +28,8 @@ from launching import (
 STEPS, STOP, LONG = 4, 2, 12
 LAYOUTS = {"one": ("cpu", 1), "tp2": ("tp_cpu", 2), "tp4": ("tp_cpu", 4), "mesh": ("fsdp_tp_cpu", 4)}
 OTHERS = [name for name in LAYOUTS if name != "one"]
-BEFORE = {"one": "mesh", "tp2": "one", "tp4": "tp2", "mesh": "tp4"}  # what each resumes
+BEFORE = {"one": "mesh", "tp2": "one", "tp4": "tp2", "mesh": "tp2"}  # what each resumes
+LARGER = {"no": ["tp4"], "bf16": ["tp4", "mesh"]}  # layouts that `make laws` has
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers", "--run.keep", 9]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP]
 SCRATCH = ["--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 4]
@@ -45,8 +47,23 @@ SHORT = {
 }
 
 
-@pytest.fixture(scope="module", params=["no", "bf16"])
-def runs(request, tmp_path_factory, rows):
+def in_laws(*layouts, resumed=False):
+    """Return a test's precisions and layouts, marked where `make laws` runs them."""
+    cases = []
+    for precision, larger in LARGER.items():
+        for layout in layouts:
+            late = layout in larger or (resumed and BEFORE[layout] in larger)
+            cases.append(pytest.param(precision, layout, marks=[pytest.mark.exhaustive] if late else []))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory, rows):
+    """Return a function from a precision to a function from a layout to the folder of its runs."""
+    return functools.cache(functools.partial(runs_in, tmp_path_factory, rows))
+
+
+def runs_in(tmp_path_factory, rows, precision):
     """Return a function from a layout to the folder of its runs in a precision, which the first call makes."""
     root = tmp_path_factory.mktemp("split")
     texts = ["--data.path", rows(31), "--data.eval-path", rows(7)]
@@ -65,7 +82,7 @@ def runs(request, tmp_path_factory, rows):
         mesh = {f"parallelism_config_{each}_size": 1 for each in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
         mesh |= {"parallelism_config_tp_size": count}
         changed = {"parallelism_config": mesh} if name == "tp_cpu" else {}
-        return profile_of(root / f"{name}-{count}", name, mixed_precision=request.param, **changed)
+        return profile_of(root / f"{name}-{count}", name, mixed_precision=precision, **changed)
 
     @functools.cache
     def runs(layout):
@@ -82,12 +99,13 @@ def runs(request, tmp_path_factory, rows):
         if layout == "mesh":
             commands.append(command(layout, "lm", "stopped", "--run.steps", STEPS, "--run.stop-at", STOP))
             commands.append(command(layout, "lm", "stopped", "--run.steps", STEPS))
-        launch_all(profile(layout), LAYOUTS[layout][1], commands, root, timeout=300)
+        if layout != "one":
+            commands += resuming(layout)
+        launch_all(profile(layout), LAYOUTS[layout][1], commands, root, timeout=400)
         return root / layout
 
-    @functools.cache
-    def resumed(layout):
-        """Go on, on one layout, with what another had made after STOP steps."""
+    def resuming(layout):
+        """Return the commands that go on, on one layout, with what another had made after STOP steps."""
         commands = []
         cases = ("cls", "whole", []), ("lm", "exact", EXACT), ("lm", "adapters", [*EXACT, *ADAPTERS])
         for recipe, name, flags in cases:
@@ -99,19 +117,27 @@ def runs(request, tmp_path_factory, rows):
             shutil.rmtree(there / "model")
             count = LONG if name == "exact" else STEPS
             commands.append(command(layout, recipe, f"{name}-resumed", "--run.steps", count, *flags))
-        launch_all(profile(layout), LAYOUTS[layout][1], commands, root, timeout=300)
-        return root / layout
+        return commands
+
+    @functools.cache
+    def resumed(layout):
+        """Return the folder of a layout that has gone on with another's runs."""
+        folder = runs(layout)
+        if layout == "one":
+            launch_all(profile(layout), 1, resuming(layout), root)
+        return folder
 
     runs.resumed = resumed
     # Numbers in bf16 have eight bits, so sums in another order are further apart.
-    runs.near, runs.near_norm = (1e-5, 1e-4) if request.param == "no" else (3e-3, 3e-2)
+    runs.near, runs.near_norm = (1e-5, 1e-4) if precision == "no" else (3e-3, 3e-2)
     return runs
 
 
-@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize(("precision", "layout"), in_laws(*OTHERS))
 @pytest.mark.parametrize("recipe", ["lm", "cls"])
-def test_same_samples_loss_and_scores(runs, recipe, layout):
+def test_same_samples_loss_and_scores(split, precision, recipe, layout):
     """Laws 1 to 3 and 5, with dropout: between split layers, each process drops what one process would."""
+    runs = split(precision)
     reference, other = runs("one") / recipe / "whole", runs(layout) / recipe / "whole"
     assert [line["ids"] for line in steps(other)] == [line["ids"] for line in steps(reference)]
     assert furthest_loss(steps(reference), steps(other)) < runs.near
@@ -121,17 +147,19 @@ def test_same_samples_loss_and_scores(runs, recipe, layout):
         assert all(theirs[name] == pytest.approx(value, rel=runs.near_norm) for name, value in ours.items())
 
 
-@pytest.mark.parametrize("layout", ["mesh"])
-def test_stopped_and_resumed_is_bitwise_equal(runs, layout):
+@pytest.mark.parametrize(("precision", "layout"), in_laws("mesh"))
+def test_stopped_and_resumed_is_bitwise_equal(split, precision, layout):
     """Law 4, on one layout."""
+    runs = split(precision)
     whole, stopped = (runs(layout) / "lm" / name for name in ("whole", "stopped"))
     assert steps(stopped) == steps(whole) and scores(stopped) == scores(whole)
     assert saved_state(stopped, STEPS) == saved_state(whole, STEPS) != saved_state(whole, STOP)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_goes_on_from_another_layout(runs, layout):
+@pytest.mark.parametrize(("precision", "layout"), in_laws(*LAYOUTS, resumed=True))
+def test_goes_on_from_another_layout(split, precision, layout):
     """Law 4, and in exact mode to the bit."""
+    runs = split(precision)
     never_stopped, resumed = runs(layout) / "cls" / "whole", runs.resumed(layout) / "cls" / "whole-resumed"
     assert furthest_loss(steps(never_stopped), steps(resumed)) < runs.near
     for name, count in (("exact", LONG), ("adapters", STEPS)):
@@ -140,7 +168,7 @@ def test_goes_on_from_another_layout(runs, layout):
         assert saved_state(other, count) == saved_state(one, count)
 
 
-@pytest.mark.parametrize("layout", OTHERS)
+@pytest.mark.parametrize(("precision", "layout"), in_laws(*OTHERS))
 @pytest.mark.parametrize(
     "recipe, name, count",
     [
@@ -148,8 +176,9 @@ def test_goes_on_from_another_layout(runs, layout):
         *(("lm", name, 2) for name in SHORT),
     ],
 )
-def test_exact_mode_gives_the_same_bits(runs, recipe, name, count, layout):
+def test_exact_mode_gives_the_same_bits(split, precision, recipe, name, count, layout):
     """Losses, norms, clipped updates, scores, weights, the optimizer's state, and the model's files."""
+    runs = split(precision)
     reference, other = runs("one") / recipe / name, runs(layout) / recipe / name
     assert steps(other) == steps(reference) and len(steps(other)) == count
     assert scores(other) == scores(reference)
@@ -157,8 +186,10 @@ def test_exact_mode_gives_the_same_bits(runs, recipe, name, count, layout):
     assert hashes(other / "model") == hashes(reference / "model") != {}
 
 
-def test_slices_change_bits_and_little_else(runs):
+@pytest.mark.parametrize("precision", LARGER)
+def test_slices_change_bits_and_little_else(split, precision):
     """A control: the sums of slices are not those of whole layers."""
+    runs = split(precision)
     whole, slices = (steps(runs("one") / "cls" / name) for name in ("whole", "exact"))
     assert whole != slices
     assert furthest_loss(whole, slices) < runs.near
