@@ -96,7 +96,7 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
     recipe_file.run_to_loop(recipe, flags, body)
     if body.failed:
         raise SystemExit(f"{recipe} could not be counted: {body.failed}")
-    return found.found[largest_micro_batch.key(profile)]
+    return dataclasses.asdict(found.found[largest_micro_batch.key(profile)])
 
 
 def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from app.commands.output import write_json
 from app.errors import UserError
 
 if TYPE_CHECKING:
+    from app.commands.plan import described
     from app.commands.plan.memory import Weight
     from app.launching.profiles import Profile
     from app.run import Run
@@ -52,7 +53,7 @@ def main(options: Options, flags: list[str]) -> int:
         UserError: the run itself would refuse to begin.
     """
     from app.commands import recipe_file
-    from app.commands.plan import display, footprint, largest_micro_batch, memory
+    from app.commands.plan import described, display, footprint, largest_micro_batch, memory
     from app.launching import profiles
     from app.training.loop.purpose import Body
 
@@ -66,19 +67,28 @@ def main(options: Options, flags: list[str]) -> int:
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run), run.accelerator.averages)
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
-    about = {**_length(run, plan), **_model(run, weights), **_checkpoints(run, weights)}
-    layouts = [
-        {**_layout(run, plan, profile, weights, buffers), "peak": peaks.found.get(largest_micro_batch.key(profile))}
-        for profile in chosen
-    ]
+    about = described.About(_length(run, plan), _model(run, weights), _checkpoints(run, weights))
+    layouts = []
+    for profile in chosen:
+        spread, trouble = _spread(run, plan, profile, weights, buffers)
+        peak = peaks.found.get(largest_micro_batch.key(profile))
+        wrapping = profile.wrapping or "one process"
+        layout = profile.name, profile.processes, wrapping, profile.in_short, profile.precision, trouble
+        layouts.append(described.Layout(*layout, spread, peak))
     display.show(about, layouts, folder, body.failed)
     if any(weight.remembered is None for weight in weights):
         print("the state of the optimizer could not be found out, and is not counted in any number")
     write_json(
         options.json,
-        {"recipe": str(options.recipe), **about, "layouts": layouts, "folder": folder, "uncounted": body.failed},
+        {
+            "recipe": str(options.recipe),
+            **about.as_dict(),
+            "layouts": [layout.as_dict() for layout in layouts],
+            "folder": folder.as_dict(),
+            "uncounted": body.failed,
+        },
     )
-    return int(bool(folder["trouble"]) or any(layout["trouble"] or display.is_too_large(layout) for layout in layouts))
+    return int(bool(folder.trouble) or any(layout.trouble or layout.is_too_large for layout in layouts))
 
 
 def _usual() -> list[str]:
@@ -94,44 +104,47 @@ def _usual() -> list[str]:
     return [f"{FOLDER / name}.yaml{colon}{count}" for name, colon, count in pairs]
 
 
-def _length(run: "Run", plan: "BatchPlan") -> dict[str, Any]:
+def _length(run: "Run", plan: "BatchPlan") -> "described.Length":
     import numpy as np
 
-    found: dict[str, Any] = {
-        "samples": plan.samples,
-        "seen": plan.total,
-        "epochs": plan.total / plan.samples,
-        "steps": plan.steps,
-    }
-    found |= {"steps_per_epoch": plan.samples / plan.global_batch, "global_batch": plan.global_batch}
-    found |= {"batch_sizes": str(plan.sizes)}
-    found |= {"micro_batches": plan.micro_batches_per_step, "stop_at": run.config.stop_at}
-    if plan.lengths is None:
-        return {**found, "tokens_per_step": None, "padding": None}
-    looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))
-    lengths = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micro_batches(int(step))]
-    padded = sum(len(each) * int(each.max()) for each in lengths)
-    tokens = float(np.mean(plan.lengths)) * plan.global_batch
-    return {
-        **found,
-        "tokens_per_step": tokens,
-        "padding": 1 - int(sum(each.sum() for each in lengths)) / max(padded, 1),
-    }
+    from app.commands.plan import described
+
+    tokens, padding = None, None
+    if plan.lengths is not None:
+        looked_at = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, _LOOKED_AT)).astype(int))
+        lengths = [plan.lengths[ids] for step in looked_at for ids, _ in plan.micro_batches(int(step))]
+        padded = sum(len(each) * int(each.max()) for each in lengths)
+        tokens = float(np.mean(plan.lengths)) * plan.global_batch
+        padding = 1 - int(sum(each.sum() for each in lengths)) / max(padded, 1)
+    return described.Length(
+        samples=plan.samples,
+        seen=plan.total,
+        epochs=plan.total / plan.samples,
+        steps=plan.steps,
+        steps_per_epoch=plan.samples / plan.global_batch,
+        global_batch=plan.global_batch,
+        batch_sizes=str(plan.sizes),
+        micro_batches=plan.micro_batches_per_step,
+        stop_at=run.config.stop_at,
+        tokens_per_step=tokens,
+        padding=padding,
+    )
 
 
-def _model(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
+def _model(run: "Run", weights: list["Weight"]) -> "described.Model":
+    from app.commands.plan import described
     from app.tasks.language import four_bits
 
-    return {
-        "parameters": sum(w.shape.numbers for w in weights) + (four_bits.unseen(run.accelerator.models) or 0),
-        "trained": sum(w.shape.numbers for w in weights if w.trained),
-        "optimizers": [type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
-        "averaged": bool(run.accelerator.averages),
-    }
+    return described.Model(
+        parameters=sum(w.shape.numbers for w in weights) + (four_bits.unseen(run.accelerator.models) or 0),
+        trained=sum(w.shape.numbers for w in weights if w.trained),
+        optimizers=[type(optimizer).__name__ for optimizer in _plain_optimizers(run)],
+        averaged=bool(run.accelerator.averages),
+    )
 
 
-def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
-    from app.commands.plan import memory
+def _checkpoints(run: "Run", weights: list["Weight"]) -> "described.Checkpoints":
+    from app.commands.plan import described, memory
     from app.distributed.state import base_model, state_dict
 
     tensors, _ = state_dict.model_tensors(run.accelerator.models)
@@ -139,32 +152,28 @@ def _checkpoints(run: "Run", weights: list["Weight"]) -> dict[str, Any]:
     one = memory.checkpoint(tensors.values(), weights)
     # Those that are kept, and one that is being written.
     most = run.config.keep + bool(run.config.best) + 1
-    return {"checkpoint": one, "checkpoints": most, "disk": one * most}
+    return described.Checkpoints(one, most, one * most)
 
 
-def _layout(run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int) -> dict[str, Any]:
-    """Describe the run under one profile; if that cannot work, `trouble` says why."""
-    from app.commands.plan import memory
+def _spread(
+    run: "Run", plan: "BatchPlan", profile: "Profile", weights: list["Weight"], buffers: int
+) -> tuple["described.Spread | None", str]:
+    """Spread the run under one profile; if that cannot work, say why."""
+    from app.commands.plan import described, memory
     from app.commands.plan.pretended_split import cuts_of
 
+    if profile.troubles:
+        return None, "; ".join(f"{what}: {fix}" for what, fix in profile.troubles)
+    try:
+        turns = _agree(run, plan, profile)
+    except UserError as error:
+        return None, str(error)
     models = run.accelerator.models
-    found = {"profile": profile.name, "processes": profile.processes, "wrapping": profile.wrapping or "one process"}
-    found |= {"layout": profile.in_short}
-    found |= {"precision": profile.precision, "trouble": "; ".join(f"{a}: {fix}" for a, fix in profile.troubles)}
-    if not found["trouble"]:
-        try:
-            turns = _agree(run, plan, profile)
-        except UserError as error:
-            found["trouble"] = str(error)
-    if found["trouble"]:
-        return found
     weights = memory.of_one_process(weights, models, cuts_of(models, profile.mesh("tp"), run.config.slices))
     held = memory.per_process(weights, buffers, profile, turns, run.config.exact, run.config.save_async)
-    found |= {"data_ranks": profile.data_ranks, "accumulation": turns, "rows": plan.rows}
     where = "weights and optimizer state" if profile.is_fsdp else "part of it"
-    notes = [f"{where} on the host (offload)"] if profile.offloads else []
-    found |= {"idle": plan.idle(profile.data_ranks), "note": "; ".join(notes)}
-    return {**found, "memory": {**held._asdict(), "total": held.total}}
+    note = f"{where} on the host (offload)" if profile.offloads else ""
+    return described.Spread(profile.data_ranks, turns, plan.rows, plan.idle(profile.data_ranks), note, held), ""
 
 
 def _agree(run: "Run", plan: "BatchPlan", profile: "Profile") -> int:
@@ -206,26 +215,24 @@ def _plain_optimizers(run: "Run") -> list:
     return [getattr(optimizer, "optimizer", optimizer) for optimizer, _ in run.optimizers.known]
 
 
-def _folder(run: "Run", plan: "BatchPlan") -> tuple[dict[str, Any], "BatchPlan"]:
+def _folder(run: "Run", plan: "BatchPlan") -> tuple["described.Folder", "BatchPlan"]:
     """Describe what resuming the run folder would restore and what would change; return it with the plan from there."""
     from app.checkpoints.resume import fitting
+    from app.commands.plan import described
     from app.rundir.folder import Effect
 
-    found: dict[str, Any] = {"path": str(run.dir), "step": None, "unevaluated": False, "changes": [], "trouble": ""}
-    warnings: list[str] = []
+    folder = described.Folder(str(run.dir))
     try:
-        good = run.services.checkpoint_store.newest(warnings.append)
+        good = run.services.checkpoint_store.newest(folder.warnings.append)
         run.folder.check_resume(run.config, good is not None)
         if good is not None:
             saved = good[1]
-            found["unevaluated"] = saved.unevaluated
-            found |= {"step": saved.step, "saved_on": str(saved.layout), "scores": saved.scores}
+            folder.resumed = described.Resumed(saved.step, saved.unevaluated, str(saved.layout), saved.scores)
             if storage.at(run.dir).exists("config.yaml"):
-                changes = run.folder.changes(run.fields, run.config)
-                found["changes"] = [{**change._asdict(), "effect": change.effect.value} for change in changes]
-                if any(change.effect is Effect.REFUSED for change in changes):
+                folder.changes = run.folder.changes(run.fields, run.config)
+                if any(change.effect is Effect.REFUSED for change in folder.changes):
                     raise UserError(f"{run.dir} holds a run with other settings: give those, or another --run.dir")
             plan = fitting(saved, plan, run.config, run.dir)
     except UserError as error:
-        found["trouble"] = str(error)
-    return {**found, "warnings": warnings}, plan
+        folder.trouble = str(error)
+    return folder, plan

@@ -45,6 +45,28 @@ def room(profile: Profile, asked: float) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Peak:
+    """What a profile's processes need at their peak, in bytes, and which micro-batch fits."""
+
+    peak: int
+    activations: int
+    rows: int
+    """Of the micro-batch whose memory was counted."""
+    longest: int | None
+    """Its length; None if lengths are not known."""
+    micro_batch: int
+    """The run's."""
+    device_memory: int | None
+    """None if it is not known."""
+    fits: tuple[int, int] | None = None
+    """The largest micro-batch that fits, and its peak."""
+    too_large: tuple[int, int] | None = None
+    """The next larger one, and its peak."""
+    too_much: bool = False
+    """Whether the run's own micro-batch does not fit."""
+
+
+@dataclasses.dataclass(frozen=True)
 class _Recipe:
     """What a recipe has in a dry run, whatever the profile."""
 
@@ -75,7 +97,7 @@ class MicroBatchSearch:
             asked: memory of one device in GB; 0: what this machine has.
         """
         self.profiles, self.asked = profiles, asked
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, Peak] = {}
         self._known: dict[Question, Footprint] = {}
 
     def asking(self, run: Any, plan: BatchPlan) -> Questions:
@@ -92,25 +114,22 @@ class MicroBatchSearch:
                 except UserError:  # such as more ranks than micro-batches; the table says so
                     continue
 
-    def _about(
-        self, recipe: _Recipe, profile: Profile, plan: BatchPlan
-    ) -> Generator[Question, Footprint, dict[str, Any]]:
+    def _about(self, recipe: _Recipe, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, Peak]:
         own, space = plan.micro_batch, room(profile, self.asked)
-        peak = yield from self._peak(recipe, profile, plan, own)
+        most_held = yield from self._peak(recipe, profile, plan, own)
         footprint = self._known[_question(profile, own)]
-        found = {"peak": peak, "activations": activations(footprint, profile), "rows": footprint.micro.rows}
-        found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
-        found |= {"fits": None, "too_large": None, "too_much": False}
+        rows, longest = footprint.micro.rows, footprint.micro.longest
+        counted = Peak(most_held, activations(footprint, profile), rows, longest, own, space)
         if space is None:
-            return found
+            return counted
         # On a CPU, a checkpoint's copies are in the same memory.
         limit = space - recipe.held(profile, plan).copy if profile.on_cpu else int(space * (1 - SPARE))
         # Every data rank needs a micro-batch of its own.
         most = plan.global_batch // profile.data_ranks
         sizes = [2**power for power in range(most.bit_length())]
         sizes = sorted({*sizes, min(own, most), most})
-        fits, too_large = yield from self._search(recipe, profile, plan, sizes, {own: peak}, limit)
-        return {**found, "fits": fits, "too_large": too_large, "too_much": peak > limit}
+        fits, too_large = yield from self._search(recipe, profile, plan, sizes, {own: most_held}, limit)
+        return dataclasses.replace(counted, fits=fits, too_large=too_large, too_much=most_held > limit)
 
     def _search(
         self, recipe: _Recipe, profile: Profile, plan: BatchPlan, sizes: list[int], peaks: dict[int, int], limit: int
@@ -201,17 +220,15 @@ def gathered_bytes(models: list[nn.Module], profile: Profile, cut: Cut) -> int:
     return most
 
 
-def sentence(found: dict[str, Any]) -> str:
-    """Say in a sentence what a profile's processes need at their peak, and which micro-batch fits."""
-    length = f" of length {found['longest']}" if found["longest"] else ""
-    text = (
-        f"activations {size(found['activations'])} for --run.micro-batch {found['micro_batch']} ({found['rows']} rows"
-    )
-    text += f"{length}); peak {size(found['peak'])}"
-    if found["device_memory"] is None:
+def sentence(peak: Peak) -> str:
+    """Say it in a sentence."""
+    length = f" of length {peak.longest}" if peak.longest else ""
+    text = f"activations {size(peak.activations)} for --run.micro-batch {peak.micro_batch} ({peak.rows} rows{length})"
+    text += f"; peak {size(peak.peak)}"
+    if peak.device_memory is None:
         return f"{text}; --memory GB (of one device) tells which micro-batch fits"
-    text += f" of {size(found['device_memory'])}"
-    fits, too_large = found["fits"], found["too_large"]
+    text += f" of {size(peak.device_memory)}"
+    fits, too_large = peak.fits, peak.too_large
     if fits is None:
         return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})"
     text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "

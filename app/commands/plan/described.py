@@ -1,0 +1,132 @@
+"""What a plan says: of the run on any layout, of each profile, and of the run folder; by name, and as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from app.commands.plan.largest_micro_batch import Peak
+from app.commands.plan.memory import Memory
+from app.rundir.folder import Change
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is."""
+
+    samples: int
+    seen: int
+    epochs: float
+    steps: int
+    steps_per_epoch: float
+    global_batch: int
+    batch_sizes: str
+    micro_batches: int
+    """A step."""
+    stop_at: int
+    tokens_per_step: float | None
+    """None if lengths are not known."""
+    padding: float | None
+    """Share of what is computed."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained, and by which optimizers."""
+
+    parameters: int
+    trained: int
+    optimizers: list[str]
+    averaged: bool
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """How large checkpoints are, in bytes, and how many there are at most."""
+
+    checkpoint: int
+    checkpoints: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run is on any layout."""
+
+    length: Length
+    model: Model
+    checkpoints: Checkpoints
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self.length), **asdict(self.model), **asdict(self.checkpoints)}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a step is spread over the processes of a profile, and what one of them holds."""
+
+    data_ranks: int
+    accumulation: int
+    rows: str
+    """Of a micro-batch: one number, or two."""
+    idle: float
+    """Share of the turns."""
+    note: str
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a profile makes of a run."""
+
+    profile: str
+    processes: int
+    wrapping: str
+    layout: str
+    precision: str
+    trouble: str
+    """Why it cannot work; empty if it can."""
+    spread: Spread | None
+    """None if it cannot work."""
+    peak: Peak | None
+    """None if activations could not be counted."""
+
+    @property
+    def is_too_large(self) -> bool:
+        """Tell whether a micro-batch of the run itself does not fit into the memory of a device."""
+        return self.peak is not None and self.peak.too_much
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        fields, spread = asdict(self), self.spread
+        del fields["spread"]
+        if spread is not None:
+            fields |= {**asdict(spread), "memory": {**spread.memory._asdict(), "total": spread.memory.total}}
+        return fields
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint from which a run would go on."""
+
+    step: int
+    unevaluated: bool
+    saved_on: str
+    scores: dict[str, Any]
+
+
+@dataclass
+class Folder:
+    """What resuming a run folder would restore, and what would change."""
+
+    path: str
+    resumed: Resumed | None = None
+    changes: list[Change] = field(default_factory=list)
+    trouble: str = ""
+    """Why the run cannot be resumed; empty if it can."""
+    warnings: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        changes = [{**change._asdict(), "effect": change.effect.value} for change in self.changes]
+        start = {"step": None, "unevaluated": False} if self.resumed is None else asdict(self.resumed)
+        return {"path": self.path, **start, "changes": changes, "trouble": self.trouble, "warnings": self.warnings}
