@@ -46,9 +46,9 @@ def contents(data: Sequence) -> dict[str, Any]:
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:
                 break
-    own, models = getattr(data, "fingerprint", None), getattr(data, "models", None)
+    fingerprint, models = getattr(data, "fingerprint", None), getattr(data, "models", None)
     return {
-        "own": own if isinstance(own, str) else None,
+        "own": fingerprint if isinstance(fingerprint, str) else None,
         "random": sorted(unstable),
         "rows": read,
         "models": dict(models) if isinstance(models, dict) else {},
@@ -59,8 +59,8 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Say how the contents of two data sets of the same size differ; return nothing if they do not."""
     ignored = {*before["random"], *now["random"]}
     rows = [row for row in before["rows"] if row in now["rows"]]
-    found = {row: _fields(before["rows"][row], now["rows"][row]) - ignored for row in rows}
-    changed = {row: fields for row, fields in found.items() if fields}
+    fields_by_row = {row: _fields(before["rows"][row], now["rows"][row]) - ignored for row in rows}
+    changed = {row: fields for row, fields in fields_by_row.items() if fields}
     if changed:
         names = ", ".join(sorted(set.union(*changed.values()) - {""}))
         inside = f" in {names}" if names else ""
@@ -74,8 +74,8 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 def other_models(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Name the models that belong to two data sets and have other contents in one of them than in the other."""
-    own, others = before["models"], now["models"]
-    return [name for name in own if name in others and own[name] != others[name]]
+    models, others = before["models"], now["models"]
+    return [name for name in models if name in others and models[name] != others[name]]
 
 
 def _fields(before: dict[str, str], now: dict[str, str]) -> set[str]:

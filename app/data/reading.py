@@ -55,10 +55,10 @@ def read_json(flag: str, file: str | Path) -> Any:
 
 def read_fields(flag: str, file: str | Path) -> dict[str, Any]:
     """Return the fields of a json file that is one object; raises as `read_text`."""
-    found = read_json(flag, file)
-    if not isinstance(found, dict):
-        raise unreadable(flag, str(file), ValueError(f"it holds {found!r:.60}, and no object with fields"))
-    return found
+    content = read_json(flag, file)
+    if not isinstance(content, dict):
+        raise unreadable(flag, str(file), ValueError(f"it holds {content!r:.60}, and no object with fields"))
+    return content
 
 
 def read_whole(file: str | Path) -> str:

@@ -31,9 +31,10 @@ class BoxDraw:
     def __call__(self, row: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
         """Return a row with the boxes that are still to be seen, and with what ImageCollate and BoxCollate apply."""
         row = self.draw(row, random)
-        corners, kept = moved(row["corners"], row["view"], *row["pixels"].shape[-2:])
+        corners, visible = moved(row["corners"], row["view"], *row["pixels"].shape[-2:])
         colour = 1 + self.settings.colour * (2 * random.random(2) - 1)
-        return {**row, "corners": corners[kept], "classes": row["classes"][kept], "colour": colour.astype(np.float32)}
+        seen = {"corners": corners[visible], "classes": row["classes"][visible]}
+        return {**row, **seen, "colour": colour.astype(np.float32)}
 
 
 def moved(corners: np.ndarray, view: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -52,8 +53,8 @@ def moved(corners: np.ndarray, view: np.ndarray, height: int, width: int) -> tup
     whole = np.prod(high - low, axis=1)
     low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     sides = high - low
-    kept = (np.prod(sides, axis=1) >= SEEN * whole) & (sides * [width, height] >= SMALLEST).all(axis=1)
-    return np.concatenate([low, high], axis=1).astype(np.float32), kept
+    visible = (np.prod(sides, axis=1) >= SEEN * whole) & (sides * [width, height] >= SMALLEST).all(axis=1)
+    return np.concatenate([low, high], axis=1).astype(np.float32), visible
 
 
 class BoxCollate:

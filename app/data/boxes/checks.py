@@ -46,8 +46,8 @@ class Boxes:
 
     def of(self, image: int) -> tuple[np.ndarray, np.ndarray]:
         """Return an image's corners [boxes, 4] and classes [boxes]."""
-        own = slice(self.ends[image - 1] if image else 0, self.ends[image])
-        return self.corners[own], self.classes[own]
+        span = slice(self.ends[image - 1] if image else 0, self.ends[image])
+        return self.corners[span], self.classes[span]
 
     def leave_out(self, out: np.ndarray) -> None:
         """Leave out the marked boxes."""
@@ -133,8 +133,8 @@ def _sizes(table: "Dataset", column: ImageColumn) -> np.ndarray:
     with using_cache():
         folder = cache_folder() / "sizes"
         folder.mkdir(parents=True, exist_ok=True)
-        found = remember(folder / f"{key_of('sizes', SIZES, column.identity(), column.name)}.json", measure)
-    return np.array(found, np.float64).reshape(-1, 2)
+        sides = remember(folder / f"{key_of('sizes', SIZES, column.identity(), column.name)}.json", measure)
+    return np.array(sides, np.float64).reshape(-1, 2)
 
 
 def _check_sizes(table: "Dataset", column: ImageColumn, sizes: np.ndarray) -> None:
@@ -143,10 +143,10 @@ def _check_sizes(table: "Dataset", column: ImageColumn, sizes: np.ndarray) -> No
         return
     for row, stated in enumerate(table.select_columns(["size"])["size"]):
         if stated and tuple(stated) != tuple(sizes[row]):
-            said, own = (f"{width:g} x {height:g}" for width, height in (stated, sizes[row]))
+            said, actual = (f"{width:g} x {height:g}" for width, height in (stated, sizes[row]))
             turn = column.turn(row)
             raise UserError(
-                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {own}"
+                f"{table[row]['file']} says that {table[row]['image']} is {said} pixels, and it is {actual}"
                 f"{f' {turn}' if turn else ''}: its boxes would be in wrong places; give the image that was annotated, "
                 "or annotate this one"
             )
@@ -156,19 +156,19 @@ def _refuse_fractions(
     table: "Dataset", flat: np.ndarray, sizes: np.ndarray, image: np.ndarray, is_relative: np.ndarray, use: str
 ) -> None:
     """Refuse boxes in pixels that all lie within the first pixel of larger images: they are fractions of the sides."""
-    given = np.flatnonzero(~is_relative[image])
-    if not len(given) or not flat[given].any() or (sizes[image[given]] <= 1 + SLACK).any():
+    in_pixels = np.flatnonzero(~is_relative[image])
+    if not len(in_pixels) or not flat[in_pixels].any() or (sizes[image[in_pixels]] <= 1 + SLACK).any():
         return
-    if not (flat[given] <= 1 + EDGE).all():
+    if not (flat[in_pixels] <= 1 + EDGE).all():
         return
-    first = int(given[0])
+    first = int(in_pixels[0])
     row = int(image[first])
     corners = ", ".join(f"{value:g}" for value in flat[first])
     raise UserError(
         f"{_place(table, row, int(np.count_nonzero(image[:first] == row)))} has the box {corners} (left, top, right, "
-        f"bottom), in an image of {sizes[row][0]:g} x {sizes[row][1]:g}, and none of the {len(given):,} boxes {use} "
-        "reaches beyond the first pixel: they seem to be fractions of the image's sides, and pixels are read here; "
-        "multiply them by the width and height of their image"
+        f"bottom), in an image of {sizes[row][0]:g} x {sizes[row][1]:g}, and none of the {len(in_pixels):,} boxes "
+        f"{use} reaches beyond the first pixel: they seem to be fractions of the image's sides, and pixels are read "
+        "here; multiply them by the width and height of their image"
     )
 
 
@@ -211,21 +211,21 @@ def _other_reading(table: "Dataset", config: BoxData, flat: np.ndarray, bounds: 
 
     Then none is to be mended: the boxes would stay where nothing is.
     """
-    own = "places" in table.column_names  # read from a file of boxes and not from columns
+    from_file = "places" in table.column_names  # read from a file of boxes and not from columns
     first, second = flat[:, :2], flat[:, 2:]
-    if own and str(table[0]["file"]).endswith(".xml"):  # whose numbers have names
+    if from_file and str(table[0]["file"]).endswith(".xml"):  # whose numbers have names
         return ""
-    corners = config.box_format == "corners" and not own
+    corners = config.box_format == "corners" and not from_file
     if corners:
         other, what = np.concatenate([first, first + second], axis=1), "left, top, width, height"
-    elif own and table[0]["relative"]:
+    elif from_file and table[0]["relative"]:
         other, what = np.concatenate([(first + second) / 2, second - first], axis=1), "left, top, right, bottom"
     else:
         other, what = np.concatenate([first, second - first], axis=1), "left, top, right, bottom"
     fits = (other[:, 2:] > other[:, :2]).all() and (other >= -SLACK).all() and (other <= bounds + SLACK).all()
     if not fits or len(flat) < 2:
         return ""
-    fix = "convert the file" if own else f"give --data.box-format {'size' if corners else 'corners'}"
+    fix = "convert the file" if from_file else f"give --data.box-format {'size' if corners else 'corners'}"
     return f"All boxes fit if their numbers are {what}: {fix}"
 
 

@@ -29,16 +29,16 @@ def parts(path: Path) -> dict[str, Part]:
         return {"train": _part(path)} if path.suffix.lower() == ".json" and _is_coco(path) else {}
     files = sorted([*path.glob(f"*/{ROBOFLOW}"), *path.glob("annotations/*.json"), *path.glob("*.json")])
     files = [file for file in files if not is_hidden(file.name)]
-    found: dict[str, Part] = {}
+    part_by_split: dict[str, Part] = {}
     for file in files:
         split = _split_of(file, path)
         if not split or OTHERS.search(file.stem) or not _is_coco(file):
             continue
-        if split in found:
-            raise ValueError(f"{found[split].source} and {file} are both for {split}: name one of them instead")
-        found[split] = _part(file)
-    if found:
-        return found
+        if split in part_by_split:
+            raise ValueError(f"{part_by_split[split].source} and {file} are both for {split}: name one of them instead")
+        part_by_split[split] = _part(file)
+    if part_by_split:
+        return part_by_split
     others = [file for file in files if _is_coco(file)]  # as CVAT and Label Studio name them, or of key points alone
     if len(others) > 1:
         raise ValueError(f"{' and '.join(map(str, others))}: their names say no split: name one of them instead")
@@ -59,32 +59,32 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...] = ()) -> Ite
             apart, or an image file is missing.
     """
     file = Path(source)
-    found = _load(file)
-    number_of = {category["id"]: index for index, category in enumerate(_categories(found, file))}
-    by_image: dict[Any, list[tuple[list[float], int, str]]] = {image["id"]: [] for image in found["images"]}
-    for index, annotation in enumerate(found["annotations"]):
+    content = _load(file)
+    number_of = {category["id"]: index for index, category in enumerate(_categories(content, file))}
+    by_image: dict[Any, list[tuple[list[float], int, str]]] = {image["id"]: [] for image in content["images"]}
+    for index, annotation in enumerate(content["annotations"]):
         place = f"annotations[{index}]"
         if _is_crowd(annotation.get("iscrowd"), f"{place} of {file}"):
             continue
-        for key, known in (("image_id", by_image), ("category_id", number_of)):
-            if not _is_id(value := annotation.get(key)) or value not in known:
-                same = next((own for own in known if str(own) == str(value)), None)
+        for key, by_id in (("image_id", by_image), ("category_id", number_of)):
+            if not _is_id(value := annotation.get(key)) or value not in by_id:
+                same = next((each for each in by_id if str(each) == str(value)), None)
                 hint = f", but one has {same!r}: write both alike" if same is not None else ""
                 what = key.removesuffix("_id")
                 raise ValueError(f"{place} of {file} has the {key} {value!r:.60}, which no {what} has{hint}")
         corners = _corners(annotation.get("bbox"), f"{place} of {file}")
         by_image[annotation["image_id"]].append((corners, number_of[annotation["category_id"]], place))
     files = ImageFiles(_folders_of(file))
-    for index, image in enumerate(found["images"]):
-        own, place = by_image[image["id"]], f"images[{index}] of {file}"
+    for index, image in enumerate(content["images"]):
+        boxes_of_image, place = by_image[image["id"]], f"images[{index}] of {file}"
         yield {
             "image": str(files.once(files.find(str(image["file_name"]), place), place)),
-            "boxes": [box for box, _, _ in own],
-            "classes": [number for _, number, _ in own],
+            "boxes": [box for box, _, _ in boxes_of_image],
+            "classes": [number for _, number, _ in boxes_of_image],
             "relative": False,
             "size": size_of(image, place),
             "file": str(file),
-            "places": [place for _, _, place in own],
+            "places": [place for _, _, place in boxes_of_image],
         }
 
 
@@ -111,8 +111,8 @@ def _is_coco(file: Path) -> bool:
     """Tell whether a file is COCO's; two of its three lists are enough to say which one is missing."""
     with naming(file), file.open("rb") as stream:
         begins = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
-    found = load_json(file) if begins.startswith(b"{") or not begins else None
-    missing = [key for key in KEYS if not (isinstance(found, dict) and isinstance(found.get(key), list))]
+    content = load_json(file) if begins.startswith(b"{") or not begins else None
+    missing = [key for key in KEYS if not (isinstance(content, dict) and isinstance(content.get(key), list))]
     if len(missing) == 1:
         raise ValueError(
             f"{file} has no list of {missing[0]}: give COCO's three lists, images, annotations and categories"
@@ -126,10 +126,10 @@ def _part(file: Path) -> Part:
 
 def _load(file: Path) -> dict[str, Any]:
     """Read a file whose images and categories have an id of their own and a name."""
-    found = load_json(file)
+    content = load_json(file)
     for key, needed in (("images", ("id", "file_name")), ("categories", ("id", "name")), ("annotations", ())):
         places: dict[Any, int] = {}
-        for index, each in enumerate(found[key]):
+        for index, each in enumerate(content[key]):
             place = f"{key}[{index}] of {file}"
             if not isinstance(each, dict):
                 raise ValueError(f"{place} is {each!r:.60}: give an object with {' and '.join(needed) or 'a bbox'}")
@@ -145,40 +145,40 @@ def _load(file: Path) -> dict[str, Any]:
                 raise ValueError(
                     f"{place} has the id {each['id']}, which {key}[{first}] has too: give each one an id of its own"
                 )
-    return found
+    return content
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _categories(found: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+def _categories(content: dict[str, Any], file: Path) -> list[dict[str, Any]]:
     """Return the categories in the order of their ids; Roboflow's first one, which no box has, is left out.
 
     Raises:
         ValueError: two have one name, or there are ids of two types, which have no order.
     """
-    used = {value for each in found["annotations"] if _is_id(value := each.get("category_id"))}
-    parents = [category.get("supercategory") for category in found["categories"]]
-    kept = {
+    used = {value for each in content["annotations"] if _is_id(value := each.get("category_id"))}
+    parents = [category.get("supercategory") for category in content["categories"]]
+    categories = {
         index: each
-        for index, each in enumerate(found["categories"])
+        for index, each in enumerate(content["categories"])
         if each["id"] in used or each["name"] not in parents
     }
     places: dict[str, int] = {}
-    for index, each in kept.items():
-        place, first = f"categories[{index}] of {file}", next(iter(kept))
-        if isinstance(each["id"], str) != isinstance(kept[first]["id"], str):
+    for index, each in categories.items():
+        place, first = f"categories[{index}] of {file}", next(iter(categories))
+        if isinstance(each["id"], str) != isinstance(categories[first]["id"], str):
             raise ValueError(
-                f"{place} has the id {each['id']!r}, and categories[{first}] {kept[first]['id']!r}: give them all "
-                "numbers, or all of them texts, and annotations the same"
+                f"{place} has the id {each['id']!r}, and categories[{first}] {categories[first]['id']!r}: give them "
+                "all numbers, or all of them texts, and annotations the same"
             )
         if (same := places.setdefault(str(each["name"]), index)) != index:
             raise ValueError(
                 f"{place} has the name {each['name']}, which categories[{same}] has too: give each one a name of its "
                 "own, or the annotations of both one category_id"
             )
-    return sorted(kept.values(), key=lambda each: each["id"])
+    return sorted(categories.values(), key=lambda each: each["id"])
 
 
 def _folders_of(file: Path) -> list[Path]:

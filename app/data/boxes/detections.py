@@ -44,9 +44,9 @@ class Detections(Sequence):
         self.images, self.boxes = images, boxes
         self.weights = np.maximum(boxes.counts, 1).astype(np.float64)
         """What each image counts in a step's loss: its boxes; an image without any counts as one box."""
-        own = images.fingerprint
+        image_hash = images.fingerprint
         parts = [boxes.corners, boxes.classes, boxes.ends]
-        self.fingerprint = own and f"{own}-{hash_of_bytes(parts, bits=64)}"
+        self.fingerprint = image_hash and f"{image_hash}-{hash_of_bytes(parts, bits=64)}"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -75,8 +75,9 @@ def load_boxes(config: BoxData, needs: Needs = EVERYTHING) -> tuple[Tables, dict
     if config.size < 0 or config.size % STRIDE:
         raise UserError(f"--data.size {config.size}: must be a multiple of {STRIDE}, for example 320")
     tables = load_tables(config, columns=(config.image, config.boxes, config.label), needs=needs)
-    found = {name: Table(table, config, "to evaluate on") for name, table in tables.sets.items()}
-    sets = {"train": Table(tables.train, config, "to train on") if tables.has_training_rows else found[""], **found}
+    evaluated = {name: Table(table, config, "to evaluate on") for name, table in tables.sets.items()}
+    trained = Table(tables.train, config, "to train on") if tables.has_training_rows else evaluated[""]
+    sets = {"train": trained, **evaluated}
     names, _, codes = coded([each.labels for each in sets.values()], config.classes)
     each = list({id(one): (one.boxes, code) for one, code in zip(sets.values(), codes, strict=True)}.values())
     numbered([boxes for boxes, _ in each], [code for _, code in each])

@@ -65,8 +65,8 @@ def _parts(path: Path) -> dict[str, Part]:
     Raises:
         ValueError: several of them are data sets.
     """
-    if found := _parts_of(path):
-        return found
+    if part_by_split := _parts_of(path):
+        return part_by_split
     inner = {}
     for folder in sorted(path.iterdir()) if path.is_dir() else ():
         if folder.is_dir() and not is_hidden(folder.name) and (parts := _parts_of(folder)):
@@ -83,8 +83,8 @@ def _parts_of(path: Path) -> dict[str, Part]:
     from app.data.boxes import coco, voc, yolo
 
     for layout in (coco.parts, yolo.parts, voc.parts):
-        if found := layout(path):
-            return found
+        if part_by_split := layout(path):
+            return part_by_split
     return {}
 
 

@@ -25,12 +25,12 @@ class ImageFiles:
         """
         for dropped, path in _readings(name):
             may_be = self._dropped in (None, dropped) or not dropped
-            if may_be and (own := self._at(path)) is not None:
+            if may_be and (image := self._at(path)) is not None:
                 self._dropped = dropped or self._dropped
-                return own
+                return image
         looked = ", ".join(map(str, self.folders))
-        found = next((file for _, path in _readings(name) if (file := self._at(path)) is not None), None)
-        where = f"; {found} has its name, but images before it have other folders to leave out" if found else ""
+        namesake = next((file for _, path in _readings(name) if (file := self._at(path)) is not None), None)
+        where = f"; {namesake} has its name, but images before it have other folders to leave out" if namesake else ""
         raise ValueError(f"{place}, {name}, is in none of {looked}: put it into one of them{where}")
 
     def named(self, name: str) -> Path | None:
@@ -47,10 +47,11 @@ class ImageFiles:
         for folder in self.folders:
             if folder not in self._stems:
                 self._stems[folder] = _by_stem(folder)
-            if found := self._stems[folder].get(stem):
-                if len(found) > 1:
-                    raise ValueError(f"{found[0]} and {found[1].name} share one name, and so one file of boxes: rename")
-                return found[0]
+            if images := self._stems[folder].get(stem):
+                image, *others = images
+                if others:
+                    raise ValueError(f"{image} and {others[0].name} share one name, and so one file of boxes: rename")
+                return image
         return None
 
     def once(self, image: Path, place: str) -> Path:
@@ -83,8 +84,8 @@ def _readings(name: str) -> Iterator[tuple[tuple[str, ...], Path]]:
 
 
 def _by_stem(folder: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
+    images_by_stem: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if is_image(path.name) and path.is_file():
-            found.setdefault(path.stem, []).append(path)
-    return found
+            images_by_stem.setdefault(path.stem, []).append(path)
+    return images_by_stem

@@ -34,13 +34,14 @@ def parts(path: Path) -> dict[str, Part]:
             split: Part(rows, str(folder), more=(str(path), str(file)), watched=(str(path),))
             for split, file in sets.items()
         }
-    found: dict[str, Part] = {}
+    part_by_split: dict[str, Part] = {}
     for inner in sorted(entry for entry in path.iterdir() if entry.is_dir()):
         if (split := split_in(inner.name)) and (folder := _xml_in(inner)) is not None:
-            if split in found:
-                raise ValueError(f"{found[split].more[0]} and {inner} are both for {split}: join them, or rename one")
-            found[split] = Part(rows, str(folder), more=(str(inner),), watched=(str(inner),))
-    return found
+            if split in part_by_split:
+                first = part_by_split[split].more[0]
+                raise ValueError(f"{first} and {inner} are both for {split}: join them, or rename one")
+            part_by_split[split] = Part(rows, str(folder), more=(str(inner),), watched=(str(inner),))
+    return part_by_split
 
 
 def _lists_in(folder: Path) -> dict[str, Path]:
@@ -134,11 +135,11 @@ def _image_of(file: Path, name: str, images: ImageFiles) -> Path:
     Raises:
         ValueError: there is none, or there is one of each name.
     """
-    said, own = images.named(name), images.of_stem(file.stem)
-    if said and own and said != own:
-        raise ValueError(f"{file} says that its image is {said}, and there is {own} too: correct its filename")
-    if found := said or own:
-        return found
+    named, namesake = images.named(name), images.of_stem(file.stem)
+    if named and namesake and named != namesake:
+        raise ValueError(f"{file} says that its image is {named}, and there is {namesake} too: correct its filename")
+    if image := named or namesake:
+        return image
     raise ValueError(
         f"{file}: its image {name or file.stem} is in none of {', '.join(map(str, images.folders))}: put it into one"
     )

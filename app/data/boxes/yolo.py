@@ -78,7 +78,7 @@ def rows(source: str, names: tuple[str, ...], more: tuple[str, ...]) -> Iterator
 
     @cache
     def polygons() -> bool:
-        every = (labels_file(image) for own in images.values() for image in own)
+        every = (labels_file(image) for images_of_split in images.values() for image in images_of_split)
         return are_polygons(file for file in every if file.is_file())
 
     owners: dict[Path, Path] = {}
@@ -121,10 +121,10 @@ def _labels_of(images: Path) -> Path:
 
 
 def _images(layout: Layout, split: str) -> list[Path]:
-    found = [image for place in layout.places[split] for image in _images_of(place, layout.root)]
-    if not found:
+    images = [image for place in layout.places[split] for image in _images_of(place, layout.root)]
+    if not images:
         raise ValueError(f"{', '.join(map(str, layout.places[split]))}: there is no image for {split} in it")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(images))
 
 
 def _images_of(place: Path, root: Path) -> list[Path]:
@@ -210,20 +210,20 @@ def _description_in(folder: Path) -> Path | None:
 def _read_yaml(file: Path) -> dict[str, Any]:
     """Read a yaml file in which everything is text, as written: `no` is the name of a class, and 1.10 another one."""
     with naming(file, yaml.YAMLError):
-        found = yaml.load(read_whole(file), yaml.BaseLoader)
-    return found if isinstance(found, dict) else {}
+        fields = yaml.load(read_whole(file), yaml.BaseLoader)
+    return fields if isinstance(fields, dict) else {}
 
 
 def _of_yaml(file: Path) -> Layout:
-    found = {key: value for key, value in _read_yaml(file).items() if value not in NOTHING}
-    if "train" not in found:
+    fields = {key: value for key, value in _read_yaml(file).items() if value not in NOTHING}
+    if "train" not in fields:
         raise ValueError(f"{file} names no folder of images to train on: add train: images/train, and names: [...]")
-    names = _names(found, file)
-    meaning = meaning_of(found.get("task", ""), found.get("kpt_shape"), len(names), file)
-    root = Path(os.path.expanduser(str(found.get("path", ""))))
+    names = _names(fields, file)
+    meaning = meaning_of(fields.get("task", ""), fields.get("kpt_shape"), len(names), file)
+    root = Path(os.path.expanduser(str(fields.get("path", ""))))
     places: dict[str, list[Path]] = {}
-    for key, given in found.items():
-        listed = given if isinstance(given, list) else [given]
+    for key, value in fields.items():
+        listed = value if isinstance(value, list) else [value]
         if split := split_of(key):
             there = [_place(file, root, key, str(each)) for each in listed]
             places[split] = [place for place in there if place is not None]
@@ -237,65 +237,65 @@ def _of_yaml(file: Path) -> Layout:
     return Layout(places, names, meaning, str(file), file.parent)
 
 
-def _place(file: Path, root: Path, key: str, given: str) -> Path | None:
+def _place(file: Path, root: Path, key: str, written: str) -> Path | None:
     """Return a folder of images, or a list of them, that a yaml file names; none if it is a test split elsewhere."""
-    plain = given if "\\" not in given or (file.parent / given).exists() else given.replace("\\", "/")
+    plain = written if "\\" not in written or (file.parent / written).exists() else written.replace("\\", "/")
     # Relative paths start at `path`, or where the file is; Roboflow's start one folder too high.
     places = [file.parent / root / plain, root / plain, file.parent / plain.removeprefix("../")]
     there = next((place for place in places if place.exists()), None)
     if there is None and key != "test":  # published sets often name one that is a download of its own
         fix = f": put it there, or take the line {key} out" if key != "train" else ""
-        raise ValueError(f"{file}: {key} is {given}, and there is no {places[0]}{near(str(places[0]))}{fix}")
+        raise ValueError(f"{file}: {key} is {written}, and there is no {places[0]}{near(str(places[0]))}{fix}")
     return there and Path(os.path.normpath(there))
 
 
-def _names(found: dict[str, Any], file: Path) -> tuple[str, ...]:
+def _names(fields: dict[str, Any], file: Path) -> tuple[str, ...]:
     """Return the names of the classes, in the order of their numbers; their numbers if there is only `nc`."""
-    given, count = found.get("names") or (), found.get("nc", "")
-    if isinstance(given, dict):
-        numbers = [int(key) if key.isdigit() else key for key in given]
-        if sorted(map(str, numbers)) != sorted(map(str, range(len(given)))):
+    class_names, count = fields.get("names") or (), fields.get("nc", "")
+    if isinstance(class_names, dict):
+        numbers = [int(key) if key.isdigit() else key for key in class_names]
+        if sorted(map(str, numbers)) != sorted(map(str, range(len(class_names)))):
             raise ValueError(
                 f"{file}: names has the numbers {', '.join(map(str, numbers))}: number the classes from 0, without a "
                 "gap"
             )
-        given = [name for _, name in sorted(zip(numbers, given.values(), strict=True))]
-    if isinstance(given, str):
-        given = _lines_of(file.parent / given) if (file.parent / given).is_file() else [given]
+        class_names = [name for _, name in sorted(zip(numbers, class_names.values(), strict=True))]
+    if isinstance(class_names, str):
+        class_names = _lines_of(file.parent / class_names) if (file.parent / class_names).is_file() else [class_names]
     if count and not count.isdigit():
         raise ValueError(f"{file}: nc is {count}: give the number of classes")
-    if count and given and int(count) != len(given):
-        raise ValueError(f"{file}: nc is {count}, and names has {len(given)}: correct one of them")
-    return _checked(given or [str(number) for number in range(int(count or 0))], file)
+    if count and class_names and int(count) != len(class_names):
+        raise ValueError(f"{file}: nc is {count}, and names has {len(class_names)}: correct one of them")
+    return _checked(class_names or [str(number) for number in range(int(count or 0))], file)
 
 
 def _checked(names: Iterable[Any], file: Path | str) -> tuple[str, ...]:
-    found: dict[str, int] = {}
+    number_by_name: dict[str, int] = {}
     for number, name in enumerate(names):
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"{file}: the class {number} has no name: {name!r:.60}")
-        if (first := found.setdefault(name.strip(), number)) != number:
+        if (first := number_by_name.setdefault(name.strip(), number)) != number:
             raise ValueError(f"{file}: the classes {first} and {number} have one name, {name}: give each one its own")
-    return tuple(found)
+    return tuple(number_by_name)
 
 
 def _of_darknet(file: Path) -> Layout:
     """Read an obj.data of darknet, as CVAT writes it too: lines such as `train = data/train.txt`."""
     lines = [line.partition("=") for line in read_lines(file) if "=" in line]
-    found = {key.strip(): value.strip() for key, _, value in lines}
-    if "train" not in found:
+    fields = {key.strip(): value.strip() for key, _, value in lines}
+    if "train" not in fields:
         raise ValueError(f"{file} names no list of images to train on: add train = train.txt")
     files = ImageFiles([file.parent])
     names: tuple[str, ...] = ()
-    if "names" in found:
-        listed = files.find(found["names"], f"names of {file}")
+    if "names" in fields:
+        listed = files.find(fields["names"], f"names of {file}")
         names = _checked(_lines_of(listed), listed)
-    if names and found.get("classes", "").isdigit() and int(found["classes"]) != len(names):
-        raise ValueError(f"{file}: classes is {found['classes']}, and {listed} has {len(names)} names: correct one")
+    if names and fields.get("classes", "").isdigit() and int(fields["classes"]) != len(names):
+        raise ValueError(f"{file}: classes is {fields['classes']}, and {listed} has {len(names)} names: correct one")
     places = {
-        split: [files.find(given, f"{key} of {file}")]
-        for key, given in found.items()
-        if given and (split := split_of(key))
+        split: [files.find(listing, f"{key} of {file}")]
+        for key, listing in fields.items()
+        if listing and (split := split_of(key))
     }
     return Layout(places, names, Meaning(len(names)), str(file), file.parent)
 

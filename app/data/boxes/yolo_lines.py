@@ -114,27 +114,27 @@ def readings(count: int) -> list[str]:
     """Name what a line of so many values may be, and what to do in each case."""
     if count < BOX:
         return ["a box that is cut: write the class's number, and x and y of the middle, width and height of the box"]
-    found = []
+    advice = []
     if count == BOX:
-        found.append("a box (task: detect)")
+        advice.append("a box (task: detect)")
     if count == BOX + 1:
-        found += [
+        advice += [
             "a box with a confidence, as predictions are saved, or with a track's number: leave the sixth value out",
             "an oriented box with an angle: write its four corners",
         ]
     if count == BOX + 2:
-        found.append("a box with a confidence and a track's number: leave these out")
+        advice.append("a box with a confidence and a track's number: leave these out")
     if count == ORIENTED:
-        found.append("an oriented box (say task: obb in data.yaml)")
+        advice.append("an oriented box (say task: obb in data.yaml)")
     for values in (2, 3):
         if count > BOX + 1 and (count - BOX) % values == 0:
             points = (count - BOX) // values
-            found.append(f"a box with {points} key points (say kpt_shape: [{points}, {values}] in data.yaml)")
+            advice.append(f"a box with {points} key points (say kpt_shape: [{points}, {values}] in data.yaml)")
     if count > BOX + 1 and count % 2:
-        found.append(f"a polygon of {count // 2} corners (say task: segment in data.yaml)")
+        advice.append(f"a polygon of {count // 2} corners (say task: segment in data.yaml)")
     if count > BOX + 2 and count % 2 == 0:
-        found.append("a polygon with a confidence at its end: leave that out, and say task: segment in data.yaml")
-    return found
+        advice.append("a polygon with a confidence at its end: leave that out, and say task: segment in data.yaml")
+    return advice
 
 
 def are_polygons(files: Iterable[Path]) -> bool:

@@ -38,8 +38,8 @@ class Blocks:
         counts[-1] = len(documents) - size * (len(counts) - 1)
         if not documents.all_supervised:
             counts = self._count(self.documents.supervised)
-        self._kept = None if counts.all() else np.flatnonzero(counts)
-        self.weights = counts if self._kept is None else counts[self._kept]
+        self._supervised_blocks = None if counts.all() else np.flatnonzero(counts)
+        self.weights = counts if self._supervised_blocks is None else counts[self._supervised_blocks]
         """Supervised tokens of each block."""
 
     @property
@@ -57,23 +57,23 @@ class Blocks:
         end, stretch = len(self.documents), self.size * max(1, (1 << 22) // self.size)
         counts = []
         for low in range(0, end, stretch):
-            found = wanted(low, min(low + stretch, end))
-            counts.append(np.add.reduceat(found.astype(np.int64), range(0, len(found), self.size)))
+            marks = wanted(low, min(low + stretch, end))
+            counts.append(np.add.reduceat(marks.astype(np.int64), range(0, len(marks), self.size)))
         return np.concatenate(counts)
 
     def count_known(self) -> np.ndarray:
         """Count in each block the inputs that are supervised tokens: not what stands before a document or the block."""
 
-        def known(low: int, high: int) -> np.ndarray:
-            found = np.zeros(high - low, bool)
-            found[1:] = self.documents.supervised(low, high - 1)
+        def supervised_inputs(low: int, high: int) -> np.ndarray:
+            inputs = np.zeros(high - low, bool)
+            inputs[1:] = self.documents.supervised(low, high - 1)
             if self.apart:
-                found &= ~self.documents.begins(low, high)
-            found[:: self.size] = False
-            return found
+                inputs &= ~self.documents.begins(low, high)
+            inputs[:: self.size] = False
+            return inputs
 
-        counts = self._count(known)
-        return counts if self._kept is None else counts[self._kept]
+        counts = self._count(supervised_inputs)
+        return counts if self._supervised_blocks is None else counts[self._supervised_blocks]
 
     def filled(self, index: int) -> int:
         """Return how many tokens a block has, before what fills it up."""
@@ -82,7 +82,7 @@ class Blocks:
 
     def _span(self, index: int) -> tuple[int, int]:
         """Return the numbers of a block's first token, and of the one after its last."""
-        block = index if self._kept is None else int(self._kept[index])
+        block = index if self._supervised_blocks is None else int(self._supervised_blocks[index])
         return block * self.size, min((block + 1) * self.size, len(self.documents))
 
     def __len__(self) -> int:

@@ -47,8 +47,8 @@ class ChatTemplate:
             date: what it gets where it asks for the time, as year-month-day; today's if empty.
         """
         self.tokenizer, self.date = tokenizer, date or today()
-        found = getattr(tokenizer, "chat_template", None) or ""
-        self.source = found if isinstance(found, str) else "\n".join(found.values())  # several, by name
+        template = getattr(tokenizer, "chat_template", None) or ""
+        self.source = template if isinstance(template, str) else "\n".join(template.values())  # several, by name
         self.asks_for_date = _NOW in self.source
         moment = datetime.datetime.fromisoformat(self.date)
         self._words = {mark: moment.strftime(mark) for mark in _MARKS.findall(self.source)}
@@ -141,10 +141,10 @@ class ChatTemplate:
         seen, place = set(), 0
         for turn, message in enumerate(messages):
             said, calls = (message["content"] or "").strip(), "tool_calls" in message
-            found = whole.find(said, place)
-            place = place if found < 0 else found + len(said)
+            start = whole.find(said, place)
+            place = place if start < 0 else start + len(said)
             # What a template leaves out, it leaves out of every message of a role. Short texts are found by chance.
-            if found < 0 or calls or (said and message["role"] not in seen):
+            if start < 0 or calls or (said and message["role"] not in seen):
                 self._check_written(messages, turn, whole, where, flag)
             seen |= {message["role"]}
             if thought := next((key for key in THOUGHTS if message.get(key) and key not in self.source), ""):

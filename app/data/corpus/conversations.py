@@ -31,12 +31,12 @@ def columns_of_messages(table: "Dataset") -> list[str]:
     """List the columns whose types are those of conversations."""
     import pyarrow.types as types
 
-    found = []
+    names = []
     for column in table.data.schema:
         if is_list(column.type) and types.is_struct(column.type.value_type):
             keys = {field.name for field in column.type.value_type}
-            found += [column.name] if {"role", "content"} <= keys or {"from", "value"} <= keys else []
-    return found
+            names += [column.name] if {"role", "content"} <= keys or {"from", "value"} <= keys else []
+    return names
 
 
 def conversation(row: Any, template: ChatTemplate, where: Callable[[], str]) -> Segments:

@@ -72,8 +72,8 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
             "--model: its tokenizer has no end-of-text token, which is needed to end documents; name one as eos_token "
             "in its tokenizer_config.json"
         )
-    found = Blocks(tokenize(table, config, tokenizer), config.block, start_of(tokenizer), config.packing == "documents")
-    if not len(found):
+    cut = Blocks(tokenize(table, config, tokenizer), config.block, start_of(tokenizer), config.packing == "documents")
+    if not len(cut):
         raise UserError(
             f"{name_of(table)} has nothing to learn: "
             + (
@@ -82,7 +82,7 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
                 else "all of its texts are empty"
             )
         )
-    return found
+    return cut
 
 
 def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -104,9 +104,9 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 
 
-def _amount(found: Blocks) -> str:
+def _amount(cut: Blocks) -> str:
     """Count tokens and documents. The end of txt files that is held out may begin inside a document."""
-    documents = found.documents
+    documents = cut.documents
     count = f"{documents.count:,} document{'s' * (documents.count != 1)}"
     if documents.begins(0, 1)[0]:
         return f"{len(documents):,} tokens of {count}"

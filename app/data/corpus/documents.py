@@ -76,15 +76,15 @@ class Documents:
 
     def begins(self, low: int, high: int) -> np.ndarray:
         """Tell at which tokens from `low` to before `high` a document begins."""
-        found = np.zeros(high - low, bool)
+        is_first = np.zeros(high - low, bool)
         for chunk, start, end in self._parts(low, high):
             offsets = self._offsets[chunk]
             first, last = np.searchsorted(offsets, (start, end))
             places = offsets[first:last]
             if self._begins:
                 places = places[self._begins[chunk][int(first) : int(last)].to_numpy(zero_copy_only=False)]
-            found[places + (self._starts[chunk] - low)] = True
-        return found
+            is_first[places + (self._starts[chunk] - low)] = True
+        return is_first
 
     def _gather(self, arrays: list[np.ndarray], low: int, high: int) -> np.ndarray:
         parts = [arrays[chunk][start:end] for chunk, start, end in self._parts(low, high)]

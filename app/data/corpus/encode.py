@@ -161,7 +161,7 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, template: Ch
     encoded = _ids(texts, tokenizer)
     begin, end = start_of(tokenizer), end_of(tokenizer)
     ends = rows.get("ends", [not config.messages] * len(indices))
-    found = {"input_ids": [], "bytes": [], **({"begins": rows["begins"]} if "begins" in rows else {})}
+    columns = {"input_ids": [], "bytes": [], **({"begins": rows["begins"]} if "begins" in rows else {})}
     masks = []
     for row, last in zip(segments, ends, strict=True):
         ids, mask = [], []
@@ -174,12 +174,13 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, template: Ch
         if last and ids:
             ids.append(end)
             mask.append(1)
-        found["input_ids"].append(ids)
-        found["bytes"].append(sum(len(text.encode("utf-8", "surrogatepass")) for text, supervised in row if supervised))
+        columns["input_ids"].append(ids)
+        learnt = [text for text, supervised in row if supervised]
+        columns["bytes"].append(sum(len(text.encode("utf-8", "surrogatepass")) for text in learnt))
         masks.append(mask)
     if config.prompt or config.messages:
-        found["supervised"] = masks
-    return found
+        columns["supervised"] = masks
+    return columns
 
 
 def _ids(texts: list[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
@@ -200,8 +201,8 @@ def _segments(
     """Cut a row's text into segments that are supervised or not."""
     if config.messages:
         where = partial(row_name, table, row)
-        given = template.with_tools(rows[TOOLS][index], where) if TOOLS in rows else template
-        return conversation(rows[config.messages][index], given, where)
+        row_template = template.with_tools(rows[TOOLS][index], where) if TOOLS in rows else template
+        return conversation(rows[config.messages][index], row_template, where)
     if config.prompt:
         return [(str(rows[config.prompt][index]), False), (str(rows[config.completion][index]), True)]
     return [(str(rows[config.text][index]), True)]

@@ -46,18 +46,18 @@ class Masker:
         """Return what --mask asks for; None if that is nothing."""
         return cls(settings, tokenizer) if settings.rate else None
 
-    def count(self, known: np.ndarray) -> np.ndarray:
+    def count(self, maskable: np.ndarray) -> np.ndarray:
         """Return how many tokens of a block are masked, if so many can be: at least one."""
-        return np.maximum(np.rint(self.settings.rate * known), np.minimum(known, 1)).astype(np.int64)
+        return np.maximum(np.rint(self.settings.rate * maskable), np.minimum(maskable, 1)).astype(np.int64)
 
     def __call__(self, row: dict[str, Any], random: np.random.Generator) -> dict[str, Any]:
         """Return a row whose `targets` are the tokens that were masked in `input_ids`, and -100 elsewhere.
 
         A span that is longer than what is left of its document goes on in the next one, as a span of its own.
         """
-        known = row["position_ids"] > 0
-        known[1:] &= row["targets"][:-1] != IGNORED
-        places = np.flatnonzero(known)
+        is_maskable = row["position_ids"] > 0
+        is_maskable[1:] &= row["targets"][:-1] != IGNORED
+        places = np.flatnonzero(is_maskable)
         count = int(self.count(np.array(len(places))))
         lengths = 1 + np.searchsorted(self.up_to[:-1], random.random(count), side="right")
         ends = np.cumsum(lengths)
@@ -71,8 +71,8 @@ class Masker:
         others = self.ordinary[random.integers(len(self.ordinary), size=count)]
         inputs, targets = row["input_ids"].copy(), np.full_like(row["targets"], IGNORED)
         targets[chosen] = inputs[chosen]
-        kept, replaced = kinds < self.settings.keep, kinds < self.settings.keep + self.settings.random
-        inputs[chosen] = np.where(kept, targets[chosen], np.where(replaced, others, self.mask))
+        is_unchanged, replaced = kinds < self.settings.keep, kinds < self.settings.keep + self.settings.random
+        inputs[chosen] = np.where(is_unchanged, targets[chosen], np.where(replaced, others, self.mask))
         return {**row, "input_ids": inputs, "targets": targets}
 
 
@@ -92,16 +92,16 @@ class MaskedBlocks:
             UserError: there are none.
         """
         self.blocks, self.masker, self.seed = blocks, masker, seed
-        known = blocks.count_known()
-        self._kept = np.flatnonzero(known)
-        if not len(self._kept):
+        maskable = blocks.count_known()
+        self._maskable_blocks = np.flatnonzero(maskable)
+        if not len(self._maskable_blocks):
             raise UserError("--mask.rate: there is nothing to mask; give more texts, or a larger --data.block")
-        self.weights = masker.count(known[self._kept])
+        self.weights = masker.count(maskable[self._maskable_blocks])
         """Masked tokens of each block."""
 
     def filled(self, index: int) -> int:
         """Return how many tokens a block has, before what fills it up."""
-        return self.blocks.filled(int(self._kept[index]))
+        return self.blocks.filled(int(self._maskable_blocks[index]))
 
     @property
     def tokens(self) -> int:
@@ -117,7 +117,8 @@ class MaskedBlocks:
         return len(self.weights)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        row, filled = self.blocks[int(self._kept[index])], self.blocks.filled(int(self._kept[index]))
+        block = int(self._maskable_blocks[index])
+        row, filled = self.blocks[block], self.blocks.filled(block)
         if "position_ids" not in row:  # one stream: only what fills up the last block is apart
             places = np.arange(self.blocks.size)
             row["position_ids"] = np.where(places < filled, places, places - filled)

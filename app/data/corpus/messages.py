@@ -64,13 +64,13 @@ def _message(message: Any, what: Callable[[], str], template: str) -> dict:
     if not isinstance(message, dict):
         raise UserError(f"{what()} is {message!r}: {WANTED}")
     # Tables give every message the keys of all others, without a value.
-    known = {
+    fields = {
         key: value for key, value in message.items() if value is not None and not (value == [] and key == "tool_calls")
     }
-    if "role" not in known and not {"from", "value"} <= set(known):
-        raise UserError(f"{what()} has {', '.join(known) or 'nothing'}: {WANTED}")
-    said, text = known.get("role", known.get("from")), known.get("content", known.get("value"))
-    more = {key: _without_nothing(value) for key, value in known.items() if key not in _OWN}
+    if "role" not in fields and not {"from", "value"} <= set(fields):
+        raise UserError(f"{what()} has {', '.join(fields) or 'nothing'}: {WANTED}")
+    said, text = fields.get("role", fields.get("from")), fields.get("content", fields.get("value"))
+    more = {key: _without_nothing(value) for key, value in fields.items() if key not in _OWN}
     if _word(said) == CALL:
         return {**more, "role": LEARNT, "content": None, "tool_calls": [_call(text, what)]}
     # An assistant that calls a tool may say nothing.
@@ -125,20 +125,20 @@ def tools_of(value: Any, what: Callable[[], str]) -> list[dict]:
     Raises:
         UserError: it is no such list.
     """
-    found = value
+    tools = value
     if isinstance(value, str) and value.strip():
         try:
-            found = json.loads(value)
+            tools = json.loads(value)
         except ValueError:
-            found = value
-    if not found or (isinstance(found, str) and not found.strip()):
+            tools = value
+    if not tools or (isinstance(tools, str) and not tools.strip()):
         return []
-    if not (isinstance(found, list) and all(isinstance(tool, dict) for tool in found)):
+    if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise UserError(
             f"{what()} has in the column {TOOLS} {value!r:.60}: give a list of functions as chat templates know them, "
             '[{"type": "function", "function": {"name": ...}}], or its json; or rename the column'
         )
-    return [_without_nothing(tool) for tool in found]
+    return [_without_nothing(tool) for tool in tools]
 
 
 def with_objects(message: dict) -> dict:
@@ -153,10 +153,10 @@ def _with_object(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        found = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"])
     except ValueError:
         return call
-    return {**call, "function": {**function, "arguments": found}} if isinstance(found, dict) else call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _names(template: str, role: str) -> bool:

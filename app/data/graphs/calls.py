@@ -162,9 +162,9 @@ def _edges(modules: dict[str, _Module], functions: list[_Function]) -> Iterator[
     """Yield caller and called, where the name that is called says which function of the library it is."""
     methods = defaultdict(list)
     for module in modules.values():
-        for own, number in module.functions.items():
-            if "." in own:
-                methods[own.rpartition(".")[2]].append(number)
+        for path, number in module.functions.items():
+            if "." in path:
+                methods[path.rpartition(".")[2]].append(number)
     for module in modules.values():
         for number in module.functions.values():
             for name in functions[number].calls:
@@ -178,14 +178,14 @@ def _edges(modules: dict[str, _Module], functions: list[_Function]) -> Iterator[
 
 def _resolved(name: tuple[str, ...], module: _Module, modules: dict[str, _Module], depth: int = 4) -> int | None:
     """Return the number of the function that a name in a module means; of a class, its __init__."""
-    for own in (name, (*name, "__init__")):
-        if (number := module.functions.get(".".join(own))) is not None:
+    for path in (name, (*name, "__init__")):
+        if (number := module.functions.get(".".join(path))) is not None:
             return number
     if not depth:
         return None
     for base in module.bases.get(name[0], ()) if len(name) == 2 else ():
-        if (found := _resolved((base, name[1]), module, modules, depth - 1)) is not None:
-            return found
+        if (inherited := _resolved((base, name[1]), module, modules, depth - 1)) is not None:
+            return inherited
     if name[0] not in module.imports:
         return None
     parts = (*module.imports[name[0]].split("."), *name[1:])

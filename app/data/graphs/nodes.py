@@ -111,7 +111,7 @@ def load(config: GraphData, width: int = 0, needs: Needs = EVERYTHING) -> Loaded
 
 def _further_sets(graph: Graph, train: np.ndarray, config: GraphData, needs: Needs) -> dict[str, Nodes]:
     """Return the nodes of --data.eval-sets, of the graph that is trained on or of others, by the names of the sets."""
-    found, flag = {}, needs.set_flag
+    nodes_by_set, flag = {}, needs.set_flag
     for name, (path, split) in named_sets(config.eval_sets).items():
         same = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(config.path))
         other = graph if same else _as_trained(flag, path, graph, config)
@@ -121,8 +121,8 @@ def _further_sets(graph: Graph, train: np.ndarray, config: GraphData, needs: Nee
                 f"{flag} {path}: node {twice[0]} is trained on, and so are {len(twice):,} of its "
                 f"nodes: name a split with {path}::SPLIT"
             )
-        found[name] = Nodes(other, nodes)
-    return found
+        nodes_by_set[name] = Nodes(other, nodes)
+    return nodes_by_set
 
 
 def _chosen(graph: Graph, split: str, flag: str) -> tuple[np.ndarray, str]:
@@ -131,11 +131,11 @@ def _chosen(graph: Graph, split: str, flag: str) -> tuple[np.ndarray, str]:
     Args:
         flag: the one that names the split, for errors.
     """
-    own = _evaluated(graph)
-    if split and split not in own:
-        there = f"there are {', '.join(own)}" if own else "the graph has none"
+    splits = _evaluated(graph)
+    if split and split not in splits:
+        there = f"there are {', '.join(splits)}" if splits else "the graph has none"
         raise UserError(f"{flag} {split}: no such split; {there}")
-    split = split or (own[0] if own else "")
+    split = split or (splits[0] if splits else "")
     return (graph.splits[split] if split else _labelled(graph)), split
 
 
@@ -195,16 +195,16 @@ def _labelled(graph: Graph) -> np.ndarray:
 
 def _split(graph: Graph, scored: Graph, config: GraphData, only_eval: bool) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the nodes to train on, those to evaluate on, and what the user should know of the choice."""
-    own = _evaluated(scored)
+    splits = _evaluated(scored)
     held, name = _chosen(scored, config.eval_split, "--data.eval-split")
-    if not own and not config.eval_path:
+    if not splits and not config.eval_path:
         nodes = _trained(graph)
         if len(nodes) < 2:
             raise UserError(f"--data.path {config.path}: {len(nodes)} nodes have labels, too few to hold some out")
         count_of(len(nodes), config.holdout)
         out = drawn(len(nodes), config.holdout)
         return nodes[~out], nodes[out], ""
-    others = [other for other in own if other != name]
+    others = [other for other in splits if other != name]
     note = f" ({name}, not {' or '.join(others)}; --data.eval-split chooses)" if others else ""
     return held if only_eval else _trained(graph), held, note
 
@@ -216,8 +216,8 @@ def _evaluated(graph: Graph) -> list[str]:
 
 def _trained(graph: Graph) -> np.ndarray:
     """Return the split to train on; without one, the nodes with a label that are in no other split."""
-    own = _evaluated(graph)
+    evaluated = _evaluated(graph)
     if "train" in graph.splits:
-        check_disjoint(graph, ["train", *own], "--data.path")
+        check_disjoint(graph, ["train", *evaluated], "--data.path")
         return graph.splits["train"]
-    return np.setdiff1d(_labelled(graph), [node for name in own for node in graph.splits[name]])
+    return np.setdiff1d(_labelled(graph), [node for name in evaluated for node in graph.splits[name]])

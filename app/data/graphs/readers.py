@@ -112,38 +112,38 @@ def _npz(flag: str, file: str, undirected: bool) -> Graph:
         if (bad := archive.testzip()) is not None:  # numpy does not look at the sums of parts
             raise ValueError(f"its part {bad} is damaged")
     with reading(flag, file, *ARCHIVE), np.load(file) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
+        contents = {name: arrays[name] for name in arrays.files}
 
     def part(name: str) -> np.ndarray | None:
-        return next((found[alias] for alias in ALIASES[name] if alias in found), None)
+        return next((contents[alias] for alias in ALIASES[name] if alias in contents), None)
 
     labels, edges, features = part("labels"), part("edges"), part("features")
     if features is None:
-        features = next((made for made in (_dense(found, "attr_"), _dense(found, "")) if made is not None), None)
-    if labels is None or features is None or (edges is None and "adj_indptr" not in found):
+        features = next((made for made in (_dense(contents, "attr_"), _dense(contents, "")) if made is not None), None)
+    if labels is None or features is None or (edges is None and "adj_indptr" not in contents):
         raise UserError(
-            f"{flag} {file}: it has {', '.join(sorted(found))}; a graph needs labels, edges [2, edges] and features "
+            f"{flag} {file}: it has {', '.join(sorted(contents))}; a graph needs labels, edges [2, edges] and features "
             "[nodes, width], or features as indptr, indices, data and shape"
         )
     files = {name: f"{name} in {file}" for name in (*ARRAYS, "edges")}
     nodes = len(labels)
     if edges is None:
-        sizes = np.diff(found["adj_indptr"])
-        edges = np.stack([np.repeat(np.arange(len(sizes)), sizes), found["adj_indices"]])
+        sizes = np.diff(contents["adj_indptr"])
+        edges = np.stack([np.repeat(np.arange(len(sizes)), sizes), contents["adj_indices"]])
     if edges.ndim != 2 or 2 not in edges.shape:
         raise UserError(f"{flag}: {files['edges']} is {edges.shape}: give [2, edges]")
     edges = edges if len(edges) == 2 else edges.T
     _check_ends(flag, files["edges"], edges, nodes)
     indptr, indices = store.csr_of(edges[0], edges[1], nodes, undirected)
-    names = [str(name) for name in found["class_names"]] if "class_names" in found else []
+    names = [str(name) for name in contents["class_names"]] if "class_names" in contents else []
     graph = store.checked(Graph(indptr, indices, features, labels.squeeze(), names=names), files, flag)
-    graph.splits = of_arrays(found, found.__getitem__, lambda name: f"{name} in {file}", graph, flag)
+    graph.splits = of_arrays(contents, contents.__getitem__, lambda name: f"{name} in {file}", graph, flag)
     return graph
 
 
-def _dense(found: dict[str, np.ndarray], prefix: str) -> np.ndarray | None:
+def _dense(arrays: dict[str, np.ndarray], prefix: str) -> np.ndarray | None:
     """Return features [nodes, width] from CSR, if an npz file has them so."""
-    parts = [found.get(f"{prefix}{name}") for name in ("indptr", "indices", "data", "shape")]
+    parts = [arrays.get(f"{prefix}{name}") for name in ("indptr", "indices", "data", "shape")]
     if any(part is None for part in parts):
         return None
     indptr, indices, data, shape = parts
@@ -201,8 +201,8 @@ def _places(flag: str, edges: str, ends: "Dataset", nodes: str, rows: "Dataset")
     Args:
         edges, nodes: the files that `ends` and `rows` are from, for errors.
     """
-    own = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
-    ids, *named = alike(own, *(_filled(flag, edges, ends, name) for name in ("source", "target")))
+    ids_of_nodes = _filled("--data.nodes", nodes, rows, "id") if "id" in rows.column_names else range(len(rows))
+    ids, *named = alike(ids_of_nodes, *(_filled(flag, edges, ends, name) for name in ("source", "target")))
     places: dict[str, int] = {}
     for row, each in enumerate(ids):
         if (first := places.setdefault(each, row)) != row:
@@ -250,13 +250,13 @@ def _labels(column: Any, file: str) -> tuple[np.ndarray, list[str]]:
     if values.dtype.kind in "iu":
         return values.astype(np.int64), []
     if values.dtype.kind == "f":
-        given = np.where(np.isnan(values), UNKNOWN, values)
-        if (bad := np.flatnonzero(~np.isfinite(given) | (given != np.trunc(given)))).size:
+        numbers = np.where(np.isnan(values), UNKNOWN, values)
+        if (bad := np.flatnonzero(~np.isfinite(numbers) | (numbers != np.trunc(numbers)))).size:
             raise UserError(
-                f"--data.nodes {file}: {counted(bad[0])} has the label {given[bad[0]]}, which is no class: give whole "
-                "numbers or texts"
+                f"--data.nodes {file}: {counted(bad[0])} has the label {numbers[bad[0]]}, which is no class: give "
+                "whole numbers or texts"
             )
-        return given.astype(np.int64), []
+        return numbers.astype(np.int64), []
     texts = ["" if value is None else str(value) for value in values.tolist()]
     names = sorted({text for text in texts if text})
     places = {name: place for place, name in enumerate(names)} | {"": UNKNOWN}

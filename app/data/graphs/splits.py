@@ -30,15 +30,15 @@ def of_arrays(
     Raises:
         UserError: a name is nearly a split's, two arrays of one split differ, or one does not fit the graph.
     """
-    found: dict[str, np.ndarray] = {}
+    nodes_by_split: dict[str, np.ndarray] = {}
     origin: dict[str, str] = {}
     for name in names:
         if split := _named(name, called(name), flag):
             nodes = split_nodes(load(name), graph, called(name), flag)
-            if split in found and not np.array_equal(found[split], nodes):
+            if split in nodes_by_split and not np.array_equal(nodes_by_split[split], nodes):
                 raise UserError(f"{flag}: {origin[split]} and {called(name)} are both {split}, and differ: keep one")
-            found[split], origin[split] = nodes, called(name)
-    return found
+            nodes_by_split[split], origin[split] = nodes, called(name)
+    return nodes_by_split
 
 
 def _named(name: str, called: str, flag: str) -> str:
@@ -65,22 +65,22 @@ def of_column(values: Sequence[Any], graph: Graph, file: str, flag: str) -> dict
     return {split: split_nodes(told == split, graph, file, flag) for split in sorted({*told.tolist()} - {""})}
 
 
-def split_nodes(given: np.ndarray, graph: Graph, file: str, flag: str) -> np.ndarray:
+def split_nodes(numbers_or_mask: np.ndarray, graph: Graph, file: str, flag: str) -> np.ndarray:
     """Return the nodes of a split, ascending, from a mask or their numbers.
 
     Raises:
         UserError: they do not fit the graph, or one has no label.
     """
-    given = np.asarray(given)
-    if given.dtype == bool:
-        if given.shape != (graph.nodes,):
-            raise UserError(f"{flag}: {file} is a mask of {given.size} nodes, and there are {graph.nodes}")
-        rows = nodes = np.flatnonzero(given)
+    numbers_or_mask = np.asarray(numbers_or_mask)
+    if numbers_or_mask.dtype == bool:
+        if numbers_or_mask.shape != (graph.nodes,):
+            raise UserError(f"{flag}: {file} is a mask of {numbers_or_mask.size} nodes, and there are {graph.nodes}")
+        rows = nodes = np.flatnonzero(numbers_or_mask)
     else:
         fix = "give the number of each node once, or a mask as bool"
-        if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise UserError(f"{flag}: {file} is {given.dtype} {given.shape}: {fix}")
-        nodes, rows = given.astype(np.int64), np.arange(len(given))
+        if numbers_or_mask.ndim != 1 or numbers_or_mask.dtype.kind not in "iu":
+            raise UserError(f"{flag}: {file} is {numbers_or_mask.dtype} {numbers_or_mask.shape}: {fix}")
+        nodes, rows = numbers_or_mask.astype(np.int64), np.arange(len(numbers_or_mask))
         if (out := np.flatnonzero((nodes < 0) | (nodes >= graph.nodes))).size:
             row = int(out[0])
             raise UserError(

@@ -40,14 +40,14 @@ PAPERS = ("readme", "license", "licence", "changelog", "citation")
 Parts = tuple[str, ...]
 
 
-class Found(NamedTuple):
+class FolderTables(NamedTuple):
     """The splits of a folder, and what the user should know of how it was read."""
 
     tables: "dict[str, Dataset]"
     note: str
 
 
-def image_tables(flag: str, path: str, strict: bool) -> Found | None:
+def image_tables(flag: str, path: str, strict: bool) -> FolderTables | None:
     """Return the splits of a folder of images; none if it is something else.
 
     Args:
@@ -79,9 +79,9 @@ def image_tables(flag: str, path: str, strict: bool) -> Found | None:
     tables_of = {}
     with explained(flag, path):  # of names that are not UTF-8
         for name, split in splits.items():
-            known = sorted(trained if set(classes[name]) <= trained else trained | set(classes[name]))
-            tables_of[name] = _table(path, name, split, known if classes[name] else [], folder)
-    return Found(tables_of, "; ".join(_notes(path, splits, classes, rest)))
+            class_names = sorted(trained if set(classes[name]) <= trained else trained | set(classes[name]))
+            tables_of[name] = _table(path, name, split, class_names if classes[name] else [], folder)
+    return FolderTables(tables_of, "; ".join(_notes(path, splits, classes, rest)))
 
 
 class Split(NamedTuple):
@@ -151,17 +151,17 @@ def _inside(base: Parts, images: list[Parts]) -> tuple[Parts, list[Parts]]:
 def _named_splits(folders: Sequence[str]) -> dict[str, str]:
     """Return the split of each folder that is named like one: train, Test Set, or seg_train next to seg_test."""
     words = {folder: [word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", folder)] for folder in folders}
-    found: dict[str, tuple[str, Parts]] = {}
-    for folder, own in words.items():
-        split = next((split for split, names in SPLITS.items() if set(own) & set(names)), "")
+    split_of_folder: dict[str, tuple[str, Parts]] = {}
+    for folder, folder_words in words.items():
+        split = next((split for split, names in SPLITS.items() if set(folder_words) & set(names)), "")
         if split:
-            found[folder] = split, tuple(word for word in own if word not in SPLITS[split])
+            split_of_folder[folder] = split, tuple(word for word in folder_words if word not in SPLITS[split])
     pairs = {
         rest
-        for split, rest in found.values()
-        if split == "train" and any(other != "train" and its == rest for other, its in found.values())
+        for split, rest in split_of_folder.values()
+        if split == "train" and any(other != "train" and its == rest for other, its in split_of_folder.values())
     }
-    return {folder: split for folder, (split, rest) in found.items() if set(rest) <= PLAIN or rest in pairs}
+    return {folder: split for folder, (split, rest) in split_of_folder.items() if set(rest) <= PLAIN or rest in pairs}
 
 
 def _classes_of(what: str, split: Split) -> list[str]:

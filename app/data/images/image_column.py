@@ -77,8 +77,8 @@ class ImageColumn:
 
     def path(self, row: int) -> str:
         """Return the name of an image's file as the table has it; empty if it has none."""
-        found = self._files[row]
-        return str((found.get("file") or (found[self.name] or {}).get("path")) or "")
+        row_files = self._files[row]
+        return str((row_files.get("file") or (row_files[self.name] or {}).get("path")) or "")
 
     def size(self, row: int) -> tuple[int, int]:
         """Return width and height of an image, turned as its camera says, from its header alone.
@@ -105,8 +105,8 @@ class ImageColumn:
             return file["bytes"], name, advice
         if _is_elsewhere(path):
             return self._fetched(path, name, advice), name, advice
-        found = "places" in self.table.column_names  # by a reader of boxes, and not named in the table
-        if not os.path.isabs(path) and not found and not os.path.exists(path):
+        from_reader = "places" in self.table.column_names  # by a reader of boxes, and not named in the table
+        if not os.path.isabs(path) and not from_reader and not os.path.exists(path):
             advice = f"paths in a table are relative to the current folder, {os.getcwd()}; {advice}"
         return path, name, advice
 

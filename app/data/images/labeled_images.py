@@ -114,11 +114,11 @@ class Images:
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows with these numbers, in this order."""
-        found = [{"pixels": pixels} for pixels in self.read(rows)]
+        samples = [{"pixels": pixels} for pixels in self.read(rows)]
         if self.labels is not None:
-            for row, label in zip(found, self.labels[rows], strict=True):
+            for row, label in zip(samples, self.labels[rows], strict=True):
                 row["labels"] = label
-        return found
+        return samples
 
     def some(self, most: int) -> Iterator[np.ndarray]:
         """Yield the pixels of at most `most` images, spread evenly over the data, some at a time."""

@@ -138,11 +138,11 @@ def turn_of(source: Source) -> str:
 
 def _header(source: Source, what: str, name: str, advice: str) -> _Header:
     with _opened(source, what, name or _name_of(source), advice) as image:
-        found = image.getexif().get(ORIENTATION, 1)
+        orientation = image.getexif().get(ORIENTATION, 1)
         width, height = image.size
         if getattr(image, "tag_v2", {}).get(ORIENTATION) in TURNED:  # Pillow says the size of a TIFF after its turn
             width, height = height, width
-        return _Header((width, height), found if found in range(1, 9) else 1)
+        return _Header((width, height), orientation if orientation in range(1, 9) else 1)
 
 
 def _name_of(source: Source) -> str:

@@ -55,7 +55,7 @@ def tagged(text: str) -> dict[str, list[str]] | None:
     except (SyntaxError, ValueError, tokenize.TokenError):
         return None
     spans = _spans(function, text.split("\n"))
-    found: dict[str, list[str]] = {"tokens": [], "tags": []}
+    columns: dict[str, list[str]] = {"tokens": [], "tags": []}
     open_until, kind = (0, 0), ""
     for token in tokens:
         if token.type not in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
@@ -67,9 +67,9 @@ def tagged(text: str) -> dict[str, list[str]] | None:
             open_until, kind = spans[token.start]
             tag = f"B-{kind}"
         word = token.string if token.type != tokenize.STRING else " ".join(token.string.split())[:STRING]
-        found["tokens"].append(word)
-        found["tags"].append(tag)
-    return found
+        columns["tokens"].append(word)
+        columns["tags"].append(tag)
+    return columns
 
 
 def _spans(function: ast.AST, lines: list[str]) -> dict[Place, tuple[Place, str]]:

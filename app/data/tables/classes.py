@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 SHOWN = 8
 
 
-def coded(columns: Sequence[LabelColumn], given: Sequence[str]) -> tuple[list[str], list[str], list[np.ndarray]]:
+def coded(columns: Sequence[LabelColumn], class_names: Sequence[str]) -> tuple[list[str], list[str], list[np.ndarray]]:
     """Find the classes of columns, of which the first one is trained on.
 
     Args:
-        given: the classes, if a flag or a model says them.
+        class_names: of a flag or a model, if one says them.
 
     Returns:
         Their names, in the order of the model's outputs; what the data call them; and the position of each item among
         them, int64, by column.
     """
-    classes = _given(columns, given) if given else _of_training(columns[0])
+    classes = _as_in_data(columns, class_names) if class_names else _of_training(columns[0])
     in_data = [str(name) for name in classes.to_pylist()]
-    return list(given) or in_data, in_data, [_codes(column, classes, given) for column in columns]
+    return list(class_names) or in_data, in_data, [_codes(column, classes, class_names) for column in columns]
 
 
 def _of_training(train: LabelColumn) -> "pa.Array":
@@ -70,7 +70,7 @@ def _refuse_blanks(train: LabelColumn, names: Sequence[str]) -> None:
             )
 
 
-def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
+def _as_in_data(columns: Sequence[LabelColumn], class_names: Sequence[str]) -> "pa.Array":
     """Return the given classes as the columns name them: by their names, or by their numbers.
 
     Texts may differ from the names in upper and lower case, if no two names then are the same; the columns' items
@@ -80,19 +80,19 @@ def _given(columns: Sequence[LabelColumn], given: Sequence[str]) -> "pa.Array":
 
     kind = columns[0].items.type
     if is_text(kind):
-        spelt = {name.casefold(): name for name in given}
-        for column in columns if len(spelt) == len(given) else ():
+        spelt = {name.casefold(): name for name in class_names}
+        for column in columns if len(spelt) == len(class_names) else ():
             texts = _as_written(column.items).dictionary_encode()
             names = [spelt.get(text.casefold(), text) for text in texts.dictionary.to_pylist()]
             column.items = pa.array(names, pa.string()).take(texts.indices)
-        return pa.array(given, pa.string())
+        return pa.array(class_names, pa.string())
     try:
-        return pa.array(given, pa.string()).cast(pa.bool_() if pa.types.is_boolean(kind) else pa.int64())
+        return pa.array(class_names, pa.string()).cast(pa.bool_() if pa.types.is_boolean(kind) else pa.int64())
     except pa.ArrowInvalid:
-        return pa.array(range(len(given)), pa.int64())
+        return pa.array(range(len(class_names)), pa.int64())
 
 
-def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) -> np.ndarray:
+def _codes(column: LabelColumn, classes: "pa.Array", class_names: Sequence[str] = ()) -> np.ndarray:
     """Return the position of each item among the classes, as int64."""
     import pyarrow.compute as pc
 
@@ -102,12 +102,12 @@ def _codes(column: LabelColumn, classes: "pa.Array", given: Sequence[str] = ()) 
     codes = pc.index_in(items, value_set=classes)
     if codes.null_count:
         row, value = column.first(np.asarray(codes.is_null()))
-        if given:
+        if class_names:
             strange = pc.unique(items.filter(codes.is_null())).to_pylist()
             raise UserError(
-                f"{column.flag}: {row} has a label that is none of the {len(given)} classes, which are "
-                f"{some(given)}. Such labels: {some([str(each) for each in strange])}. Leave these rows out, or name "
-                "the classes as the data do with --data.classes, in the order of the model's outputs"
+                f"{column.flag}: {row} has a label that is none of the {len(class_names)} classes, which are "
+                f"{some(class_names)}. Such labels: {some([str(each) for each in strange])}. Leave these rows out, or "
+                "name the classes as the data do with --data.classes, in the order of the model's outputs"
             )
         differ = f", as a {kinds[1]} where the training data have {kinds[0]}" if kinds[0] != kinds[1] else ""
         raise UserError(

@@ -80,10 +80,10 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
 
 def other_separator(names: Sequence[str]) -> str:
     """Say that the one name of a csv file's columns is several, parted by another sign: a clause to end a message."""
-    found = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
-    if not found:
+    separators = [mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]]
+    if not separators:
         return ""
-    return f" (in csv the separator must be a comma, here it seems to be {found[0]!r}: convert the file)"
+    return f" (in csv the separator must be a comma, here it seems to be {separators[0]!r}: convert the file)"
 
 
 def plain_text(has_flag: bool) -> str:
@@ -181,8 +181,9 @@ class LabelColumn:
         self.names = getattr(feature, "names", None)
         if self.names:  # a ClassLabel: -1 stands for a label that is withheld
             codes = np.asarray(self.items.fill_null(-1))
-            known = (codes >= 0) & (codes < len(self.names))
-            self.items = pa.array(self.names, pa.string()).take(pa.array(np.where(known, codes, 0), mask=~known))
+            is_labelled = (codes >= 0) & (codes < len(self.names))
+            places = pa.array(np.where(is_labelled, codes, 0), mask=~is_labelled)
+            self.items = pa.array(self.names, pa.string()).take(places)
         if pa.types.is_floating(self.items.type):
             self.items = pa.array(np.asarray(self.items.fill_null(np.nan)), from_pandas=True)  # NaN is missing too
         self._refuse_missing()

@@ -52,12 +52,12 @@ class Shape(NamedTuple):
 
 def splits_in(folder: str) -> dict[str, list[str]]:
     """Return the CoNLL file of each split in a folder: train.conll, dev.txt, or test without an extension."""
-    found: dict[str, list[str]] = {}
+    files_by_split: dict[str, list[str]] = {}
     for split in SPLITS:
         files = [path for path in sorted(Path(folder).iterdir()) if path.is_file() and _stem(path) == split]
         if files and reader_of(str(files[0]), "conll") == "conll":
-            found[split_of(split)] = [str(files[0])]
-    return found
+            files_by_split[split_of(split)] = [str(files[0])]
+    return files_by_split
 
 
 def _stem(path: Path) -> str:
@@ -75,8 +75,8 @@ def sentences_of(files: Sequence[str], columns: Sequence[str], flag: str, folder
     """
     import datasets
 
-    kept = folder / f"columns-{key_of(VERSION, files[0], *columns)}.json"
-    names = remember(kept, lambda: list(_names(files[0], columns, flag)))
+    names_file = folder / f"columns-{key_of(VERSION, files[0], *columns)}.json"
+    names = remember(names_file, lambda: list(_names(files[0], columns, flag)))
     kinds = {name: datasets.List(datasets.Value("string")) for name in names}
     if not set(names) & set(PLACE):
         kinds |= dict(zip(PLACE, (datasets.Value("string"), datasets.List(datasets.Value("int32"))), strict=True))
@@ -109,8 +109,9 @@ def sentence_rows(files: Sequence[str], names: Sequence[str]) -> Iterator[dict[s
                     rows.append(fields)
                     lines.append(number)
             elif rows:
-                found = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
-                yield found if set(names) & set(PLACE) else {**found, **dict(zip(PLACE, (file, lines), strict=True))}
+                sentence = {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+                place = {} if set(names) & set(PLACE) else dict(zip(PLACE, (file, lines), strict=True))
+                yield {**sentence, **place}
                 rows, lines = [], []
 
 

@@ -50,15 +50,15 @@ def csv_groups(
     remember(folder / f"read-{key_of(*every)}.json", lambda: _read_through(flag, every))
     options = {"sep": ",", "quoting": csv.QUOTE_MINIMAL, "keep_default_na": False, "na_values": [""]}
     if has_tabs(flag, every[0]):
-        kept = folder / f"quoted-{key_of(*every)}.json"
-        quoted = remember(kept, lambda: all(map(quotes_balance, every)))
+        answer_file = folder / f"quoted-{key_of(*every)}.json"
+        quoted = remember(answer_file, lambda: all(map(quotes_balance, every)))
         options |= {"sep": "\t", "quoting": csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE}
     groups: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for split, (first, *others) in files.items():
         names = _column_names(first, columns, options, flag)
         for file in others:
-            if (found := _column_names(file, columns, options, flag)) != names:
-                raise UserError(f"{flag}: {first} has columns {', '.join(names)}, but {file} {', '.join(found)}")
+            if (other_names := _column_names(file, columns, options, flag)) != names:
+                raise UserError(f"{flag}: {first} has columns {', '.join(names)}, but {file} {', '.join(other_names)}")
         groups.setdefault(tuple(names), {})[split] = files[split]
     options |= {"header": None if columns else 0}
     return [
@@ -240,13 +240,13 @@ def with_numbers(tables: "dict[str, Dataset]", words: Sequence[str] = ()) -> "di
             column = numbers.slice(start, len(part))
             arrow[split] = part.set_column(part.column_names.index(name), name, column)
             start += len(part)
-    found = {}
+    typed = {}
     for split, table in tables.items():
         # Text columns stay memory-mapped. The metadata hold the old types, which datasets would believe.
         part = InMemoryTable(arrow[split].replace_schema_metadata(None))
         key = key_of(table._fingerprint, "with_numbers", part.schema)
-        found[split] = datasets.Dataset(part, split=table.split, fingerprint=key)
-    return found
+        typed[split] = datasets.Dataset(part, split=table.split, fingerprint=key)
+    return typed
 
 
 def _numbers(column: "pyarrow.ChunkedArray") -> "pyarrow.ChunkedArray | None":

@@ -56,10 +56,10 @@ def find_files(paths: Sequence[str], flag: str, txt: str = "") -> list[str]:
     """Expand patterns, and check that all files are present and of one format; `flag` names them in errors."""
     files: list[str] = []
     for path in paths:
-        found = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
-        if not found:
+        matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        if not matches:
             raise UserError(f"{flag} {path}: no file has such a name{near(path)}")
-        files += found
+        files += matches
     for file in files:
         if os.path.isdir(file):
             raise UserError(f"{flag} {file} is a folder: give one folder alone, or files")

@@ -44,11 +44,11 @@ def read_json_tables(flag: str, path: str, files: Mapping[str, list[str]], folde
     """
     import datasets
 
-    kept = folder / f"json-{VERSION}-{key_of(*(part for item in files.items() for part in (item[0], *item[1])))}"
+    stem = folder / f"json-{VERSION}-{key_of(*(part for item in files.items() for part in (item[0], *item[1])))}"
     kinds: dict[str, dict[str, Kind]] = {}
     tables = {}
     for split, names in files.items():
-        place = kept.with_name(f"{kept.name}-{split}.arrow")
+        place = stem.with_name(f"{stem.name}-{split}.arrow")
         if place.exists():
             import pyarrow as pa
 
@@ -66,13 +66,13 @@ def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str,
     """Return what the columns of each split hold; what is a number or a text in several splits is one kind in all."""
     kinds: dict[str, dict[str, Kind]] = {}
     for split, names in files.items():
-        found = kinds.setdefault(split, {})
+        kind_by_column = kinds.setdefault(split, {})
         for _, _, record in _all_records(flag, path, names):
             for name, value in record.items():
-                before = found.get(name)
+                before = kind_by_column.get(name)
                 if before is _text() and type(value) is str:
                     continue
-                found[name] = kind_of(value) if before is None else together(before, kind_of(value))
+                kind_by_column[name] = kind_of(value) if before is None else together(before, kind_of(value))
     for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
         have = [columns for columns in kinds.values() if name in columns]
         common = functools.reduce(together, (columns[name] for columns in have))
@@ -242,9 +242,9 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _of_list(found: list) -> Iterator[Record]:
+def _of_list(items: list) -> Iterator[Record]:
     """Yield the records of a list; texts are records of a text each."""
-    for number, item in enumerate(found):
+    for number, item in enumerate(items):
         place = counted(number)
         if isinstance(item, str):
             item = {"text": item}
@@ -271,43 +271,43 @@ def _of_whole(text: str, file: str, named: str) -> Iterator[Record]:
 
     A single object may hold columns instead, but in a .jsonl file, which has a record in each line.
     """
-    decoder, end, line, found = json.JSONDecoder(), 0, 1, []
+    decoder, end, line, records = json.JSONDecoder(), 0, 1, []
     while (at := cast(re.Match, _SPACE.match(text, end)).end()) < len(text):
         line += text.count("\n", end, at)
         record, end = decoder.raw_decode(text, at)
         if not isinstance(record, dict):
             raise ValueError(f"line {line} has {_shown(record)}, which is no record")
-        found.append((f"the record that begins in line {line}", record))
+        records.append((f"the record that begins in line {line}", record))
         line += text.count("\n", at, end)
-    if not found:
+    if not records:
         return
-    columns = _columns_in(found[0][1]) if len(found) == 1 and extension(file) != ".jsonl" else None
-    yield from found if columns is None else _of_columns(columns, file, named)
+    columns = _columns_in(records[0][1]) if len(records) == 1 and extension(file) != ".jsonl" else None
+    yield from records if columns is None else _of_columns(columns, file, named)
 
 
 def _shown(value: Any) -> str:
     return f"{value!r:.60}"
 
 
-def _columns_in(found: dict[str, Any]) -> dict[str, Any] | None:
+def _columns_in(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Return an object that holds columns, or whole tables; None if it is a record itself."""
-    columns = [value for value in found.values() if isinstance(value, dict | list)]
+    columns = [value for value in fields.values() if isinstance(value, dict | list)]
     records = any(isinstance(value, list) and value and isinstance(value[0], dict) for value in columns)
-    return found if records or 0 < len(columns) == len(found) else None
+    return fields if records or 0 < len(columns) == len(fields) else None
 
 
-def _of_columns(found: dict[str, Any], file: str, named: str) -> Iterator[Record]:
+def _of_columns(fields: dict[str, Any], file: str, named: str) -> Iterator[Record]:
     """Yield the rows of an object that has a list for each column, or, as pandas writes, an object by row names."""
     import pandas
 
     try:
-        frame = pandas.DataFrame(found, dtype=object)
-        uneven = any(len(value) != len(frame) for value in found.values())
+        frame = pandas.DataFrame(fields, dtype=object)
+        uneven = any(len(value) != len(frame) for value in fields.values())
     except (TypeError, ValueError):
         uneven = True
-    if uneven or not _is_by_column(found):
+    if uneven or not _is_by_column(fields):
         raise UserError(
-            f"{named}: {file} holds one object with the fields {', '.join(found)}; give records, as a list, "
+            f"{named}: {file} holds one object with the fields {', '.join(fields)}; give records, as a list, "
             '[{"text": ..., "label": ...}, ...], or one in each line, or else columns of one length, '
             '{"text": [...], "label": [...]}'
         )
@@ -315,8 +315,8 @@ def _of_columns(found: dict[str, Any], file: str, named: str) -> Iterator[Record
         yield counted(number), {str(name): value for name, value in row.items()}
 
 
-def _is_by_column(found: dict) -> bool:
+def _is_by_column(fields: dict) -> bool:
     """Tell whether all fields are columns: none of records, and not all of lists, as in an object of whole tables."""
-    columns = [list(value.values() if isinstance(value, dict) else value) for value in found.values()]
+    columns = [list(value.values() if isinstance(value, dict) else value) for value in fields.values()]
     texts = any(not any(isinstance(item, list) for item in items) for items in columns)
     return texts and not any(isinstance(item, dict) for items in columns for item in items)

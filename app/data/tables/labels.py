@@ -97,21 +97,21 @@ def read_labels(
     for table in tables:
         check_columns(table, columns, "label")
     problem = problem_of(tables, columns, config.problem)
-    found = _numbers if problem == REGRESSION or len(columns) > 1 else _of_classes
-    labels, values = found(tables, columns, problem, config.classes)
+    read = _numbers if problem == REGRESSION or len(columns) > 1 else _of_classes
+    labels, values = read(tables, columns, problem, config.classes)
     labels.train_values, labels.eval_values, *rest = values
     labels.other_values = dict(zip(others or {}, rest, strict=True))
     return labels
 
 
 def _numbers(
-    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, given: tuple[str, ...]
+    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, classes: tuple[str, ...]
 ) -> tuple[Labels, list[np.ndarray]]:
     """Read columns of amounts, or several columns of 0 and 1."""
-    if problem == MULTI and given:
-        if sorted(given) != sorted(columns):
-            raise UserError(f"--data.label {' '.join(columns)}: the classes are {some(given)}; name these columns")
-        columns = given
+    if problem == MULTI and classes:
+        if sorted(classes) != sorted(columns):
+            raise UserError(f"--data.label {' '.join(columns)}: the classes are {some(classes)}; name these columns")
+        columns = classes
     read = _floats if problem == REGRESSION else _flags
     values = [np.stack([read(LabelColumn(table, name)) for name in columns], axis=1) for table in tables]
     if problem == REGRESSION and len(columns) == 1:
@@ -120,22 +120,22 @@ def _numbers(
 
 
 def _of_classes(
-    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, given: tuple[str, ...]
+    tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, classes: tuple[str, ...]
 ) -> tuple[Labels, list[np.ndarray]]:
     """Read a column of classes, or of lists of them."""
     lists = [LabelColumn(table, columns[0]) for table in tables]
     if problem == MULTI and (width := _vector_width(lists[0])):
-        if given and len(given) != width:
-            raise UserError(f"--data.label {columns[0]} has {width} values a row, for {len(given)} classes")
-        names = list(given) or [str(i) for i in range(width)]
+        if classes and len(classes) != width:
+            raise UserError(f"--data.label {columns[0]} has {width} values a row, for {len(classes)} classes")
+        names = list(classes) or [str(i) for i in range(width)]
         return Labels(problem, names, NOTHING, NOTHING), [_vectors(column, width) for column in lists]
     whole = is_float(lists[0].items.type)
-    names, in_data, codes = coded(lists, given)
-    labels = Labels(problem, names, NOTHING, NOTHING, whole and not given)
+    names, in_data, codes = coded(lists, classes)
+    labels = Labels(problem, names, NOTHING, NOTHING, whole and not classes)
     labels.numbered = names != in_data
     if problem == MULTI:
         return labels, [column.spread(items, len(names)) for column, items in zip(lists, codes, strict=True)]
-    if not given and len(np.unique(codes[0])) < 2:
+    if not classes and len(np.unique(codes[0])) < 2:
         raise UserError(
             f"--data.label {columns[0]}: all training rows have the label {names[codes[0][0]]}; a classifier needs two"
         )

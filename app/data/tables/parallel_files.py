@@ -75,13 +75,14 @@ def find(paths: Sequence[str], flag: str) -> dict[str, list[Together]]:
 
 def _in_folder(folder: Path) -> dict[str, list[Together]]:
     """Return the files of each split in a folder; a name without another file of it is left out."""
-    found: dict[str, dict[str, Together]] = {}
+    by_stem: dict[str, dict[str, Together]] = {}  # by split, and in it by what the names of the files begin with
     for file in sorted(folder.iterdir()):
         split = SPLIT.match(file.name.lower())
         if split and _is_column(file):
-            found.setdefault(split_of(split[1]), {}).setdefault(_stem(str(file)), {})[_column(str(file))] = str(file)
-    kept = {split: [group for group in groups.values() if len(group) > 1] for split, groups in found.items()}
-    return {split: groups for split, groups in kept.items() if groups}
+            group = by_stem.setdefault(split_of(split[1]), {}).setdefault(_stem(str(file)), {})
+            group[_column(str(file))] = str(file)
+    parallel = {split: [group for group in groups.values() if len(group) > 1] for split, groups in by_stem.items()}
+    return {split: groups for split, groups in parallel.items() if groups}
 
 
 def _named(stem: Path) -> list[Path]:
@@ -163,8 +164,8 @@ def _count_lines(flag: str, files: Sequence[str], folder: Path) -> dict[str, int
         with reading(flag, file), _opened(file) as stream:
             return sum(1 for _ in stream)
 
-    kept = folder / f"lines-{VERSION}-{key_of(*files)}.json"
-    return remember(kept, lambda: {file: count(file) for file in files})
+    counts_file = folder / f"lines-{VERSION}-{key_of(*files)}.json"
+    return remember(counts_file, lambda: {file: count(file) for file in files})
 
 
 def _uneven(groups: Sequence[Together], lines: dict[str, int]) -> Together:

@@ -41,17 +41,17 @@ def _features_of(flag: str, path: str, names: Iterable[str]) -> "Features":
     """Return what the columns of all files hold; a file may lack a column."""
     import datasets
 
-    found: dict[str, tuple[str, object]] = {}
+    origin_and_feature: dict[str, tuple[str, object]] = {}
     for file in names:
         for name, feature in _own_features(flag, file).items():
-            first, before = found.setdefault(name, (file, feature))
+            first, before = origin_and_feature.setdefault(name, (file, feature))
             if (common := _together(before, feature)) is None:
                 raise UserError(
                     f"{flag} {path}: the column {name} holds {_said(before)} in {first} and {_said(feature)} in "
                     f"{file}: give it one type in all files"
                 )
-            found[name] = (file if common is feature and before != feature else first, common)
-    return datasets.Features({name: feature for name, (_, feature) in found.items()})
+            origin_and_feature[name] = (file if common is feature and before != feature else first, common)
+    return datasets.Features({name: feature for name, (_, feature) in origin_and_feature.items()})
 
 
 def _own_features(flag: str, file: str) -> "Features":

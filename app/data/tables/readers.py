@@ -142,8 +142,10 @@ def _part_of(builder: "DatasetBuilder", files: Files, folder: Path) -> "DatasetB
     """Return a builder like another, for some of its splits."""
     from datasets.data_files import DataFilesDict
 
-    found = DataFilesDict({split: builder.config.data_files[split] for split in files})
-    return type(builder)(cache_dir=str(folder), dataset_name=builder.dataset_name, hash=builder.hash, data_files=found)
+    of_splits = DataFilesDict({split: builder.config.data_files[split] for split in files})
+    return type(builder)(
+        cache_dir=str(folder), dataset_name=builder.dataset_name, hash=builder.hash, data_files=of_splits
+    )
 
 
 def _in_order(tables: "dict[str, Dataset]", files: Files) -> "dict[str, Dataset]":
@@ -152,8 +154,8 @@ def _in_order(tables: "dict[str, Dataset]", files: Files) -> "dict[str, Dataset]
 
 def _card_says_how(builder: "DatasetBuilder", file: str) -> bool:
     """Tell whether a folder's card has options for reading its files, or the types of their columns."""
-    found, plain = vars(builder.config), vars(type(builder.config)())
+    options, defaults = vars(builder.config), vars(type(builder.config)())
     where = {"name", "version", "data_dir", "data_files", "description"}
     if builder.name == "csv":
-        plain["sep"] = "\t" if extension(file) == ".tsv" else ","
-    return bool(builder.info.features) or any(found[key] != plain[key] for key in found.keys() - where)
+        defaults["sep"] = "\t" if extension(file) == ".tsv" else ","
+    return bool(builder.info.features) or any(options[key] != defaults[key] for key in options.keys() - where)

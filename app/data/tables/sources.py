@@ -196,8 +196,8 @@ def _other_set(
     other = open_source(flag, [path], configuration, names, config.txt, used=columns)
     note = other.note
     if not split:
-        own, chosen = own_eval_splits(other.tables, [], columns)
-        split, note = own or "train", "; ".join(filter(None, (note, chosen)))
+        chosen_split, why = own_eval_splits(other.tables, [], columns)
+        split, note = chosen_split or "train", "; ".join(filter(None, (note, why)))
     of_split = "--data.eval-split" if flag == "--data.eval-path" else needs.split_flag
     other.rows(split, of_split)  # for its error
     if source is not None:
@@ -310,9 +310,9 @@ def _images_with_labels(flag: str, paths: Sequence[str], path: str, txt: str, is
     """
     if txt == "boxes" and (tables := box_tables(flag, paths)):
         return Source(flag, path, tables, [os.path.realpath(path)], is_running_text=False)
-    if is_plain and txt in ("file", "images") and (found := image_tables(flag, path, strict=txt == "images")):
+    if is_plain and txt in ("file", "images") and (folder := image_tables(flag, path, strict=txt == "images")):
         place = f"{os.path.realpath(path)} "  # as of other folders, with the name of no configuration
-        return Source(flag, path, found.tables, [place], is_running_text=False, note=found.note)
+        return Source(flag, path, folder.tables, [place], is_running_text=False, note=folder.note)
     return None
 
 

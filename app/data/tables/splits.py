@@ -67,14 +67,14 @@ class NamedSet(NamedTuple):
     """The split, or a slice of one; empty: the validation or test split, or the only one."""
 
 
-def named_sets(given: Sequence[str]) -> dict[str, NamedSet]:
+def named_sets(words: Sequence[str]) -> dict[str, NamedSet]:
     """Read --data.eval-sets, words such as hard=hard.csv or hard=FOLDER::test, by the names of the sets.
 
     Raises:
         UserError: a word has no name or no path, or two have the same name.
     """
-    found: dict[str, NamedSet] = {}
-    for word in given:
+    place_by_name: dict[str, NamedSet] = {}
+    for word in words:
         name, _, place = word.partition("=")
         path, _, split = place.partition("::")
         if not re.fullmatch(r"\w[\w.-]*", name) or not path:
@@ -84,10 +84,10 @@ def named_sets(given: Sequence[str]) -> dict[str, NamedSet]:
             )
         if name == "train":
             raise UserError(f"--data.eval-sets {word}: `train` is the training set's name: give another one")
-        if name in found:
+        if name in place_by_name:
             raise UserError(f"--data.eval-sets names two sets {name}: give each a name of its own")
-        found[name] = NamedSet(path, split)
-    return found
+        place_by_name[name] = NamedSet(path, split)
+    return place_by_name
 
 
 def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: Sequence[str]) -> tuple[str, str]:
@@ -97,9 +97,9 @@ def own_eval_splits(tables: "dict[str, Dataset]", trained: list[Rows], columns: 
         Its name, or nothing if there is none; and what the user should know of the choice, or nothing.
     """
     used = {name for name, _, _ in trained}
-    own = [name for name in EVAL_SPLITS if name in tables and name not in used]
-    lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in own}
-    fit = [name for name in own if not lacking[name]]
+    unused = [name for name in EVAL_SPLITS if name in tables and name not in used]
+    lacking = {name: [column for column in columns if column not in tables[name].column_names] for name in unused}
+    fit = [name for name in unused if not lacking[name]]
     notes = chosen_of(fit, "--data.eval-split")
     notes += [f"{name} has no {' or '.join(lack)} and is left out" for name, lack in lacking.items() if lack]
     return fit[0] if fit else "", "; ".join(notes)

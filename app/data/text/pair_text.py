@@ -173,9 +173,9 @@ def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int
     import pyarrow as pa
 
     call: Any = partial(cast(Any, tokenizer), **{"text_target" if written else "text": texts})
-    found = call(truncation=True, max_length=longest, return_attention_mask=False, return_token_type_ids=False)
-    cut = which_were_cut(found, longest, partial(call, truncation=False, verbose=False))
-    return pa.table({"input_ids": pa.array(found["input_ids"], pa.list_(pa.int32())), "truncated": pa.array(cut)})
+    encoded = call(truncation=True, max_length=longest, return_attention_mask=False, return_token_type_ids=False)
+    cut = which_were_cut(encoded, longest, partial(call, truncation=False, verbose=False))
+    return pa.table({"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32())), "truncated": pa.array(cut)})
 
 
 def describe(tables: Tables, train_rows: PairTable, eval_sets: dict[str, PairTable], config: PairData) -> str:

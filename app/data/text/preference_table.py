@@ -105,6 +105,6 @@ class PreferenceTable:
             "chosen_tokens": int(counts[: len(rows)].sum()),
         }
         if self.reference is not None:
-            own = self.reference[[row["row"] for row in rows]]
-            batch["reference"] = torch.from_numpy(own.T.reshape(-1).copy())
+            log_probabilities = self.reference[[row["row"] for row in rows]]
+            batch["reference"] = torch.from_numpy(log_probabilities.T.reshape(-1).copy())
         return batch

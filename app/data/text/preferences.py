@@ -52,22 +52,22 @@ def load_preferences(config: PreferenceData, needs: Needs = EVERYTHING) -> Table
 
 def columns_of(table: "Dataset", config: PreferenceData) -> dict[str, str]:
     """Return the columns by what they are: prompt (if there is one), chosen and rejected; check what they hold."""
-    found = {flag: getattr(config, flag) for flag in ("prompt", *ANSWERS)}
+    column_by_part = {flag: getattr(config, flag) for flag in ("prompt", *ANSWERS)}
     if not config.prompt or (config.prompt == PreferenceData.prompt and config.prompt not in table.column_names):
-        del found["prompt"]
+        del column_by_part["prompt"]
     if config.chosen == config.rejected:
         raise UserError(f"--data.chosen and --data.rejected both name {config.chosen}: give two columns")
-    for flag, name in found.items():
+    for flag, name in column_by_part.items():
         check_columns(table, [name], flag)
         if not _is_chat(table, name):
             check_texts(table, name, flag)
-    first, second = (_is_chat(table, found[flag]) for flag in ANSWERS)
+    first, second = (_is_chat(table, column_by_part[flag]) for flag in ANSWERS)
     if first != second:
         raise UserError(
             f"--data.chosen {config.chosen}, --data.rejected {config.rejected}: in {name_of(table)} one column holds "
             "texts and the other one conversations: give both in the same form"
         )
-    return found
+    return column_by_part
 
 
 def _without_prompt(table: "Dataset", config: PreferenceData) -> bool:
@@ -157,8 +157,8 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
         for i, number in enumerate(numbers):
             values = {flag: rows[name][i] for flag, name in columns.items()}
             where = partial(row_name, table, number)
-            given = template.with_tools(rows[TOOLS][i], where) if tools else template
-            texts.append(texts_of(values, given, where))
+            row_template = template.with_tools(rows[TOOLS][i], where) if tools else template
+            texts.append(texts_of(values, row_template, where))
         return _encode(texts, tokenizer, chats, config.max_length)
 
     with using_cache():
@@ -186,7 +186,7 @@ def _encode(
     parts = [part for row in texts for part in row]
     ids = iter(tokenizer(parts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
     begin, end = tokenizer.bos_token_id, end_of(tokenizer)
-    found: dict[str, list] = {"input_ids": [], "labels": [], "truncated": []}
+    columns: dict[str, list] = {"input_ids": [], "labels": [], "truncated": []}
     for prompt, chosen, rejected in zip(ids, ids, ids, strict=True):
         if not chats:
             prompt = prompt if begin is None else [begin, *prompt]
@@ -194,11 +194,11 @@ def _encode(
         prompt = prompt or [end]
         room = longest - max(len(chosen), len(rejected))
         row = (prompt[-room:], chosen, rejected) if room > 0 else ([], [], [])
-        found["input_ids"].append([token for part in row for token in part])
-        found["labels"].append([k for k, part in zip((PROMPT, CHOSEN, REJECTED), row, strict=True) for _ in part])
-        found["truncated"].append(0 < room < len(prompt))
+        columns["input_ids"].append([token for part in row for token in part])
+        columns["labels"].append([k for k, part in zip((PROMPT, CHOSEN, REJECTED), row, strict=True) for _ in part])
+        columns["truncated"].append(0 < room < len(prompt))
     kinds = {"input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int16()), "truncated": pa.bool_()}
-    return pa.table({name: pa.array(values, kinds[name]) for name, values in found.items()})
+    return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
 def describe(

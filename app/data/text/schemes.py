@@ -19,13 +19,15 @@ def scheme_of(asked: str, names: Sequence[str]) -> str:
     Raises:
         UserError: tags are not of the scheme that was asked for.
     """
-    found = {scheme: [name for name in names if not _fits(name, marks)] for scheme, marks in SCHEMES.items()}
+    strange_by_scheme = {
+        scheme: [name for name in names if not _fits(name, marks)] for scheme, marks in SCHEMES.items()
+    }
     if asked == "auto":
-        return next((scheme for scheme, strange in found.items() if not strange), "")
-    if strange := found.get(asked):
+        return next((scheme for scheme, strange in strange_by_scheme.items() if not strange), "")
+    if strange := strange_by_scheme.get(asked):
         *others, last = [f"{mark}-name" for mark in SCHEMES[asked]]
-        known = f"O, {', '.join(others)} or {last}"
-        raise UserError(f"--data.scheme {asked}: {some(strange)} are not {known}: give --data.scheme plain")
+        allowed = f"O, {', '.join(others)} or {last}"
+        raise UserError(f"--data.scheme {asked}: {some(strange)} are not {allowed}: give --data.scheme plain")
     return asked if asked in SCHEMES else ""
 
 
@@ -46,8 +48,8 @@ def from_iob1(columns: Sequence[LabelColumn], asked: str) -> str:
 
     if asked not in ("auto", "iob1"):
         return ""
-    found = {tag for column in columns for tag in pc.unique(column.items).to_pylist()}
-    strange = sorted(str(tag) for tag in found if not _fits(str(tag), SCHEMES["iob2"]))
+    tags = {tag for column in columns for tag in pc.unique(column.items).to_pylist()}
+    strange = sorted(str(tag) for tag in tags if not _fits(str(tag), SCHEMES["iob2"]))
     if strange and asked == "iob1":
         raise UserError(f"--data.scheme iob1: {some(strange)} are not O, B-name or I-name: give --data.scheme plain")
     if strange:

@@ -71,8 +71,8 @@ def load_tagged(config: TagData, needs: Needs = EVERYTHING) -> tuple[Tables, Tag
     named = {"train": tables.train, **tables.sets}
     columns = {name: _tags_of(table, config) for name, table in named.items()}
     note = from_iob1(list(columns.values()), config.scheme)
-    names, _, found = coded(list(columns.values()), config.classes)
-    codes = dict(zip(columns, found, strict=True))
+    names, _, codes_by_table = coded(list(columns.values()), config.classes)
+    codes = dict(zip(columns, codes_by_table, strict=True))
     if tables.has_training_rows and len(np.unique(codes["train"])) < 2:
         raise UserError(
             f"--data.tags {config.tags}: all {len(codes['train']):,} tokens to train on have the tag "
@@ -147,8 +147,8 @@ def tokenize(
     path = cache_folder() / f"tags-{key}.arrow"
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
-        own = [codes[starts[row] : starts[row + 1]] for row in numbers]
-        return _encode(rows[column], own, tokenizer, max_length)
+        tags_by_row = [codes[starts[row] : starts[row + 1]] for row in numbers]
+        return _encode(rows[column], tags_by_row, tokenizer, max_length)
 
     with using_cache():
         encoded_once(table, [column], encoded, text_features(has_labels=True), path, key)
@@ -160,19 +160,19 @@ def _encode(
 ) -> "pa.Table":
     import pyarrow as pa
 
-    found = tokenizer(
+    encoded = tokenizer(
         sentences, is_split_into_words=True, truncation=True, max_length=max_length, return_attention_mask=False
     )
     labels = []
-    for i, own in enumerate(tags):
-        words = np.array([-1 if word is None else word for word in found.word_ids(i)])
+    for i, tags_of_tokens in enumerate(tags):
+        words = np.array([-1 if word is None else word for word in encoded.word_ids(i)])
         first = (words >= 0) & (np.diff(words, prepend=-1) != 0)
-        labels.append(np.where(first, own[words], IGNORED).astype(np.int16))
+        labels.append(np.where(first, tags_of_tokens[words], IGNORED).astype(np.int16))
     return pa.table(
         {
-            "input_ids": pa.array(found["input_ids"], pa.list_(pa.int32())),
+            "input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32())),
             "labels": pa.array(labels, pa.list_(pa.int16())),
-            "truncated": pa.array([bool(encoding.overflowing) for encoding in found.encodings]),
+            "truncated": pa.array([bool(encoding.overflowing) for encoding in encoded.encodings]),
         }
     )
 

@@ -96,12 +96,14 @@ class Patches(Sequence):
     def cut(self, case: Case, generator: np.random.Generator) -> dict[str, np.ndarray]:
         """Cut a patch out of an image, and change it. Images smaller than a patch are mirrored at their edges."""
         scale = 2.0 ** generator.uniform(-1, 1) if "scale" in self.augment else 1.0
-        sides = [max(round(own / scale), 1) for own in self.patch]
+        sides = [max(round(side / scale), 1) for side in self.patch]
         starts = [
-            int(generator.integers(max(side - own, 0) + 1)) for side, own in zip(case.mask.shape, sides, strict=True)
+            int(generator.integers(max(length - side, 0) + 1))
+            for length, side in zip(case.mask.shape, sides, strict=True)
         ]
-        row = self.cases.read(case, tuple(slice(s, s + own) for s, own in zip(starts, sides, strict=True)))
-        lacking = [(0, own - side) for side, own in zip(row["mask"].shape[1:], sides, strict=True)]
+        cut = tuple(slice(start, start + side) for start, side in zip(starts, sides, strict=True))
+        row = self.cases.read(case, cut)
+        lacking = [(0, side - length) for length, side in zip(row["mask"].shape[1:], sides, strict=True)]
         if any(after for _, after in lacking):
             row = {name: np.pad(array, [(0, 0), *lacking], mode="symmetric") for name, array in row.items()}
         row = self._turned(_resized(row, self.patch), generator)

@@ -29,8 +29,8 @@ def read_classes(path: str) -> Classes:
     file, named = Path(path).expanduser(), f"--data.classes {path}"
     if not file.is_file():
         raise UserError(f"{named}: no such file{near(str(file))}")
-    found = [(number, line.strip()) for number, line in enumerate(read_text("--data.classes", file).split("\n"), 1)]
-    lines = [(number, line) for number, line in found if line and not line.startswith("#")]
+    numbered = [(number, line.strip()) for number, line in enumerate(read_text("--data.classes", file).split("\n"), 1)]
+    lines = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     parts = [COLOURED.fullmatch(line) for _, line in lines]
     if not lines:
         raise UserError(f"{named} is empty: give a class in each line, as R G B name, or as its name alone")

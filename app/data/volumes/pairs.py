@@ -45,10 +45,10 @@ def find_splits(flag: str, path: str, masks: str) -> Splits:
         UserError: there is no such path, it has no file that can be read, or an image or mask lacks its partner.
     """
     with reading(flag, path):  # of a folder that may not be read
-        return _found(flag, path, masks)
+        return _splits_at(flag, path, masks)
 
 
-def _found(flag: str, path: str, masks: str) -> Splits:
+def _splits_at(flag: str, path: str, masks: str) -> Splits:
     root = Path(path).expanduser()
     if not path or not root.exists():
         raise UserError(f"{flag} {path}: no such file or folder{near(str(root)) if path else ''}")
@@ -90,8 +90,8 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
     images, other = root, Path(masks).expanduser()
     asked = flag.replace("path", "masks")
     if not masks:
-        found = [(root / image, root / label) for image, label in LAYOUTS if (root / image).is_dir()]
-        images, other = next((pair for pair in found if pair[1].is_dir()), (root, None))
+        layouts = [(root / image, root / label) for image, label in LAYOUTS if (root / image).is_dir()]
+        images, other = next((pair for pair in layouts if pair[1].is_dir()), (root, None))
         if other is None:
             wanted = ", ".join(f"{image} and {label}" for image, label in LAYOUTS)
             raise UserError(f"{flag} {root}: give the masks with {asked}, or a folder with two in it: {wanted}")
@@ -136,7 +136,7 @@ def find_pictures(flag: str, path: str) -> list[Path]:
 def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Path]:
     if folder.is_file():
         raise UserError(f"{flag} {folder} is a file, and its partner is a folder: give two files or two folders")
-    found: dict[str, Path] = {}
+    file_by_stem: dict[str, Path] = {}
     end = next((CITIES[name] for name in (folder.name, folder.parent.name) if name in CITIES), "")
     with reading(flag, folder):
         files = sorted(folder.glob(f"*/*{end}.*") if end else folder.iterdir())
@@ -144,12 +144,12 @@ def _files(flag: str, folder: Path, extensions: tuple[str, ...]) -> dict[str, Pa
         if file.name.lower().endswith(extensions) and not is_hidden(file.name):
             if not file.is_file():
                 raise UserError(f"{file} is a folder, or a link that leads nowhere: {flag} takes files of this name")
-            if (name := stem_of(file).removesuffix(end)) in found:
-                raise UserError(f"{file} and {found[name].name} have the same name: keep one of them")
-            found[name] = file
-    if not found:
+            if (name := stem_of(file).removesuffix(end)) in file_by_stem:
+                raise UserError(f"{file} and {file_by_stem[name].name} have the same name: keep one of them")
+            file_by_stem[name] = file
+    if not file_by_stem:
         raise UserError(f"{flag} {folder}: no file there ends in {', '.join(extensions)}{near(str(folder / '*'))}")
-    return found
+    return file_by_stem
 
 
 def stem_of(file: Path) -> str:

@@ -89,11 +89,11 @@ def _say_ignored(config: VolumeData, there: set[int], classes: Classes | None) -
 
 def _patch(config: VolumeData) -> tuple[int, ...]:
     """Return a patch's sides, one for each dimension."""
-    given = " ".join(map(str, config.patch))
+    written = " ".join(map(str, config.patch))
     if len(config.patch) not in (1, config.dims):
-        raise UserError(f"--data.patch {given}: give one number, or {config.dims} (--data.dims {config.dims})")
+        raise UserError(f"--data.patch {written}: give one number, or {config.dims} (--data.dims {config.dims})")
     if not config.patch or min(config.patch) < 1:
-        raise UserError(f"--data.patch {given}: sides are 1 voxel or more")
+        raise UserError(f"--data.patch {written}: sides are 1 voxel or more")
     if config.patches_per_image < 1:
         raise UserError(f"--data.patches-per-image {config.patches_per_image}: must be at least 1")
     if not 0 <= config.overlap < 1:
@@ -112,7 +112,7 @@ def _load_cases(
     Returns:
         Also the names of the classes if they have any, and what the user should know of the choice of splits.
     """
-    found: dict[str, list[Pair]]
+    pairs_by_split: dict[str, list[Pair]]
     names: tuple[str, ...]
     if needs.skips_training_rows(config):
         cases, note = _to_evaluate(config, "--data.eval-path", config.eval_path, config.eval_masks, colours)
@@ -120,14 +120,14 @@ def _load_cases(
     if config.path.startswith("builtin:"):
         if config.path != "builtin:grains":
             raise UserError(f"--data.path {config.path}: no such builtin data; there is builtin:grains")
-        given = [Case(name, image[None], mask, measure(image[None], mask)) for name, image, mask in grains(config.dims)]
-        found, splits, names, note = {"train": []}, {"train": given}, NAMES, ""
+        made = [Case(name, image[None], mask, measure(image[None], mask)) for name, image, mask in grains(config.dims)]
+        pairs_by_split, splits, names, note = {"train": []}, {"train": made}, NAMES, ""
     else:
-        (found, note), names = find_splits("--data.path", config.path, config.masks), ()
+        (pairs_by_split, note), names = find_splits("--data.path", config.path, config.masks), ()
         if config.eval_path:
-            found, note = {"train": found["train"]}, ""
-        splits = {split: _of_dims(_decoded(pairs, colours), config.dims) for split, pairs in found.items()}
-    trained = found["train"]
+            pairs_by_split, note = {"train": pairs_by_split["train"]}, ""
+        splits = {split: _of_dims(_decoded(pairs, colours), config.dims) for split, pairs in pairs_by_split.items()}
+    trained = pairs_by_split["train"]
     if config.eval_path:
         flag, masks = "--data.eval-path", config.eval_masks
         splits["evaluation"], note = _to_evaluate(config, flag, config.eval_path, masks, colours, trained)
