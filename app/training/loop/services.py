@@ -49,8 +49,6 @@ class Services:
             checkpoints,
             accelerator.process_index,
             accelerator.num_processes,
-            settings.keep,
-            settings.best,
             check_owner=folder.check,
             on_block=self.watchdog.moved,
         )
