@@ -18,13 +18,13 @@ from app.data.config import VolumeData
 from app.tasks.from_scratch import UNetScratch, check_unet
 from app.tasks.pretrained import check_installed
 from app.tasks.segmentation.networks import (
+    arguments_of,
     card_of,
     check_patches,
     image_channels,
     is_unet,
     load_segmenter,
     logits_of,
-    read_card,
     unet,
 )
 
@@ -75,7 +75,7 @@ def build_model(config: Config, patches, names, needs: Needs = Needs()):
     if config.model:
         model = load_segmenter(config.model, names if channels > 1 else names[1:], needs)
         if is_unet(config.model):
-            return model, [Card(arguments=read_card(config.model)["arguments"], **about)]
+            return model, [Card(arguments=arguments_of(config.model), **about)]
         check_patches(model, config.model, patches.cases.channels, patches.cases.window)
         return model, [Card(**about)]
     check_unet(config.scratch, patches.cases.window)

@@ -173,7 +173,7 @@ class Accelerator(accelerate.Accelerator):
             )
         with ExitStack() as stack:
             if self.split is not None:
-                self._split_layers(*args)
+                self._split_layers(self.split, *args)
                 stack.enter_context(accelerate_patches.split_already(self))
             if self.is_fsdp2:
                 stack.enter_context(accelerate_patches.before_sharding(made_once.fill))
@@ -207,7 +207,7 @@ class Accelerator(accelerate.Accelerator):
                 accelerate_patches.fix_buckets(wrapper)
         return result
 
-    def _split_layers(self, *args: Any) -> None:
+    def _split_layers(self, split: Split, *args: Any) -> None:
         """Split the layers of models, and give optimizers the new parameters."""
         if self.compiles:
             raise UserError(
@@ -216,10 +216,10 @@ class Accelerator(accelerate.Accelerator):
         new: dict[nn.Parameter, nn.Parameter] = {}
         optimizers = [arg for arg in args if isinstance(arg, torch.optim.Optimizer)]
         for model in (arg for arg in args if isinstance(arg, nn.Module)):
-            plan = plan_of(model, self.split.count)
+            plan = plan_of(model, split.count)
             for optimizer in optimizers:
-                fsdp.check_split(optimizer, cuts(model, plan), self.split.processes)
-            new |= split_model(model, plan, self.split)
+                fsdp.check_split(optimizer, cuts(model, plan), split.processes)
+            new |= split_model(model, plan, split)
         for optimizer in optimizers:
             if new:
                 fsdp.check_optimizer(optimizer)

@@ -12,9 +12,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.errors import UserError, mendable, printable
+
+if TYPE_CHECKING:
+    import torch
 
 # What launchers set for each process, and torch needs to let them meet.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -106,7 +109,7 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-def take_gpu():
+def take_gpu() -> "torch.device | None":
     """Select this process's own GPU before any is used: the first use of a GPU creates a context on it.
 
     accelerate 1.15 selects it too, but only after it has joined the process group. Returns the device; None if the
@@ -114,10 +117,10 @@ def take_gpu():
     """
     import torch
 
-    if "LOCAL_RANK" not in os.environ:
+    kind = torch.accelerator.current_accelerator()
+    if "LOCAL_RANK" not in os.environ or kind is None:
         return None
-    kind = torch.accelerator.current_accelerator().type
-    device = torch.device(kind, local_rank() % torch.accelerator.device_count())
+    device = torch.device(kind.type, local_rank() % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     return device
 

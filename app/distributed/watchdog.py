@@ -174,7 +174,7 @@ class Watchdog:
 def _end_in(seconds: float) -> None:
     """Have this process show its stacks and end after a time, unless this is called again or cancelled before."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
 def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:

@@ -98,7 +98,11 @@ class MicroBatchSearch:
         own, space = plan.micro_batch, room(profile, self.asked)
         peak = yield from self._peak(recipe, profile, plan, own)
         footprint = self._known[_question(profile, own)]
-        found = {"peak": peak, "activations": activations(footprint, profile), "rows": footprint.micro.rows}
+        found: dict[str, Any] = {
+            "peak": peak,
+            "activations": activations(footprint, profile),
+            "rows": footprint.micro.rows,
+        }
         found |= {"longest": footprint.micro.longest, "micro_batch": own, "device_memory": space}
         found |= {"fits": None, "too_large": None, "too_much": False}
         if space is None:

@@ -61,7 +61,7 @@ def inputs_of(
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
     rows = fetch(data, ids)
-    if hasattr(augment, "many"):
+    if augment is not None and hasattr(augment, "many"):
         rows = augment.many(rows, seed, epochs, ids)
     elif augment is not None:
         keys = zip(rows, epochs, ids, strict=True)

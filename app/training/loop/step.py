@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from app.distributed.accelerator import Accelerator
 from app.distributed.running_statistics import RunningStatistics
 from app.errors import UserError
-from app.sampling.batch_plan import Step, Turn
+from app.sampling.batch_plan import NO_STEP, Step, Turn
 from app.sampling.seeding import seed_all
 from app.training.loop.before_step import BeforeStep
 from app.training.loop.gradients import Gradients
@@ -149,5 +149,4 @@ class CurrentStep:
 
 def before_first(accelerator: Accelerator, gradients: Gradients) -> CurrentStep:
     """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
-    nothing = Step(index=-1, turns=[], micro_count=0, weight=0.0)
-    return CurrentStep(0, StepMetrics(accelerator, nothing), Batch(gradients, nothing), again=True)
+    return CurrentStep(0, StepMetrics(accelerator, NO_STEP), Batch(gradients, NO_STEP), again=True)
