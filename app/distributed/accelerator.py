@@ -90,7 +90,7 @@ class Accelerator(accelerate.Accelerator):
             torch.set_num_threads(threads or environment.cores_per_process())
             if plugin is None:  # a run that shards needs the memory more than the time
                 allocator.keep_freed_memory()
-        self._check_settings()
+        supported.check_accumulation(self.gradient_accumulation_steps)
 
     def _split(self, slices: int) -> Split | None:
         """Return how layers are split, as the mesh and the number of slices ask."""
@@ -99,18 +99,6 @@ class Accelerator(accelerate.Accelerator):
         if mesh and mesh.tp_enabled:
             return Split(self.torch_device_mesh["tp"], slices)
         return Split(None, slices) if slices > 1 else None
-
-    def _check_settings(self) -> None:
-        """Refuse settings of the profile that cannot work.
-
-        Raises:
-            UserError: there is one.
-        """
-        if self.gradient_accumulation_steps != 1:
-            raise UserError(
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
-                "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
-            )
 
     @property
     def mixed_precision(self) -> str:

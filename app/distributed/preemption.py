@@ -26,16 +26,10 @@ class StoppedInEvaluation(BaseException):
 
 
 class _Process:
-    """The runs of this process, one after the other. There is one object of it, because signals have one handler."""
+    """The run of this process that hears signals. There is one object of it, because signals have one handler."""
 
     def __init__(self) -> None:
-        self.runs = 0
         self.listening: Preemption | None = None
-
-    def new_key(self) -> str:
-        """Count a run, and return its key in the store: the same on every rank, as ranks have the same runs."""
-        self.runs += 1
-        return f"samestep/stop/{self.runs}"
 
     def forget(self) -> None:
         """Have a forked process leave its parent's run."""
@@ -84,7 +78,7 @@ class Preemption:
 
     def start(self) -> None:
         """Begin to listen. Every rank takes part. In a notebook, an interrupt stops the run and then the cell."""
-        self._key = _process.new_key()
+        self._key = collectives.new_key("stop")
         self._siblings = collectives.local_processes()
         if threading.current_thread() is not threading.main_thread():
             return

@@ -28,7 +28,9 @@ from app.training.optim.building import fills_vectors
 
 _deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
 
-_asked_in_time = False  # whether this process first used the GPU in an exact run
+# Whether this process first used the GPU in an exact run. Of the process, because CUDA's libraries choose their kernels
+# once in it, and a later run must know whether an earlier one asked in time.
+_asked_in_time = False
 
 LIMIT = 2.0 ** (52 - GRID)  # gradient norms, and sums of gradients over micro-batches, are exact below it
 

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -24,6 +23,7 @@ from app.checkpoints import state_dict
 from app.checkpoints.resume import Start
 from app.config import EMAConfig
 from app.config.score_names import AVERAGE, PLAIN
+from app.distributed import deepspeed
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.fsdp_calls import is_sharded
@@ -58,8 +58,8 @@ class Averages:
         """Whether the models have other weights now than those in training."""
         if settings is not None:
             _check(settings)
-        if self.settings is not None and accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError("--ema: DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead")
+        if self.settings is not None:
+            deepspeed.refuse("--ema", accelerator.distributed_type)
 
     @property
     def replaces(self) -> bool:
