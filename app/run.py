@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
+from app.data.rows import Rows
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -294,7 +295,7 @@ class Run:
 
     def batches(
         self,
-        data: Sequence,
+        data: Rows,
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
@@ -409,7 +410,7 @@ class Run:
     def evaluation(
         self,
         model: nn.Module,
-        data: Sequence,
+        data: Rows,
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,

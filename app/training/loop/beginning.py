@@ -1,15 +1,13 @@
 """The beginning of a run's loop: its checkpoint is loaded, its record is opened, and its checks are set up."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-from accelerate.utils import DistributedType
 
 from app.checkpoints.resume import contents_everywhere
 from app.checkpoints.retention import Retention
 from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN, seems_lower
-from app.distributed import collectives, layout
+from app.data.rows import Rows
+from app.distributed import collectives, deepspeed, layout
 from app.distributed.desync import DesyncCheck
 from app.errors import UserError
 from app.launching import trust
@@ -39,7 +37,7 @@ class Asked(NamedTuple):
     """What the recipe adds to run.json."""
 
 
-def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Sequence, cost: Cost | None) -> StepLoop:
+def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost | None) -> StepLoop:
     """Resume, open the logger, and return the loop over the remaining steps. Every rank takes part.
 
     Args:
@@ -50,11 +48,8 @@ def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Sequence, cost: C
     logger, ours, optimizers = services.logger, services.accelerator, opened.optimizers
     services.checkpoint_store.retention = Retention(settings.keep, settings.best)  # by now the recipe has chosen
     _check_best(settings, services.averages)
-    if settings.nonfinite == "skip" and ours.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError(
-            "--run.nonfinite skip: DeepSpeed's engine updates in its backward pass, so no step can be left out; use an "
-            "fsdp or ddp profile"
-        )
+    if settings.nonfinite == "skip":
+        deepspeed.refuse("--run.nonfinite skip", ours.distributed_type)
     order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
