@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoints.export import use_of
-from app.checkpoints.retention import Retention
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
+from app.data.rows import Rows
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -33,9 +33,11 @@ from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
 from app.training.loop import beginning, ending, evaluation, purpose
 from app.training.loop.gradients import Gradients
+from app.training.loop.opened import Opened
 from app.training.loop.services import Services
-from app.training.loop.step import Batch, CurrentStep
+from app.training.loop.step import Batch
 from app.training.loop.step_loop import StepLoop
+from app.training.loop.trial import Trial
 from app.training.optim import bf16, odd_parameters
 from app.training.optim.building import Optimizers, Place, build_optimizer
 from app.training.optim.building import check as check_optim
@@ -60,13 +62,16 @@ class Run:
         self.dir = Path(self.config.dir or f"runs/{self.name}")
         self._asked = beginning.Asked(self.name, full, choices, self.fields, facts={})
         self.purpose = purpose.asked()
-        self._opened: StepLoop | None = None  # from __enter__ on
+        self._opened: Opened | None = None  # from __enter__ on
+        self._loop: StepLoop | None = None  # from `batches` on, if the run trains
+        self._trial: Trial | None = None  # from __enter__ on, if it does not train
         self._taken = ExitStack()  # what is given back at the end
 
     @property
     def steps_done(self) -> int:
         """Return the number of steps made; inside the loop's body, the current step counts too."""
-        return self._opened.steps_done if self._opened else 0
+        loop = self._loop or self._trial
+        return loop.steps_done if loop else 0
 
     @property
     def scores(self) -> dict[str, float]:
@@ -76,7 +81,7 @@ class Run:
     @property
     def services(self) -> Services:
         """Return what the run has opened."""
-        return self._loop.services
+        return self._open_run.services
 
     @property
     def accelerator(self) -> Accelerator:
@@ -101,12 +106,12 @@ class Run:
     @property
     def optimizers(self) -> Optimizers:
         """Return the prepared optimizers, with their settings."""
-        return self._loop.optimizers
+        return self._open_run.optimizers
 
     @functools.cached_property
     def collectives(self) -> ObjectCollectives:
         """Return collectives of Python objects over all ranks: broadcast, gather, scatter, groups."""
-        assert self._loop  # for its error where the run is not open
+        assert self._open_run  # for its error where the run is not open
         return ObjectCollectives(rendezvous.time_limit(self.config.timeout))
 
     @property
@@ -146,9 +151,10 @@ class Run:
         batch_sizes(settings)
         BatchPlan(1, 1, settings.global_batch, settings.micro_batch).accumulation(accelerator.data_ranks)
         folder = RunFolder(self.dir, recipe_source.source_of(self._asked.config), self._asked.config)
-        taken.callback(lambda: folder.release(discard=not (self._opened and self._opened.begun)))
+        taken.callback(lambda: folder.release(discard=self._loop is None))
         averaging = getattr(self._asked.config, "ema", None)
-        self._opened = StepLoop(settings, Services(settings, averaging, folder, accelerator), self.purpose.trains)
+        self._opened = Opened(settings, Services(settings, averaging, folder, accelerator))
+        self._trial = None if self.purpose.trains else Trial(self._opened)
         self._settle()
         if not self.dry_run:
             has = bool(self.services.checkpoint_store.steps())
@@ -169,35 +175,36 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if isinstance(error, StoppedInEvaluation):
-            self._loop.stopped_in_evaluation, error = True, None
+        loop, services = self._loop, self.services
+        if loop is not None and isinstance(error, StoppedInEvaluation):
+            loop.stopped_in_evaluation, error = True, None
         cause, advice = error, self.gradients.explained(error)
         error = advice or error
         try:
-            if error is None:
-                self._loop.finish_step()
-                if self._loop.leaving or self._loop.finished:
-                    ending.keep_training(self._loop, waits=False)
-            self.services.checkpoint_manager.wait(quietly=error is not None)
+            if error is None and loop is not None:
+                loop.finish_step()
+                if loop.leaving or loop.finished:
+                    ending.keep_training(loop, waits=False)
+            services.checkpoint_manager.wait(quietly=error is not None)
         except BaseException as problem:
             error = problem
             raise
         finally:
             try:
-                ending.close(self._loop, error)
+                ending.close(services, loop, error)
             finally:
                 self._taken.close()
                 collectives.leave(clean=error is None)
-        environment.tell_preempted(error is None and ending.preempted(self._loop))
+        environment.tell_preempted(error is None and loop is not None and ending.preempted(loop))
         if advice is not None:
             raise advice from cause
-        if error is None and self.services.preemption.stops_cell:
+        if error is None and services.preemption.stops_cell:
             raise KeyboardInterrupt from None
-        return self._loop.stopped_in_evaluation
+        return loop is not None and loop.stopped_in_evaluation
 
     @property
-    def _loop(self) -> StepLoop:
-        """Return the loop of the opened run.
+    def _open_run(self) -> Opened:
+        """Return what the run has opened.
 
         Raises:
             UserError: it is not open.
@@ -205,6 +212,23 @@ class Run:
         if self._opened is None:
             raise UserError("the run is not open: use it in a block, `with Run(config) as run:`")
         return self._opened
+
+    def _begun(self, call: str) -> StepLoop | Trial:
+        """Return the loop that has begun, or what takes its place.
+
+        Raises:
+            UserError: the run is not open, or run.batches was not called yet.
+        """
+        loop = (self._loop or self._trial) if self._open_run else None
+        if loop is None:
+            raise UserError(f"{call} before run.batches: call it in the body of the loop over run.batches, or after it")
+        return loop
+
+    @property
+    def trial(self) -> Trial:
+        """Return what a command, in whose place nothing is trained, runs the loop's body with."""
+        assert self._trial is not None, "this run trains"
+        return self._trial
 
     def say(self, text: str) -> None:
         """Print a line on the main process only."""
@@ -276,7 +300,7 @@ class Run:
 
     def batches(
         self,
-        data: Sequence,
+        data: Rows,
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
@@ -299,7 +323,7 @@ class Run:
                 that reads what a sampled row refers to. Each works in a thread of its own, ahead of the step, and so
                 draws nothing from the global random generators.
         """
-        if self._loop.begun:
+        if self._loop is not None:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         self.keep_best("")  # the recipe has chosen none
         plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
@@ -307,16 +331,10 @@ class Run:
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
             return
-        plan, steps = beginning.begin(self._loop, self._asked, plan, data, cost)
-        yield from self._loop.go_through(self.services.load(plan, steps, data, collate, augment, fetch))
-
-    def trying(self, step: CurrentStep) -> AbstractContextManager[None]:
-        """Run the loop's body once in a dry run, on a step whose changes are undone."""
-        return self._loop.trying(step)
-
-    def only_evaluation(self) -> Iterator[Batch]:
-        """Enter the loop's body once to evaluate, where a command has taken the place of training."""
-        return self._loop.only_evaluation()
+        self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
+        self.services.preemption.start()
+        self.services.watchdog.start()
+        yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch))
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.
@@ -324,18 +342,17 @@ class Run:
         Args:
             metric: as --run.best names it: with a minus sign where lower is better.
         """
-        if self._loop.begun:
+        if self._open_run and self._loop is not None:
             raise UserError(f"run.keep_best({metric!r}) after run.batches: call it before")
         if self.config.best == "auto":
-            self.config.best = self.fields["run"]["best"] = metric
-            self.services.checkpoint_store.retention = Retention(self.config.keep, metric)
+            put(self._asked.config, self.fields, {"run.best": metric})
 
     def due(self, every: int) -> bool:
         """Tell whether something that happens every `every` steps is due now; 0: at the end of each epoch.
 
         The last step of the run is always due.
         """
-        return self._loop.due(every)
+        return self._begun("run.due").due(every)
 
     def backward(self, loss: Tensor | dict[str, Tensor], micro: Turn, name: str = "loss") -> None:
         """Add a micro-batch's gradient to that of the global batch. Call it once for each micro-batch, on every rank.
@@ -345,7 +362,8 @@ class Run:
             name: the name of the loss in the log.
         """
         parts = loss if isinstance(loss, dict) else {name: loss}
-        self._loop.backward(parts, cast(Tensor, sum(loss.values())) if isinstance(loss, dict) else loss, micro)
+        whole = cast(Tensor, sum(loss.values())) if isinstance(loss, dict) else loss
+        self._open_run.inside("run.backward").backward(parts, whole, micro)
 
     def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
         """Log numbers with this step's loss that nothing is trained on: their means over the global batch.
@@ -355,15 +373,16 @@ class Run:
         Args:
             values: means over the micro-batch by name, scalars.
         """
-        self._loop.observe(values, micro)
+        self._open_run.inside("run.observe").observe(values, micro)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
-        self._loop.update(optimizer)
+        entry, step = self.optimizers.find(optimizer), self._open_run.inside("run.step")
+        self._begun("run.step").update(step, optimizer, entry)
 
     def log(self, values: dict[str, float]) -> None:
         """Log scores with this step, next to its loss. Every rank must call it, with the same numbers."""
-        self._loop.log(as_numbers(values))
+        self._open_run.log(as_numbers(values))
 
     def evaluate(self, function: Callable[..., dict[str, float]], model: nn.Module, data: Any, *more: Any) -> None:
         """Score a model and log the scores: those of the average of its weights instead or as well, as --ema asks.
@@ -391,12 +410,12 @@ class Run:
 
     def save(self) -> None:
         """Commit a checkpoint of this step, on every rank. A failure is a warning; earlier checkpoints stay."""
-        self._loop.save()
+        self._begun("run.save").save()
 
     def evaluation(
         self,
         model: nn.Module,
-        data: Sequence,
+        data: Rows,
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
         weights: np.ndarray | None = None,
@@ -415,7 +434,7 @@ class Run:
         if not len(data):
             raise UserError("the evaluation set is empty: there is nothing to score")
         plan = EvaluationPlan(len(data), micro_batch or self.config.micro_batch, lengths, weights, self.config.seed)
-        may_stop = self._loop.may_stop_in_evaluation()
+        may_stop = self._open_run.may_stop_in_evaluation()
         yield from evaluation.turns(self.services, model, plan, data, collate, may_stop, fetch)
 
     def scores_of(self, *own: Metric, **metrics: Any) -> Scores:
@@ -433,10 +452,11 @@ class Run:
             The last value of every score.
         """
         use = use_of(model, use)
-        if not self.purpose.trains:
+        loop = self._begun("run.finish")
+        if isinstance(loop, StepLoop):
+            ending.write_model(loop, model, parts, use)
+        else:
             self.purpose.at_finish(self, model, parts, use)
-            return self.scores
-        ending.write_model(self._loop, model, parts, use)
         return self.scores
 
 

@@ -6,13 +6,23 @@ r"""Train a text classifier: from scratch on data that needs no download, or fro
         --data.path nyu-mll/glue --data.name mrpc --data.text sentence1 sentence2
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import head_of, load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.tables.labels import Labels
+    from app.data.text.tokens import TokenTable
+    from app.training.scores.base import Metric
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -42,7 +52,9 @@ class Config:
         return (2e-5, "fine-tuning") if self.model else (1e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[TokenTable, dict[str, TokenTable], Labels, PreTrainedTokenizerBase, str]":
     """Return training rows and sets of evaluation rows as token ids, labels, the tokenizer, and a description."""
     from app.data.text import labeled_text
 
@@ -61,7 +73,9 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_rows, eval_sets, labels, tokenizer, about
 
 
-def build_model(config: Config, labels, tokenizer, needs: Needs = Needs()):
+def build_model(
+    config: Config, labels: "Labels", tokenizer: "PreTrainedTokenizerBase", needs: Needs = Needs()
+) -> "PreTrainedModel":
     """Build a transformers model with a head for these labels."""
     from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
@@ -76,7 +90,7 @@ def build_model(config: Config, labels, tokenizer, needs: Needs = Needs()):
     return BertForSequenceClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))
 
 
-def loss_for(config: Config, labels):
+def loss_for(config: Config, labels: "Labels") -> ClassLoss | None:
     """Return the loss of --loss; None for the model's own."""
     if config.loss == ClassLossConfig():
         return None
@@ -84,7 +98,7 @@ def loss_for(config: Config, labels):
     return ClassLoss(config.loss, labels.names, labels.train_values)
 
 
-def measure_for(labels):
+def measure_for(labels: "Labels") -> "Metric":
     """Choose the scores for this kind of labels."""
     from app.training.scores.classification import Classification, MultiLabel
     from app.training.scores.regression import Regression
@@ -95,14 +109,16 @@ def measure_for(labels):
     return kind(labels.names)
 
 
-def best_by(labels, is_pair: bool) -> str:
+def best_by(labels: "Labels", is_pair: bool) -> str:
     """Name the score of the best checkpoint: how similar two texts are is scored by the correlation."""
     if labels.problem != "regression":
         return "eval/accuracy"
     return "eval/pearson" if is_pair and len(labels.names) == 1 else "-eval/mse"
 
 
-def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
+def evaluate(
+    run: Run, model: "nn.Module", rows: "TokenTable", collate: Callable[[list], Any], labels: "Labels"
+) -> dict[str, float]:
     """Score the model on every evaluation row, once each."""
     scores = run.scores_of(measure_for(labels))
     for micro in run.evaluation(model, rows, collate, rows.lengths):

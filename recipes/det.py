@@ -6,12 +6,21 @@ r"""Train a detector of objects: from scratch on data that needs no download, or
         --data.path voc/ --augment.flip 0.5
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import BoxAugment, BoxData
 from app.tasks.from_scratch import DetectorScratch, check_detector
 from app.tasks.pretrained import check_images
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from app.data.boxes.detections import Detections
+    from app.data.images.processor import ImageProcessor
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -39,7 +48,9 @@ class Config:
         return (5e-5, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[Detections, dict[str, Detections], list[str], ImageProcessor, str]":
     """Return training images and sets of evaluation images with boxes, classes, the image processor, a description."""
     from app.data.boxes import detections
     from app.tasks.detection.networks import detector_processor
@@ -56,7 +67,9 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_rows, sets, names, processor, detections.describe(tables, names, train_rows, sets)
 
 
-def build_model(config: Config, names, collate, rows, needs: Needs = Needs()):
+def build_model(
+    config: Config, names: list[str], collate: Callable[[list], Any], rows: "Detections", needs: Needs = Needs()
+) -> "PreTrainedModel":
     """Build a detector of these classes, and check that it takes these images."""
     from app.tasks.detection.networks import load_detector, new_detector
 
@@ -70,16 +83,24 @@ def build_model(config: Config, names, collate, rows, needs: Needs = Needs()):
     return model
 
 
-def evaluate(run: Run, model, rows, collate, names, processor) -> dict[str, float]:
+def evaluate(
+    run: Run,
+    model: "nn.Module",
+    rows: "Detections",
+    collate: Callable[[list], Any],
+    names: list[str],
+    processor: "ImageProcessor",
+) -> dict[str, float]:
     """Score the model on every evaluation image, once each, and draw the first few."""
     from app.tasks.detection.networks import boxes_of, truth_of
     from app.tasks.detection.pictures import panel
     from app.training.scores.detection import AveragePrecision
 
-    scores, size = run.scores_of(AveragePrecision(names)), rows.images.shape[2:]
+    scores, (height, width) = run.scores_of(AveragePrecision(names)), rows.images.shape[2:]
     shown: list = []
     for micro in run.evaluation(model, rows, collate, weights=rows.weights):
         output = model(**micro.inputs)
+        size = height, width
         found, truth = boxes_of(output, processor, size), truth_of(micro.inputs["labels"], size)
         scores.update(micro.weight, found, truth, loss=output.loss)
         pictures = zip(micro.inputs["pixel_values"], truth, found, strict=True)

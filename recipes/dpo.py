@@ -7,6 +7,7 @@ r"""Train a language model on preferences: pairs of answers of which one is bett
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
@@ -19,6 +20,13 @@ from app.tasks.language.logits import Logits
 from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.language.preference import Distill, PreferenceLossConfig, check_preferences, reference_of
 from app.tasks.pretrained import load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.text.preference_table import PreferenceTable
+    from app.tasks.language.preference import PreferenceLoss
 
 
 @dataclass
@@ -51,7 +59,9 @@ class Config:
         return (1e-6, "preferences") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[PreferenceTable, dict[str, PreferenceTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import preferences
 
@@ -67,7 +77,7 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_pairs, eval_sets, tokenizer, about
 
 
-def build_model(config: Config, tokenizer, needs: Needs = Needs()):
+def build_model(config: Config, tokenizer: "PreTrainedTokenizerBase", needs: Needs = Needs()) -> "PreTrainedModel":
     """Build a transformers model that predicts the next token, with adapters if --lora.rank asks."""
     if config.model:
         model = load_language_model(config.model, masked=False, needs=needs)
@@ -78,7 +88,7 @@ def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     return model
 
 
-def evaluate(run: Run, model, pairs, criterion) -> dict[str, float]:
+def evaluate(run: Run, model: "nn.Module", pairs: "PreferenceTable", criterion: "PreferenceLoss") -> dict[str, float]:
     """Score the model on every evaluation pair, once each."""
     from app.training.scores.preference import PreferenceScores
 

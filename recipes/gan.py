@@ -7,10 +7,17 @@ r"""Train a generative adversarial network, a small DCGAN: two models and two op
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, UserError, parse
 from app.config import setting
 from app.data.config import ImageData
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from app.data.images.labeled_images import Images
+    from app.tasks.vision.dcgan import Discriminator, Generator
 
 USE_IT = (
     "python -c 'import torch; from transformers import AutoModel; "
@@ -48,7 +55,7 @@ class Config:
     )
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(config: Config, needs: Needs = Needs()) -> "tuple[Images, Images]":
     """Return the training images and the held-out images."""
     from app.data.images import labeled_images
     from app.data.tables.sources import load_tables
@@ -61,10 +68,11 @@ def load_data(config: Config, needs: Needs = Needs()):
         labeled_images.ImageColumn(table, config.data.image, mode) for table in (tables.train, tables.evaluation)
     ]
     processor = labeled_images.own_processor(columns[0], size)
-    return [labeled_images.load_images(column, processor, config.data.cache_gb) for column in columns]
+    real, held_out = (labeled_images.load_images(column, processor, config.data.cache_gb) for column in columns)
+    return real, held_out
 
 
-def build_models(config: Config):
+def build_models(config: Config) -> "tuple[Generator, Discriminator]":
     """Build a generator and a discriminator."""
     from app.tasks.vision.dcgan import DCGANConfig, Discriminator, Generator
 
@@ -84,7 +92,7 @@ class Latents:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, sample: int):
+    def __getitem__(self, sample: int) -> "Tensor":
         import torch
 
         from app.sampling.seeding import sample_generator
@@ -92,7 +100,7 @@ class Latents:
         return torch.from_numpy(sample_generator(0, 0, sample).standard_normal(self.length).astype("float32"))
 
 
-def describe(real, held_out):
+def describe(real: "Images", held_out: "Images") -> "tuple[tuple[Tensor, Tensor], str]":
     """Return mean and covariance of the real images, and a line that describes them.
 
     The line has the distance of the held-out images, for comparison with scores. Reads up to 10,000 images of each.
@@ -110,7 +118,7 @@ def describe(real, held_out):
     )
 
 
-def evaluate(run: Run, generator, latents, known) -> dict[str, float]:
+def evaluate(run: Run, generator: "nn.Module", latents: Latents, known: "tuple[Tensor, Tensor]") -> dict[str, float]:
     """Compare generated images with real ones, and draw some of them."""
     import torch
 

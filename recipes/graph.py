@@ -6,11 +6,20 @@ r"""Train a classifier of a graph's nodes: GraphSAGE or GAT, on neighbourhoods t
         --data.path graph/ --data.fanout 15 10 5
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import GraphData
 from app.tasks.graphs.shape import GraphScratch, check_shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from app.data.graphs.nodes import Loaded, Nodes
+    from app.tasks.graphs.networks import NodeClassifier
+    from app.tasks.graphs.shape import Shape
 
 USE_IT = (
     "python -c 'from app.tasks.graphs.use import classify; "
@@ -41,14 +50,14 @@ def use_it(data: GraphData) -> str:
     return USE_IT.replace("{data}", data.path).replace("{table}", table)
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(config: Config, needs: Needs = Needs()) -> "Loaded":
     """Return the nodes to train on and to evaluate on, the names of the classes, and a description."""
     from app.data.graphs import nodes
 
     return nodes.load(config.data, needs=needs)
 
 
-def build_model(config: Config, data):
+def build_model(config: Config, data: "Loaded") -> "tuple[NodeClassifier, Shape]":
     """Build a network with an output for each class, and the config to save with it."""
     from app.data.graphs.nodes import eval_fanouts
     from app.tasks.graphs import networks
@@ -57,7 +66,7 @@ def build_model(config: Config, data):
     if config.model:
         about = data.names, len(config.data.fanout), eval_fanouts(config.data), config.data.undirected
         return networks.load_for(config.model, data.width, *about)
-    arguments = {
+    arguments: dict[str, Any] = {
         "kind": config.scratch.kind,
         "inputs": data.width,
         "width": config.scratch.width,
@@ -70,7 +79,9 @@ def build_model(config: Config, data):
     return networks.NodeClassifier(**arguments), shape
 
 
-def evaluate(run: Run, model, nodes, names, fanouts) -> dict[str, float]:
+def evaluate(
+    run: Run, model: "nn.Module", nodes: "Nodes", names: list[str], fanouts: Sequence[int]
+) -> dict[str, float]:
     """Score the model on every node, once each, with the same neighbours every time."""
     from torch.nn.functional import cross_entropy
 

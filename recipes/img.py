@@ -6,13 +6,23 @@ r"""Train an image classifier: from scratch on data that needs no download, or f
         --data.path photos/ --augment.flip 0.5
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import Augment, ClassData
 from app.tasks.class_loss import ClassLoss, ClassLossConfig
 from app.tasks.from_scratch import VisionScratch, check_vision
 from app.tasks.pretrained import check_images, head_of, load_model, load_processor
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from app.data.images.labeled_images import Images
+    from app.data.images.processor import ImageProcessor
+    from app.data.tables.labels import Labels
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -40,7 +50,9 @@ class Config:
         return (1e-4, "fine-tuning") if self.model else (3e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[Images, dict[str, Images], Labels, ImageProcessor, str]":
     """Return training images and sets of evaluation images, classes, the image processor, and a description."""
     from app.data.images import labeled_images
 
@@ -62,7 +74,9 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_rows, eval_sets, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_sets)
 
 
-def build_model(config: Config, labels, rows, collate, needs: Needs = Needs()):
+def build_model(
+    config: Config, labels: "Labels", rows: "Images", collate: Callable[[list], Any], needs: Needs = Needs()
+) -> "PreTrainedModel":
     """Build a transformers model with a head for these classes, and check that it takes these images."""
     from transformers import AutoModelForImageClassification
 
@@ -78,7 +92,7 @@ def build_model(config: Config, labels, rows, collate, needs: Needs = Needs()):
     return model
 
 
-def vision_config(shape: VisionScratch, size: int, **head):
+def vision_config(shape: VisionScratch, size: int, **head: Any) -> "PreTrainedConfig":
     """Build the config of a model for images of this size."""
     from transformers import BitConfig, ResNetConfig, ViTConfig
 
@@ -101,7 +115,9 @@ def vision_config(shape: VisionScratch, size: int, **head):
     return BitConfig(embedding_size=shape.width, hidden_sizes=widths, depths=depths, num_groups=8, **head)
 
 
-def evaluate(run: Run, model, rows, collate, labels) -> dict[str, float]:
+def evaluate(
+    run: Run, model: "nn.Module", rows: "Images", collate: Callable[[list], Any], labels: "Labels"
+) -> dict[str, float]:
     """Score the model on every evaluation image, once each, and draw the confusion matrix."""
     from torch.nn.functional import cross_entropy
 
@@ -129,7 +145,7 @@ def main(config: Config) -> dict[str, float]:
             train_rows, eval_sets, labels, processor, about = load_data(config, run.needs)
         run.say(about)
         collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
-        loss_of = ClassLoss(config.loss, labels.names, train_rows.labels)
+        loss_of = ClassLoss(config.loss, labels.names, labels.train_values)
         model, optimizer = run.prepare(build_model(config, labels, train_rows, collate, run.needs), config.optim)
         for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):

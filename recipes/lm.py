@@ -8,8 +8,9 @@ r"""Train a language model: from scratch on data that needs no download, or a pr
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
@@ -22,6 +23,13 @@ from app.tasks.language.loading import check_positions, load_language_model
 from app.tasks.language.logits import Logits
 from app.tasks.language.lora import Lora, add_adapters, check_lora, hold_base
 from app.tasks.pretrained import load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.corpus.blocks import Blocks
+    from app.data.corpus.masking import MaskedBlocks
 
 
 @dataclass
@@ -71,7 +79,9 @@ class Config:
         return 1e-3 if self.masked else 2e-3, "training from scratch"
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[Blocks | MaskedBlocks, Mapping[str, Blocks | MaskedBlocks], PreTrainedTokenizerBase, str]":
     """Return training blocks and sets of evaluation blocks, the tokenizer, and a line that describes them."""
     from app.data.corpus import corpus
     from app.data.corpus.masking import MaskedBlocks, Masker
@@ -95,7 +105,7 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train, held_out, tokenizer, about
 
 
-def build_model(config: Config, tokenizer, needs: Needs = Needs()):
+def build_model(config: Config, tokenizer: "PreTrainedTokenizerBase", needs: Needs = Needs()) -> "PreTrainedModel":
     """Build a transformers model that predicts the next token or masked ones, with adapters if --lora.rank asks."""
     if config.model:
         model = load_language_model(config.model, config.masked, needs=needs)
@@ -108,7 +118,7 @@ def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     return model
 
 
-def predict(model, inputs: dict):
+def predict(model: "nn.Module", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor]":
     """Return the logits of a micro-batch, [blocks, size, vocabulary], and the tokens that are right, [blocks, size].
 
     With --logits chunked, the logits are losses, [blocks, size].
@@ -121,12 +131,20 @@ def predict(model, inputs: dict):
         return model(**known).logits, targets
 
 
-def loss_of(model, inputs: dict, criterion):
+def loss_of(model: "nn.Module", inputs: dict[str, Any], criterion: Callable[..., Any]) -> "Tensor":
     """Return the mean loss over the supervised tokens of a micro-batch."""
     return criterion(*predict(model, inputs))
 
 
-def evaluate(run: Run, model, blocks, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
+def evaluate(
+    run: Run,
+    model: "nn.Module",
+    blocks: Any,
+    collate: Callable[[list], Any],
+    criterion: Callable[..., Any],
+    tokenizer: "PreTrainedTokenizerBase",
+    config: Config,
+) -> dict[str, float]:
     """Score the model on every supervised token of the evaluation blocks, and print a sample text."""
     from app.data.corpus.blocks import beginning
     from app.tasks.language.generate import filled_in, sample_text

@@ -6,7 +6,9 @@ r"""Train a model that writes a text for a text: from scratch on data that needs
         --data.path train.en train.de --data.source en --data.target de --data.max-source 128 --data.max-target 128
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.config import OnResume, setting
@@ -17,6 +19,12 @@ from app.tasks.language import logits, seq2seq
 from app.tasks.language.logits import Logits
 from app.tasks.language.seq2seq_generation import Generate
 from app.tasks.language.use import WRITES
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.text.pair_text import PairTable
 
 
 @dataclass
@@ -44,7 +52,9 @@ class Config:
         return (1e-4, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[PairTable, dict[str, PairTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import pair_text
 
@@ -58,7 +68,7 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_rows, eval_sets, tokenizer, pair_text.describe(tables, train_rows, eval_sets, config.data)
 
 
-def build_model(config: Config, tokenizer, needs: Needs = Needs()):
+def build_model(config: Config, tokenizer: "PreTrainedTokenizerBase", needs: Needs = Needs()) -> "PreTrainedModel":
     """Build a transformers model with an encoder and a decoder."""
     data, generate = config.data, config.generate
     if config.model:
@@ -69,7 +79,15 @@ def build_model(config: Config, tokenizer, needs: Needs = Needs()):
     return seq2seq.will_write(model, data, generate)
 
 
-def evaluate(run: Run, model, rows, collate, criterion, tokenizer, config: Config) -> dict[str, float]:
+def evaluate(
+    run: Run,
+    model: "nn.Module",
+    rows: "PairTable",
+    collate: Callable[[list], Any],
+    criterion: Callable[..., Any],
+    tokenizer: "PreTrainedTokenizerBase",
+    config: Config,
+) -> dict[str, float]:
     """Score the model on every token to write, and the texts that it writes for some rows."""
     from app.data.text.pair_text import Evenly
     from app.tasks.language import seq2seq_generation

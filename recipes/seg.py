@@ -8,9 +8,10 @@ r"""Train a segmentation model in two or three dimensions: MONAI's U-Net from sc
         --data.path folder/ --data.patch 512
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, UserError, parse
 from app.checkpoints.export import Card
@@ -18,15 +19,20 @@ from app.data.config import VolumeData
 from app.tasks.from_scratch import UNetScratch, check_unet
 from app.tasks.pretrained import check_installed
 from app.tasks.segmentation.networks import (
+    arguments_of,
     card_of,
     check_patches,
     image_channels,
     is_unet,
     load_segmenter,
     logits_of,
-    read_card,
     unet,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from app.data.volumes.cases import Cases, Patches
 
 USE_IT = (
     "python -c 'import json, monai, safetensors.torch as st; "
@@ -58,7 +64,7 @@ class Config:
         return (6e-5, "fine-tuning") if self.model else (5e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(config: Config, needs: Needs = Needs()) -> "tuple[Patches, dict[str, Cases], str]":
     """Return patches to train on, sets of whole images to evaluate on, and a line that describes them."""
     from app.data.volumes import volumes
 
@@ -67,7 +73,9 @@ def load_data(config: Config, needs: Needs = Needs()):
     return volumes.load(config.data, image_channels(config.model) if config.model else 0, needs)
 
 
-def build_model(config: Config, patches, names, needs: Needs = Needs()):
+def build_model(
+    config: Config, patches: "Patches", names: list[str], needs: Needs = Needs()
+) -> "tuple[nn.Module, list[Card]]":
     """Build a model whose logits have the channels that the loss needs, and the parts to save with it."""
     from app.tasks.segmentation.losses import channels_of
 
@@ -75,7 +83,7 @@ def build_model(config: Config, patches, names, needs: Needs = Needs()):
     if config.model:
         model = load_segmenter(config.model, names if channels > 1 else names[1:], needs)
         if is_unet(config.model):
-            return model, [Card(arguments=read_card(config.model)["arguments"], **about)]
+            return model, [Card(arguments=arguments_of(config.model), **about)]
         check_patches(model, config.model, patches.cases.channels, patches.cases.window)
         return model, [Card(**about)]
     check_unet(config.scratch, patches.cases.window)
@@ -94,7 +102,7 @@ def build_model(config: Config, patches, names, needs: Needs = Needs()):
     return unet(arguments), [Card(arguments=arguments, **about)]
 
 
-def evaluate(run: Run, model, cases, loss_of) -> dict[str, float]:
+def evaluate(run: Run, model: "nn.Module", cases: "Cases", loss_of: Callable[..., Any]) -> dict[str, float]:
     """Score the model on every whole image, once each, and draw the first few."""
     from app.data.rows import stack
     from app.tasks.segmentation.losses import classes_of

@@ -6,12 +6,21 @@ r"""Train a tagger of tokens: from scratch on data that needs no download, or fr
         --data.path train.conll --data.eval-path dev.conll
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TagData
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import head_of, load_model, load_tokenizer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from app.data.text.tagged_text import Tags
+    from app.data.text.tokens import TokenTable
 
 USE_IT = (
     "python -c 'from transformers import pipeline; "
@@ -36,7 +45,9 @@ class Config:
         return (3e-5, "fine-tuning") if self.model else (2e-3, "training from scratch")
 
 
-def load_data(config: Config, needs: Needs = Needs()):
+def load_data(
+    config: Config, needs: Needs = Needs()
+) -> "tuple[TokenTable, dict[str, TokenTable], Tags, PreTrainedTokenizerBase, str]":
     """Return training rows and sets of evaluation rows as token ids, tags, the tokenizer, and a description."""
     from app.data.text import tagged_text
 
@@ -55,7 +66,9 @@ def load_data(config: Config, needs: Needs = Needs()):
     return train_rows, eval_sets, tags, tokenizer, about
 
 
-def build_model(config: Config, tags, tokenizer, needs: Needs = Needs()):
+def build_model(
+    config: Config, tags: "Tags", tokenizer: "PreTrainedTokenizerBase", needs: Needs = Needs()
+) -> "PreTrainedModel":
     """Build a transformers model with a head for these tags."""
     from transformers import AutoModelForTokenClassification, BertForTokenClassification
 
@@ -66,7 +79,9 @@ def build_model(config: Config, tags, tokenizer, needs: Needs = Needs()):
     return BertForTokenClassification(bert_config(config.scratch, tokenizer, config.data.max_length, **head))
 
 
-def evaluate(run: Run, model, rows, collate, tags) -> dict[str, float]:
+def evaluate(
+    run: Run, model: "nn.Module", rows: "TokenTable", collate: Callable[[list], Any], tags: "Tags"
+) -> dict[str, float]:
     """Score the model on every evaluation row, once each."""
     from app.training.scores.tags import EntityScores, TokenScores
 

@@ -53,7 +53,7 @@ def pytest_sessionfinish():
     """Have this process end with pytest's own status, also after a run that a test has stopped by a signal."""
     from app.distributed import environment
 
-    environment.leave_with = None
+    environment.end.status = None
 
 
 @pytest.fixture(scope="session", autouse=True)

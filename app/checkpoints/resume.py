@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from app.checkpoints.record import Counts, DataRecord, Record
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference, other_models
+from app.data.rows import Rows
 from app.distributed import collectives
 from app.distributed.layout_record import Layout
 from app.errors import UserError
@@ -53,7 +54,7 @@ def described(start: Start, plan: BatchPlan, before: Layout, here: Layout, folde
     return f"resuming {folder} after step {start.step} of {plan.steps}{moved}{first}"
 
 
-def contents_everywhere(data: Sequence) -> dict[str, Any]:
+def contents_everywhere(data: Rows) -> dict[str, Any]:
     """Digest the training data once on each machine, and compare the digests. Every rank takes part.
 
     Call it before anything draws from `data`, such as the loader.

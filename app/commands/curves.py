@@ -73,7 +73,8 @@ def _scores(names: list[str]) -> list[Panel]:
 
     Scores of further evaluation sets, and of the average of the weights, share the panel of their main one.
     """
-    mains = {name: f"{PLAIN}/{ScoreName.parse(name).metric}" for name in names}
+    parsed = {name: ScoreName.parse(name) for name in names}
+    mains = {name: f"{PLAIN}/{score.metric}" for name, score in parsed.items() if score is not None}
     further = {name: main for name, main in mains.items() if name != main and main in names}
     names = [name for name in names if name not in further]
     of_classes = {name: [other for other in names if other.startswith((f"{name}_", f"{name}/"))] for name in names}

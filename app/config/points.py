@@ -25,11 +25,13 @@ class Point(NamedTuple):
             UserError: it is something else.
         """
         try:
-            place, percent, factor = _POINT.fullmatch(text).groups()
+            if (parts := _POINT.fullmatch(text)) is None:
+                raise ValueError
+            place, percent, factor = parts.groups()
             if not percent and not float(place).is_integer():
                 raise ValueError
             return cls(float(place), bool(percent), float(factor), text)
-        except (AttributeError, ValueError):
+        except ValueError:
             raise UserError(
                 f"--optim.points {text!r} is no point: give STEP:FACTOR or PERCENT%:FACTOR, for example 200:1 or 10%:1"
             ) from None

@@ -38,7 +38,12 @@ def setting(
         help: in place of the docstring, of a field that several configs have.
         when_begun: gives its value where it is empty when a run begins. A run that is resumed keeps what it had.
     """
-    known = {"at_least": at_least, "finite": finite, "on_resume": on_resume, **({"help": help} if help else {})}
+    known: dict[str, Any] = {
+        "at_least": at_least,
+        "finite": finite,
+        "on_resume": on_resume,
+        **({"help": help} if help else {}),
+    }
     known |= {"when_begun": when_begun} if when_begun else {}
     return dataclasses.field(default=default, metadata=known)
 

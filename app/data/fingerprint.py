@@ -3,14 +3,14 @@
 import copy
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from app.data.rows import fetch
+from app.data.rows import Rows, fetch
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 from app.sampling.seeding import aside
@@ -22,7 +22,7 @@ SECONDS = 20.0
 FIELDS = 32
 
 
-def contents(data: Sequence) -> dict[str, Any]:
+def contents(data: Rows) -> dict[str, Any]:
     """Digest some rows of a data set, chosen by its size alone, and read its own fingerprint.
 
     The same data give the same result on every machine. Reading neither draws from the process's random generators

@@ -1,7 +1,7 @@
 """Rows of a data set: fetched by their numbers, and stacked into batches."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 IGNORED = -100
 
 
-def fetch(data: Sequence, ids: Sequence[int]) -> list[Any]:
+class Rows(Protocol):
+    """A data set: its rows by their numbers. It may also have `__getitems__`, which takes a list of numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, sample: int, /) -> Any: ...
+
+
+def fetch(data: Rows, ids: Sequence[int]) -> list[Any]:
     """Return the rows with these numbers, in this order: in one call where the data has `__getitems__`."""
     many = getattr(data, "__getitems__", None)
     return many(ids) if many else [data[i] for i in ids]

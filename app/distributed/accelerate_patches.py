@@ -289,7 +289,7 @@ def sharded_like(original: DTensor, shard: Tensor, shape: torch.Size | None = No
         shape: of the whole, a matrix; default: that of the other one.
     """
     spec = original._spec
-    if shape is not None:
+    if shape is not None and spec.tensor_meta is not None:
         whole = torch.empty(shape, dtype=shard.dtype, device="meta")
         described = spec.tensor_meta._replace(shape=shape, stride=whole.stride(), dtype=shard.dtype)
         spec = dataclasses.replace(spec, tensor_meta=described)

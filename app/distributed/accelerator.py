@@ -92,7 +92,7 @@ class Accelerator(accelerate.Accelerator):
             torch.set_num_threads(threads or environment.cores_per_process())
             if plugin is None:  # a run that shards needs the memory more than the time
                 allocator.keep_freed_memory()
-        self._check_settings()
+        supported.check_accumulation(self.gradient_accumulation_steps)
 
     def _split(self, slices: int) -> Split | None:
         """Return how layers are split, as the mesh and the number of slices ask."""
@@ -101,18 +101,6 @@ class Accelerator(accelerate.Accelerator):
         if mesh and mesh.tp_enabled:
             return Split(self.torch_device_mesh["tp"], slices)
         return Split(None, slices) if slices > 1 else None
-
-    def _check_settings(self) -> None:
-        """Refuse settings of the profile that cannot work.
-
-        Raises:
-            UserError: there is one.
-        """
-        if self.gradient_accumulation_steps != 1:
-            raise UserError(
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps} in the profile: leave it at 1; "
-                "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
-            )
 
     @property
     def mixed_precision(self) -> str:
@@ -175,7 +163,7 @@ class Accelerator(accelerate.Accelerator):
             )
         with ExitStack() as stack:
             if self.split is not None:
-                self._split_layers(*args)
+                self._split_layers(self.split, *args)
                 stack.enter_context(accelerate_patches.split_already(self))
             if self.is_fsdp2:
                 stack.enter_context(accelerate_patches.before_sharding(made_once.fill))
@@ -209,7 +197,7 @@ class Accelerator(accelerate.Accelerator):
                 accelerate_patches.fix_buckets(wrapper)
         return result
 
-    def _split_layers(self, *args: Any) -> None:
+    def _split_layers(self, split: Split, *args: Any) -> None:
         """Split the layers of models, and give optimizers the new parameters."""
         if self.compiles:
             raise UserError(
@@ -218,10 +206,10 @@ class Accelerator(accelerate.Accelerator):
         new: dict[nn.Parameter, nn.Parameter] = {}
         optimizers = [arg for arg in args if isinstance(arg, torch.optim.Optimizer)]
         for model in (arg for arg in args if isinstance(arg, nn.Module)):
-            plan = plan_of(model, self.split.count)
+            plan = plan_of(model, split.count)
             for optimizer in optimizers:
-                fsdp.check_split(optimizer, cuts(model, plan), self.split.processes)
-            new |= split_model(model, plan, self.split)
+                fsdp.check_split(optimizer, cuts(model, plan), split.processes)
+            new |= split_model(model, plan, split)
         for optimizer in optimizers:
             if new:
                 fsdp.check_optimizer(optimizer)

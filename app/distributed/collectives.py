@@ -18,15 +18,35 @@ T = TypeVar("T")
 
 _NEVER = timedelta(days=7)
 
-_uses: Counter[str] = Counter()
-_clean: bool | None = None
-_background: dist.ProcessGroup | None = None
+
+class _Process:
+    """What the runs of this process share. There is one object of it, because torch has one default process group."""
+
+    def __init__(self) -> None:
+        self.uses: Counter[str] = Counter()
+        """How many keys of each kind have been made."""
+        self.clean: bool | None = None
+        """Whether all went well in the last run; None before its end."""
+        self.background: dist.ProcessGroup | None = None
+        """The group of threads next to training."""
+
+    def end(self) -> None:
+        """Leave the process group at the end of the program, if all went well."""
+        # The program is over: another Ctrl-C would only print where Python was.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.clean and dist.is_initialized():
+            # Models in reference cycles keep process groups alive, whose threads must not outlive the interpreter.
+            gc.collect()
+            dist.destroy_process_group()
+
+
+_process = _Process()
 
 
 def set_limit(time_limit: timedelta) -> None:
     """Set the time limit of all process groups of training; those of a mesh have torch's default until then."""
     if dist.is_initialized():
-        accelerate_patches.set_time_limit(time_limit, without=_background)
+        accelerate_patches.set_time_limit(time_limit, without=_process.background)
 
 
 def store() -> dist.Store:
@@ -60,10 +80,9 @@ def background() -> dist.ProcessGroup | None:
     It has no time limit, as ranks wait in it for the slowest one's files. The watchdog watches training that waits for
     those threads.
     """
-    global _background
-    if not alone() and _background is None:
-        _background = dist.new_group(backend="gloo", timeout=_NEVER)
-    return _background
+    if not alone() and _process.background is None:
+        _process.background = dist.new_group(backend="gloo", timeout=_NEVER)
+    return _process.background
 
 
 def leave(clean: bool) -> None:
@@ -71,21 +90,11 @@ def leave(clean: bool) -> None:
 
     A rank that failed must not destroy it: the others may be in a collective, which would never end.
     """
-    global _clean
-    if _clean is None:
-        atexit.register(_end)
-    _clean = clean
-    aborts = not alone() and (dist.get_backend() == "gloo" or _background is not None)
-    environment.leave_with = 0 if clean and aborts else None
-
-
-def _end() -> None:
-    # The program is over: another Ctrl-C would only print where Python was.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _clean and dist.is_initialized():
-        # Models in reference cycles keep process groups alive, whose threads must not outlive the interpreter.
-        gc.collect()
-        dist.destroy_process_group()
+    if _process.clean is None:
+        atexit.register(_process.end)
+    _process.clean = clean
+    aborts = not alone() and (dist.get_backend() == "gloo" or _process.background is not None)
+    environment.end.status = 0 if clean and aborts else None
 
 
 def from_main(call: Callable[[], T], group: dist.ProcessGroup | None = None, long: bool = False) -> T:
@@ -192,8 +201,8 @@ def _meet(what: str) -> None:
 
 def new_key(what: str) -> str:
     """Return a new key of the store. It is the same on every rank, as all ranks make these calls in the same order."""
-    _uses[what] += 1
-    return f"samestep/{what}/{_uses[what]}"
+    _process.uses[what] += 1
+    return f"samestep/{what}/{_process.uses[what]}"
 
 
 def heard_on_main(error: BaseException) -> bool:

@@ -3,9 +3,31 @@
 import warnings
 
 import torch
-from accelerate.utils import DeepSpeedPlugin
+from accelerate.utils import DeepSpeedPlugin, DistributedType
 
 from app.errors import UserError
+
+# What a run may ask for and DeepSpeed cannot do, by its flag, with the reason and what to take.
+_LACKS = {
+    "--ema": "DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead",
+    "--run.audit": "DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile",
+    "--run.inspect-every": "DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile",
+    "--run.nonfinite skip": "DeepSpeed's engine updates in its backward pass, so no step can be left out; use an fsdp "
+    "or ddp profile",
+}
+
+
+def refuse(flag: str, kind: str) -> None:
+    """Refuse what a flag asks for, under DeepSpeed.
+
+    Args:
+        kind: the accelerator's distributed_type.
+
+    Raises:
+        UserError: it is DeepSpeed.
+    """
+    if kind == DistributedType.DEEPSPEED:
+        raise UserError(f"{flag}: {_LACKS[flag]}")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:

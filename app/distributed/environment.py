@@ -12,9 +12,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.errors import UserError, mendable, printable
+
+if TYPE_CHECKING:
+    import torch
 
 # What launchers set for each process, and torch needs to let them meet.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -106,7 +109,7 @@ def check_gpus(wanted: int) -> None:
         )
 
 
-def take_gpu():
+def take_gpu() -> "torch.device | None":
     """Select this process's own GPU before any is used: the first use of a GPU creates a context on it.
 
     accelerate 1.15 selects it too, but only after it has joined the process group. Returns the device; None if the
@@ -114,10 +117,10 @@ def take_gpu():
     """
     import torch
 
-    if "LOCAL_RANK" not in os.environ:
+    kind = torch.accelerator.current_accelerator()
+    if "LOCAL_RANK" not in os.environ or kind is None:
         return None
-    kind = torch.accelerator.current_accelerator().type
-    device = torch.device(kind, local_rank() % torch.accelerator.device_count())
+    device = torch.device(kind.type, local_rank() % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     return device
 
@@ -277,20 +280,28 @@ _LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # accelerate's launcher gives it to ev
 OUTCOME = "SAMESTEP_OUTCOME"
 """Environment variable with the file in which ranks tell such a launcher of several that their run was preempted."""
 PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, repeat the command
-# The exit status, set when only the interpreter's own end is left to do.
-leave_with: int | None = None
 
 
-def _leave() -> None:
-    """Skip the interpreter's end, in which threads of torch's C++ can abort (gloo's, or one that saves, after Ctrl-C).
+class _End:
+    """The end of this process. There is one object of it, because a process ends once."""
 
-    A status that the program gives to sys.exit after its run is lost.
-    """
-    if leave_with is not None:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(leave_with)
+    def __init__(self) -> None:
+        self.status: int | None = None
+        """The exit status, set when only the interpreter's own end is left to do."""
+
+    def leave(self) -> None:
+        """Skip the interpreter's end, in which threads of torch's C++ can abort (gloo's; one that saves, after Ctrl-C).
+
+        A status that the program gives to sys.exit after its run is lost.
+        """
+        if self.status is not None:
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.status)
+
+
+end = _End()
 
 
 def tell_preempted(preempted: bool) -> None:
@@ -298,7 +309,6 @@ def tell_preempted(preempted: bool) -> None:
 
     torchrun and `accelerate launch` do: their ranks end with 0. Those of `samestep launch` tell it by a file.
     """
-    global leave_with
     if in_notebook():
         return
     outcome = os.environ.get(OUTCOME)
@@ -307,7 +317,7 @@ def tell_preempted(preempted: bool) -> None:
             Path(outcome).write_text("preempted" if preempted else "")
     ranks = "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ
     if preempted and not ranks and (os.environ.get(LAUNCHER) == str(os.getpid()) or _launcher_command() is None):
-        leave_with = PREEMPTED
+        end.status = PREEMPTED
 
 
 def report_user_errors() -> None:
@@ -316,11 +326,10 @@ def report_user_errors() -> None:
     Ctrl-C ends it with status 130.
     """
     previous = sys.excepthook
-    atexit.register(_leave)  # before torch and others register theirs, so that it runs last
+    atexit.register(end.leave)  # before torch and others register theirs, so that it runs last
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        global leave_with
-        leave_with = 130 if issubclass(kind, KeyboardInterrupt) else None
+        end.status = 130 if issubclass(kind, KeyboardInterrupt) else None
         if issubclass(kind, KeyboardInterrupt):
             raise SystemExit(130)
         told = mendable(error)

@@ -122,21 +122,21 @@ class CallOrder:
         Raises:
             UserError: it is.
         """
-        here, call = self._here, what + layer
-        if here is None:
+        here, departures, call = self._here, self._departures, what + layer
+        if here is None or departures is None:
             return
         if len(here) != 1 or call not in here:
-            self._compare(here, call)
+            self._compare(here, departures, call)
         if call not in here:
             here[call] = Known()
             self._size += 1
         self._here = here[call]
-        self._departures.passes(call)
+        departures.passes(call)
         self._add(zlib.crc32(call.encode()))
 
-    def _compare(self, here: Known, call: str) -> None:
+    def _compare(self, here: Known, departures: Departures, call: str) -> None:
         # Where another call is known, and no more, ranks that make that one do not stop to compare: they are asked.
-        found = self._departures.ask(call) if len(here) == 1 else collectives.gather(call)
+        found = departures.ask(call) if len(here) == 1 else collectives.gather(call)
         if told := self._mixed_up(found):
             raise UserError(told)
 

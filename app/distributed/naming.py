@@ -67,3 +67,9 @@ def _unwrapped(name: str) -> str:
 def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor; the whole tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """Return this rank's shard of the gradient of a parameter that has one."""
+    assert parameter.grad is not None
+    return local_shard(parameter.grad)

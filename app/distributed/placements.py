@@ -25,18 +25,23 @@ def cut_along(tensor: DTensor) -> list[int]:
     return [place for place, each in enumerate(tensor.placements) if cut_dimension(each) is not None]
 
 
+def _coordinate(tensor: DTensor) -> tuple[int, ...]:
+    """Return where this rank is in the tensor's mesh, of which it is a part."""
+    here = tensor.device_mesh.get_coordinate()
+    assert here is not None
+    return tuple(here)
+
+
 def coordinates(tensor: DTensor) -> list[int]:
     """Return where this rank's part is in the whole; ranks with the same coordinates have copies of each other."""
-    here = tensor.device_mesh.get_coordinate()
+    here = _coordinate(tensor)
     return [here[place] for place in cut_along(tensor)]
 
 
 def copies(tensor: DTensor) -> tuple[int, int]:
     """Return how many ranks have the part that this rank has, and which of them it is; the first one is 0."""
     cut, (count, which) = cut_along(tensor), (1, 0)
-    for place, (size, here) in enumerate(
-        zip(tensor.device_mesh.shape, tensor.device_mesh.get_coordinate(), strict=True)
-    ):
+    for place, (size, here) in enumerate(zip(tensor.device_mesh.shape, _coordinate(tensor), strict=True)):
         if place not in cut:
             count, which = count * size, which * size + here
     return count, which

@@ -26,16 +26,10 @@ class StoppedInEvaluation(BaseException):
 
 
 class _Process:
-    """The runs of this process, one after the other. There is one object of it, because signals have one handler."""
+    """The run of this process that hears signals. There is one object of it, because signals have one handler."""
 
     def __init__(self) -> None:
-        self.runs = 0
         self.listening: Preemption | None = None
-
-    def new_key(self) -> str:
-        """Count a run, and return its key in the store: the same on every rank, as ranks have the same runs."""
-        self.runs += 1
-        return f"samestep/stop/{self.runs}"
 
     def forget(self) -> None:
         """Have a forked process leave its parent's run."""
@@ -84,7 +78,7 @@ class Preemption:
 
     def start(self) -> None:
         """Begin to listen. Every rank takes part. In a notebook, an interrupt stops the run and then the cell."""
-        self._key = _process.new_key()
+        self._key = collectives.new_key("stop")
         self._siblings = collectives.local_processes()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -160,19 +154,29 @@ class Preemption:
             yield from range(count)
             return
         self._evaluations += 1
-        store, key = None if collectives.alone() else collectives.store(), f"{self._key}/evaluation/{self._evaluations}"
+        if collectives.alone():
+            yield from self._turns_alone(count)
+        else:
+            yield from self._turns_of_ranks(count, together, f"{self._key}/evaluation/{self._evaluations}")
+
+    def _turns_alone(self, count: int) -> Iterator[int]:
+        for turn in range(count):
+            self._hold_back()
+            if self.asked:
+                raise StoppedInEvaluation
+            yield turn
+
+    def _turns_of_ranks(self, count: int, together: bool, key: str) -> Iterator[int]:
+        """Yield the turns up to the one that the store names under `key`."""
+        store = collectives.store()
         for turn in range(count):
             ahead = self._hold_back()
-            if self.asked and store is None:
-                raise StoppedInEvaluation
             if self.asked:
                 # If together: a turn that no rank can have begun.
                 store.compare_set(key, "", str(turn + 1 + ahead) if together else "0")
-            if store is not None and store.check([key]) and turn >= int(store.get(key)):
+            if store.check([key]) and turn >= int(store.get(key)):
                 raise StoppedInEvaluation
             yield turn
-        if store is None:
-            return
         # All ranks meet here, so that all see the same: either every rank came, or one was asked before.
         if store.add(f"{key}/here", 1) == dist.get_world_size():
             store.compare_set(key, "", _ALL_HERE)

@@ -39,7 +39,9 @@ def join_again(on_cpu: bool, limit: timedelta = _LEAST, device: torch.device | N
     generation = _generation(found, rank, world)
     if generation == 0:
         return
-    backend = "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
+    backend = (
+        "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator() or "cpu")
+    )
     own = dist.PrefixStore(f"samestep/generation/{generation}", found)
     dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit, device_id=device)
 

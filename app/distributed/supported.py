@@ -7,7 +7,7 @@ its environment, because accelerate's own launcher starts ranks without asking.
 import importlib.util
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from app.errors import UserError
 
@@ -21,6 +21,18 @@ _FP8 = {
     "MSAMP": ["msamp"],
     "MS-AMP": ["msamp"],
 }
+
+_SKIPS = "engine skips steps by itself"
+
+
+def of_deepspeed_file(name: str, settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Find what DeepSpeed's own settings in a file rule out."""
+    fp16 = (settings.get("fp16") or {}).get("enabled")
+    sections = [section for section in ("optimizer", "scheduler") if section in settings]
+    found = [(f"{section} in {name}: --optim chooses it", "take it out of that file") for section in sections]
+    if fp16 is True:
+        found.append((f"fp16 in {name}: DeepSpeed's {_SKIPS}", "take bf16 or no"))
+    return found
 
 
 class Mesh(NamedTuple):
@@ -75,6 +87,25 @@ def of_environment(on_cpu: bool) -> Asked:
         fp8_backend=os.environ.get("ACCELERATE_FP8_BACKEND", ""),
         sharding=os.environ.get("FSDP_SHARDING_STRATEGY", "") if first else "",
     )
+
+
+def check_accumulation(turns: int) -> None:
+    """Refuse turns of accelerate's own, which a process knows when its Accelerator is made.
+
+    Raises:
+        UserError: there are several.
+    """
+    if turns != 1:
+        raise UserError(
+            f"gradient_accumulation_steps {turns} in the profile: leave it at 1; "
+            "accumulation follows from --run.global-batch, --run.micro-batch and the number of processes"
+        )
+
+
+def of_accumulation(turns: Any) -> list[tuple[str, str]]:
+    """Find turns of accelerate's own in a profile's file, which may leave them to DeepSpeed: auto."""
+    fine = turns in (1, "1", "auto")
+    return [] if fine else [(f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1")]
 
 
 def check(asked: Asked) -> None:
@@ -143,7 +174,7 @@ def _of_precision(asked: Asked) -> list[tuple[str, str]]:
     elif asked.precision == "fp8" and (lacks := _lacking(asked.fp8_backend)):
         found.append((f"mixed_precision fp8: {lacks} not installed", f"install it, or {fix}"))
     elif asked.precision == "fp16" and asked.engine == "DEEPSPEED":
-        found.append(("mixed_precision fp16 under DeepSpeed: its engine skips steps by itself", fix))
+        found.append((f"mixed_precision fp16 under DeepSpeed: its {_SKIPS}", fix))
     elif asked.precision == "fp16" and asked.mesh.tp > 1:
         found.append(("mixed_precision fp16 under tp_size: its loss scale does not work there yet", fix))
     return found

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from app import storage
 from app.distributed import accelerate_patches, collectives, environment
 
-_runs = 0
-
 
 class Watchdog:
     """Ends all ranks when one of them makes no progress for too long."""
@@ -48,8 +46,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch. Every rank takes part."""
-        global _runs
-        _runs += 1
+        key = collectives.new_key("hang")
         self.beat(self.step)
         if collectives.rank() == 0 and self.folders:
             # Files of an earlier run on more ranks would be mixed with those of this one.
@@ -60,7 +57,6 @@ class Watchdog:
         if self.seconds:
             # A connection of its own, as another thread may be waiting on the shared one.
             store = None if collectives.alone() else collectives.store().clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-            key = f"samestep/hang/{_runs}"
             self._thread = threading.Thread(target=self._watch, args=(store, key), name="watchdog", daemon=True)
             self._thread.start()
 
@@ -174,7 +170,7 @@ class Watchdog:
 def _end_in(seconds: float) -> None:
     """Have this process show its stacks and end after a time, unless this is called again or cancelled before."""
     with contextlib.suppress(ValueError, OSError, AttributeError):  # standard error is closed
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
 def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0) -> None:

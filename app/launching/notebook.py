@@ -81,5 +81,5 @@ def _follow(words: list[str]) -> int:
 
 
 def _print_all(process: subprocess.Popen) -> None:
-    for line in process.stdout:
+    for line in process.stdout or ():
         print(line, end="", flush=True)

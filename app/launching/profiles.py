@@ -261,9 +261,7 @@ def _of_values(profile: Profile) -> Iterator[tuple[str, str]]:
     synced = "fsdp_sync_module_states" not in every or _is_true(every["fsdp_sync_module_states"])
     if not synced and _is_true(every.get("fsdp_cpu_ram_efficient_loading", True)):
         yield "fsdp_sync_module_states false", "set fsdp_cpu_ram_efficient_loading: false too"
-    turns = every.get("gradient_accumulation_steps", 1)
-    if turns not in (1, "1", "auto"):
-        yield f"gradient_accumulation_steps {turns}: follows from the batch", "set it to 1"
+    yield from supported.of_accumulation(every.get("gradient_accumulation_steps", 1))
     yield from _of_deepspeed_file(profile, every.get("deepspeed_config_file"))
     backend = str(every.get("dynamo_backend") or profile.settings.get("dynamo_backend") or "no").upper()
     if backend not in _compilers():
@@ -276,15 +274,9 @@ def _of_deepspeed_file(profile: Profile, name: str | None) -> Iterator[tuple[str
         return
     try:
         settings = json.loads(Path(name).read_text(encoding="utf-8"))
-        fp16 = (settings.get("fp16") or {}).get("enabled")
+        yield from supported.of_deepspeed_file(name, settings)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         yield f"deepspeed_config_file {name}: cannot be read ({error})", "correct its path, which is from here"
-        return
-    for section in ("optimizer", "scheduler"):
-        if section in settings:
-            yield f"{section} in {name}: --optim chooses it", "take it out of that file"
-    if fp16 is True:
-        yield f"fp16 in {name}: DeepSpeed's engine skips steps by itself", "take bf16 or no"
 
 
 def _compilers() -> set[str]:

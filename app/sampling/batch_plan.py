@@ -47,6 +47,10 @@ class Step(NamedTuple):
     weight: float
 
 
+NO_STEP = Step(index=-1, turns=[], micro_count=0, weight=0.0)
+"""What there is before the first step: no micro-batches, and no weight."""
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """The steps of a run over `samples` samples.
@@ -238,6 +242,7 @@ class EvaluationPlan:
 
     @cached_property
     def _by_length(self) -> np.ndarray:
+        assert self.lengths is not None  # asked for only where they are known
         return np.argsort(-self.lengths, kind="stable")
 
     def step(self, step: int, rank: int, ranks: int) -> Step:

@@ -74,7 +74,9 @@ def main(folder, rank):
             except Exception as error:
                 told[name] = f"{type(error).__name__}: {error}"
     (folder / f"rank-{rank}.json").write_text(json.dumps(told))
-    for group in [group for group in groups if group not in (*before, dist.group.WORLD, collectives._background)]:
+    for group in [
+        group for group in groups if group not in (*before, dist.group.WORLD, collectives._process.background)
+    ]:
         dist.destroy_process_group(group)  # this launch stays for other tests
 
 

@@ -141,7 +141,7 @@ def not_shared(home):
 
 def left_early(run, model):
     """Leave a loop over micro-batches before its last one, and begin another."""
-    batch = run._loop.current.batch
+    batch = run._opened.current.batch
     for _ in batch.micros(model):
         break
     for _ in batch.micros(model):

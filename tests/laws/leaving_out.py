@@ -211,7 +211,7 @@ def state_of(run):
         for name, module in model.named_modules():
             found |= {f"buffers.{index}.{name}.{n}": b.clone() for n, b in module._buffers.items() if b is not None}
             found |= {f"attributes.{index}.{name}.{n}": v for n, v in vars(module).items() if n == "calls"}
-    record = run._loop._measured({}, run._loop._course.means)
+    record = run._loop._measured({}, run._loop.means)
     return found | {"objects": json.dumps(objects), "counts": record.counts, "patience": record.patience}
 
 

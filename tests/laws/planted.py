@@ -71,7 +71,7 @@ def main(config: Config) -> dict[str, float]:
                 if fault == "loss":
                     loss = loss * (1 + 0.01 * rank)
                 if fault == "average":
-                    run._loop.current.metrics.add("loss", loss, micro)
+                    run._opened.current.metrics.add("loss", loss, micro)
                     run.gradients.backward(
                         loss, micro._replace(weight=(not micro.idle) / working / ranks * batch._step.weight)
                     )

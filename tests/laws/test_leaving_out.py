@@ -100,7 +100,7 @@ def test_a_step_with_two_updates_of_one_optimizer_is_not_left_out(tmp_path, monk
     def twice(run, optimizer):
         step(run, optimizer)
         (model,) = run.accelerator.models
-        for micro in run._loop.current.batch.micros(model):
+        for micro in run._opened.current.batch.micros(model):
             run.backward(model(batch_of(SPOILT, micro.index)).square().mean(), micro)
         step(run, optimizer)
 

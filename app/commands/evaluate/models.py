@@ -162,17 +162,17 @@ def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) ->
     if kind in ("cls", "img", "tag", "det"):
         model = _config(name)
         amounts = model.problem_type == "regression" or (not model.problem_type and model.num_labels == 1)
-        names = [str(label) for _, label in sorted(model.id2label.items())]
+        names = [str(label) for _, label in sorted((model.id2label or {}).items())]
         flags = [] if amounts or "--data.classes" in asked else ["--data.classes", *names]
         if kind == "cls" and "--data.problem" not in asked and (amounts or model.problem_type):
-            flags += ["--data.problem", "regression" if amounts else model.problem_type]
+            flags += ["--data.problem", "regression" if amounts else str(model.problem_type)]
         if kind in ("cls", "tag") and not config and "--data.max-length" not in asked:
             from app.tasks.pretrained import longest_input
 
             flags += ["--data.max-length", str(longest_input(model) or LONGEST)]
         return flags
     if kind == "lm":
-        masked = any(each.endswith("ForMaskedLM") for each in _config(name).architectures)
+        masked = any(each.endswith("ForMaskedLM") for each in _config(name).architectures or ())
         return ["--mask.rate", MASKED] if masked and not config and "--mask.rate" not in asked else []
     if kind == "graph":
         return _of_graph(name, asked)

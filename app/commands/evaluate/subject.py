@@ -108,7 +108,8 @@ def eval_flags(data: str, split: str, config: dict[str, Any]) -> list[str]:
     Args:
         config: settings that the recipe reads too; theirs of other data are cleared.
     """
-    known = config.get("data") if isinstance(config.get("data"), dict) else {}
+    settings = config.get("data")
+    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
     flags = ["--data.eval-path", data] if data else []
     if data:
         flags += ["--data.eval-sets"] if known.get("eval_sets") else []

@@ -46,7 +46,7 @@ class Evaluation(Purpose):
 
         if self.state:
             sharded.load_weights(run.accelerator, self.state, self.averaged)
-        yield from run.only_evaluation()
+        yield from run.trial.only_evaluation()
         self.scores = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
         self.meanings, self.faults = run.services.remarks.meanings, run.services.remarks.lines()
         if self.needs.only_set and any(name.startswith(f"eval-{self.needs.only_set}/") for name in self.scores):

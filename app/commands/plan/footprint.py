@@ -90,7 +90,7 @@ def largest(plan: BatchPlan) -> MicroBatch:
         steps = [0]
     else:
         steps = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, LOOKED_AT)).astype(int)).tolist()
-    found, most = None, (-1, -1)
+    found, most = MicroBatch(np.zeros(0, int), np.zeros(0, int), 0, None), (-1, -1)
     for step in steps:
         for ids, epochs in plan.micro_batches(step):
             longest = None if plan.lengths is None else int(plan.lengths[ids].max())
@@ -149,8 +149,8 @@ def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, coun
             turns = [Turn(i, micro.ids, micro.epochs, float(micro.rows), inputs=inputs) for i in range(2)]
             step = Step(0, turns, 2, 2.0 * micro.rows)
             batch = _Phased(Gradients(run.accelerator, run.config.seed), step, storages)
-            current = CurrentStep(1, StepMetrics(run.accelerator, step, None), batch)
-            with run.trying(current), writing_nothing():
+            current = CurrentStep(1, StepMetrics(run.accelerator, step), batch)
+            with run.trial.trying(current), writing_nothing():
                 yield batch
     found: list[int] = []
     map_tensors(lambda t: found.append(t.nbytes), inputs)
@@ -200,7 +200,7 @@ def _remember(optimizer: torch.optim.Optimizer, device: str, stack: ExitStack) -
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if fused:  # one kernel that creates no tensors, and that does not exist for meta tensors
-        optimizer.step = lambda closure=None: None  # type: ignore[method-assign]  # only of this one
+        optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]  # only of this one
         stack.callback(optimizer.__dict__.pop, "step")
 
 

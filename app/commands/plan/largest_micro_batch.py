@@ -229,12 +229,11 @@ def sentence(peak: Peak) -> str:
         return f"{text}; --memory GB (of one device) tells which micro-batch fits"
     text += f" of {size(peak.device_memory)}"
     fits, too_large = peak.fits, peak.too_large
-    if fits is None:
-        return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})"
-    text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "
-    if too_large is None:
-        return text + "and a larger one is of no use with this --run.global-batch"
-    return text + f"{too_large[0]} would not ({size(too_large[1])})"
+    larger = f"{too_large[0]} would not ({size(too_large[1])})" if too_large else ""
+    if fits:
+        text += f"; --run.micro-batch {fits[0]} would fit ({size(fits[1])}), "
+        return text + (larger or "and a larger one is of no use with this --run.global-batch")
+    return f"{text}; not even --run.micro-batch {too_large[0]} would fit ({size(too_large[1])})" if too_large else text
 
 
 def _question(profile: Profile, micro_batch: int) -> Question:

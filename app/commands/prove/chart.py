@@ -27,8 +27,8 @@ def draw(report: Report, path: Path) -> bool:
         axis.set_title(f"{what}: relative deviation")
         axis.set_yscale("symlog", linthresh=_SMALLEST)
         for row in report.rows:
-            values = row.comparison.deviations.get(what, [])
-            axis.plot(range(1, len(values) + 1), values, label=row.trial.chain.name)
+            apart = row.comparison.deviations.get(what, [])
+            axis.plot(range(1, len(apart) + 1), apart, label=row.trial.chain.name)
         axis.axhline(limit, color="grey", linestyle=":")
         axis.set_ylim(bottom=0, top=max(axis.get_ylim()[1], 1e-8))
     for axis in axes[1]:

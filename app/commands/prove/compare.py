@@ -148,7 +148,9 @@ def _kept(a: dict, b: dict, buffers: set[str], quiet: set[str], scale: float, to
 
 def _far(what: str, sizes: dict[str, float], tolerance: float) -> Iterator[Difference]:
     """Yield one difference with the tensors that are too far apart, the farthest first."""
-    far = sorted((n for n, size in sizes.items() if size > tolerance or not tolerance), key=sizes.get, reverse=True)
+    far = sorted(
+        (n for n, size in sizes.items() if size > tolerance or not tolerance), key=sizes.__getitem__, reverse=True
+    )
     if far:
         yield Difference(what, [_plain(name) for name in far], deviation=sizes[far[0]])
 

@@ -154,6 +154,8 @@ def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
     trial = row.trial
     notes = [f"it went from {trial.chain.path}"] if trial.chain.path else []
     asked = trial.chain.profile.processes
+    if trial.record is None or reference.record is None:  # it never began
+        return notes
     layout, reference_layout = trial.record.layout, reference.record.layout
     if layout.processes != asked:
         notes.append(f"{layout.processes} of the {asked} processes that were asked for have trained")

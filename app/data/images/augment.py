@@ -1,7 +1,7 @@
 """Augmentation, drawn for each sample with its own generator, and applied to whole micro-batches."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from app.data.config import Augment, BoxAugment
 from app.data.images.mixing import Mix, mixed
 from app.data.images.operations import Operations
 from app.data.images.processor import ImageProcessor
+from app.data.rows import Rows
 from app.errors import UserError
 
 
@@ -43,7 +44,7 @@ class Draw:
         return {**row, "view": np.array(view, np.float32), "box": _box(*box) if blank < wanted.erase else NO_BOX}
 
 
-def augmentation(settings: Augment, rows: Sequence) -> Callable[[Any, np.random.Generator], Any]:
+def augmentation(settings: Augment, rows: Rows) -> Callable[[Any, np.random.Generator], Any]:
     """Return what changes a training row, for `augment` of `run.batches`.
 
     Args:

@@ -4,7 +4,7 @@ Which other image a sample is mixed with, and how, is a function of (seed, epoch
 the other samples of its micro-batch nor on the layout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from app.data.config import Augment
+from app.data.rows import Rows
 from app.errors import UserError
 
 
 class Mix:
     """Draw for each row another one, changed in the same way, and how the two are mixed."""
 
-    def __init__(self, settings: Augment, rows: Sequence, draw: Callable[[Any, np.random.Generator], Any]):
+    def __init__(self, settings: Augment, rows: Rows, draw: Callable[[Any, np.random.Generator], Any]):
         """Mix as the settings say.
 
         Args:

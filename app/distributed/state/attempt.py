@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -92,7 +92,7 @@ class Attempt:
         if problems := collectives.agree(problem, self.group):
             lasting = any(collectives.gather(isinstance(problem, UserError), self.group))
             raise _NotSaved(SaveOutcome(problems, lasting))
-        return result
+        return cast(T, result)  # no rank failed, this one included
 
     def _reason(self, error: BaseException) -> BaseException:
         """Return why a part failed: the loss of the folder, if another run has taken it, as that deletes our draft."""

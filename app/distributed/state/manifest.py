@@ -1,6 +1,8 @@
 """The list of a checkpoint's files, with sizes and checksums, by which a folder is known to be whole."""
 
+import errno
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -45,8 +47,14 @@ def vouch(folder: Path, rank: int, on_block: Callable[[], None] = lambda: None) 
 
 def entries(folder: Path, names: Iterable[str], on_block: Callable[[], None] = lambda: None) -> dict[str, FileSum]:
     """Return sizes and checksums of a folder's files, by their names."""
-    entry_of = storage.at(folder).entry
-    return {name: FileSum(entry_of(name).size, checksum(folder, name, on_block)) for name in names}
+    return {name: _entry(folder, name, on_block) for name in names}
+
+
+def _entry(folder: Path, name: str, on_block: Callable[[], None]) -> FileSum:
+    entry = storage.at(folder).entry(name)
+    if entry is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / name))
+    return FileSum(entry.size, checksum(folder, name, on_block))
 
 
 def write(folder: Path, files: dict[str, FileSum]) -> None:

@@ -100,7 +100,7 @@ class DenseDetector(PreTrainedModel):
         self.laterals = nn.ModuleList(nn.Conv2d(each, head, 1) for each in widths[1:])
         self.merges = nn.ModuleList(nn.Conv2d(head, head, 3, padding=1, bias=False) for _ in range(3))
         self.merge_norms = nn.ModuleList(nn.GroupNorm(GROUPS, head) for _ in range(3))
-        self.heat = nn.Conv2d(head, config.num_labels, 3, padding=1)
+        self.heat = nn.Conv2d(head, config.num_labels or 0, 3, padding=1)
         self.sides = nn.Conv2d(head, 4, 3, padding=1)
         self.post_init()
 

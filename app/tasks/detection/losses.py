@@ -149,7 +149,7 @@ class SetLoss:
             outputs_class, outputs_coord: both of each decoder layer, [layers, ...].
         """
         pairs = [(logits, pred_boxes)]
-        if config.auxiliary_loss and outputs_class is not None:
+        if config.auxiliary_loss and outputs_class is not None and outputs_coord is not None:
             pairs += list(zip(outputs_class[:-1], outputs_coord[:-1], strict=True))
         total = torch.stack([self._layer(each.float(), boxes.float(), labels, config) for each, boxes in pairs]).sum()
         return total / weight_of(labels), {}, None

@@ -123,7 +123,7 @@ class PreferenceLoss:
         if self.sft_weight:
             terms["sft"] = -self.sft_weight * sums.chunk(2)[0] / tokens.chunk(2)[0]
         if self.teacher is not None:
-            terms["distill"] = self.distill.weight * self._divergence(logits, inputs)
+            terms["distill"] = self.distill.weight * self._divergence(self.teacher, logits, inputs)
         loss = cast(Tensor, sum(terms.values())).mean().float()
         chosen, rejected = (self.config.beta * scores.detach()).chunk(2)
         means = {f"part/{name}": term.detach().mean() for name, term in terms.items() if len(terms) > 1}
@@ -151,12 +151,12 @@ class PreferenceLoss:
         with torch.no_grad(), _without_adapters(model):
             return log_probabilities(answer_logits(model, inputs), inputs)
 
-    def _divergence(self, logits: Tensor, inputs: dict[str, Any]) -> Tensor:
+    def _divergence(self, teacher: Callable[..., Any], logits: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Return the teacher's divergence from the model, the mean over the tokens of each chosen answer, [pairs]."""
         count, pairs, heat = inputs["chosen_tokens"], len(inputs["tokens"]) // 2, self.distill.temperature
         own = {**inputs, "input_ids": inputs["input_ids"][:pairs], "places": inputs["places"][:count]}
         with torch.no_grad():
-            taught = answer_logits(self.teacher, own)
+            taught = answer_logits(teacher, own)
         both = min(taught.shape[1], logits.shape[1])  # some models have rows behind those of their tokens
         taught = (taught[:, :both].float() / heat).log_softmax(-1)
         learnt = (logits[:count, :both].float() / heat).log_softmax(-1)

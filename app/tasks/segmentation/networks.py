@@ -72,6 +72,11 @@ def is_unet(folder: str) -> bool:
     return "arguments" in (read_card(folder) or {})
 
 
+def arguments_of(folder: str) -> dict[str, Any]:
+    """Return the arguments of the U-Net in a folder; see `is_unet`."""
+    return (read_card(folder) or {})["arguments"]
+
+
 def load_segmenter(name: str, labels: Sequence[str], needs: Needs = EVERYTHING) -> nn.Module:
     """Load the segmentation model that --model names, with an output for each of these labels.
 
@@ -80,7 +85,7 @@ def load_segmenter(name: str, labels: Sequence[str], needs: Needs = EVERYTHING) 
     """
     if is_unet(name):
         network = _load_unet(name)
-        outputs = read_card(name)["arguments"]["out_channels"]
+        outputs = arguments_of(name)["out_channels"]
         if outputs != len(labels):
             raise UserError(
                 f"--model {name} has {outputs} outputs, and these masks with this --loss need {len(labels)}"
@@ -118,7 +123,7 @@ def unet(arguments: dict[str, Any]) -> nn.Module:
 def _load_unet(folder: str) -> nn.Module:
     from safetensors.torch import load_file
 
-    network = unet(read_card(folder)["arguments"])
+    network = unet(arguments_of(folder))
     with loading(folder, "weights"):
         try:
             network.load_state_dict(load_file(Path(folder) / "model.safetensors"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.distributed import regional_compilation
 from app.distributed.accelerator import Accelerator
 from app.distributed.fsdp_calls import ALL_LAYERS
-from app.distributed.naming import local_shard
+from app.distributed.naming import local_gradient
 from app.distributed.tensor_parallel.layers import row_weights
 from app.errors import UserError
 from app.sampling.batch_plan import Step
@@ -28,7 +28,9 @@ from app.training.optim.building import fills_vectors
 
 _deterministic: Any = torch.utils.deterministic  # torch declares no type of its setting
 
-_asked_in_time = False  # whether this process first used the GPU in an exact run
+# Whether this process first used the GPU in an exact run. Of the process, because CUDA's libraries choose their kernels
+# once in it, and a later run must know whether an earlier one asked in time.
+_asked_in_time = False
 
 LIMIT = 2.0 ** (52 - GRID)  # gradient norms, and sums of gradients over micro-batches, are exact below it
 
@@ -117,7 +119,7 @@ class ExactGradients(Gradients):
         self.largest_norm = torch.maximum(self.largest_norm, norm.nan_to_num(0.0, 0.0, 0.0))
         if largest and parameters:
             factor = (largest / (norm + 1e-6)).clamp(max=1.0).float()
-            torch._foreach_mul_([local_shard(parameter.grad) for parameter in parameters], factor)
+            torch._foreach_mul_([local_gradient(parameter) for parameter in parameters], factor)
         return norm
 
     def arithmetic(self) -> dict[str, Any]:

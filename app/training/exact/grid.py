@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from app.distributed import accelerate_patches, collectives
 from app.distributed.accelerator import Accelerator
 from app.distributed.fsdp_calls import is_gathered, is_sharded, own_parameters
-from app.distributed.naming import local_shard
+from app.distributed.naming import local_gradient, local_shard
 from app.errors import UserError
 from app.training.exact import rounding as grid_rounding
 
@@ -133,7 +133,7 @@ class Sums:
         had = [parameter.grad is not None for parameter in self.parameters]
         for run in self._runs(lambda index: (had[index], self.seen[index])):
             if had[run.start]:
-                gradients = [local_shard(self.parameters[index].grad) for index in run]
+                gradients = [local_gradient(self.parameters[index]) for index in run]
                 self.grid.add(gradients, self.first + run.start, self._piece(run), fresh=not self.seen[run.start])
                 for index in run:
                     self.seen[index], self.parameters[index].grad = True, None
@@ -219,7 +219,8 @@ class ShardedRounding:
         self.held: dict[nn.Parameter, Tensor] = {}
         for module in self.uses:
             _fsdp(module).set_gradient_divide_factor(1.0)
-            places = [(inner, name, inner._parameters[name]) for inner, name in own_parameters(module)]
+            named = ((inner, name, inner._parameters[name]) for inner, name in own_parameters(module))
+            places = [(inner, name, shard) for inner, name, shard in named if shard is not None]
             # This hook runs after FSDP2's own, which gathers the whole parameters of this module and of modules in it.
             # FSDP2 keeps the tensors of the first gather, so a hook on them lasts, even if the forward method of the
             # inner modules is never called.
@@ -233,7 +234,7 @@ class ShardedRounding:
         for place in list(places):
             inner, name, shard = place
             whole = inner._parameters[name]
-            if is_gathered(whole) and whole.requires_grad:
+            if whole is not None and is_gathered(whole) and whole.requires_grad:
                 if shard not in self.wholes:  # a shared parameter has one tensor under several names
                     whole.register_hook(partial(self._round, module, shard))
                     whole.register_post_accumulate_grad_hook(partial(self._hold, module, shard))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from app.distributed import placements
-from app.distributed.naming import local_shard
+from app.distributed.naming import local_gradient
 from app.training.exact import rounding as grid_rounding
 
 PARTS = 3
@@ -77,7 +77,7 @@ def norm(parameters: list[nn.Parameter], limit: float, columns: dict[Tensor, int
     apart: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for parameter in parameters:
         groups = tuple(_shard_groups(parameter.grad)) if isinstance(parameter.grad, DTensor) else ()
-        slices, own = (columns or {}).get(parameter, 1), local_shard(parameter.grad)
+        slices, own = (columns or {}).get(parameter, 1), local_gradient(parameter)
         # A parameter without dimensions cannot be cut.
         apart.setdefault(groups, []).extend(own.chunk(slices, dim=-1) if slices > 1 else [own])
     sums = []

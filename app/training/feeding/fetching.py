@@ -82,6 +82,7 @@ def _arrived(coming: _Coming, copy: Copy) -> Step:
     """
     if coming.error is not None:
         raise coming.error
+    assert coming.step is not None
     pairs = zip(coming.step.turns, coming.turns, strict=True)
     return coming.step._replace(turns=[turn._replace(inputs=copy.arrive(each.result())) for turn, each in pairs])
 

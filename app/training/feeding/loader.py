@@ -1,13 +1,13 @@
 """Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from app.data.rows import fetch
+from app.data.rows import Rows, fetch
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
@@ -25,7 +25,7 @@ class _Steps(Dataset):
     def __init__(
         self,
         plan: BatchPlan | EvaluationPlan,
-        data: Sequence,
+        data: Rows,
         collate: Collate,
         augment: Augment | None,
         rank: int,
@@ -54,14 +54,14 @@ def collate_of(collate: Collate, step: int) -> Collate:
 
 
 def inputs_of(
-    data: Sequence, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
+    data: Rows, collate: Collate, augment: Augment | None, ids: list[int], epochs: list[int], seed: int
 ) -> Any:
     """Fetch rows, augment each with its own random generator if `augment` is given, and collate them.
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
     rows = fetch(data, ids)
-    if hasattr(augment, "many"):
+    if augment is not None and hasattr(augment, "many"):
         rows = augment.many(rows, seed, epochs, ids)
     elif augment is not None:
         keys = zip(rows, epochs, ids, strict=True)
@@ -72,7 +72,7 @@ def inputs_of(
 def load(
     plan: BatchPlan | EvaluationPlan,
     steps: range,
-    data: Sequence,
+    data: Rows,
     collate: Collate,
     rank: int,
     ranks: int,

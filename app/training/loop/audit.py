@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from app.distributed import collectives, naming
+from app.distributed import collectives, deepspeed, naming
 from app.distributed.accelerator import Accelerator
 from app.distributed.state import state_dict
-from app.errors import UserError
 from app.rundir.metrics_file import MetricsFile
 from app.sampling.hashing import hash_of
 from app.training.loop.step_metrics import StepMetrics
@@ -36,8 +34,7 @@ class Audit:
         Raises:
             UserError: under DeepSpeed, whose engine hides the weights.
         """
-        if accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError("--run.audit: DeepSpeed's engine keeps the weights to itself; use an fsdp or ddp profile")
+        deepspeed.refuse("--run.audit", accelerator.distributed_type)
         self.accelerator = accelerator
         self.file = MetricsFile(folder / FILE, done, warn) if accelerator.is_main_process else None
         self._signs = torch.empty(0, dtype=torch.int8)

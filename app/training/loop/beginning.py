@@ -1,15 +1,14 @@
 """The beginning of a run's loop: its checkpoint is loaded, its record is opened, and its checks are set up."""
 
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from accelerate.utils import DistributedType
-
 from app.checkpoints.resume import Start, contents_everywhere
+from app.checkpoints.retention import Retention
 from app.config import BestMetric, RunConfig
 from app.config.score_names import PLAIN, seems_lower
-from app.distributed import collectives, layout
+from app.data.rows import Rows
+from app.distributed import collectives, deepspeed, layout
 from app.distributed.desync import DesyncCheck
 from app.distributed.layout_record import Layout
 from app.errors import UserError
@@ -21,7 +20,8 @@ from app.sampling.batch_plan import BatchPlan
 from app.training.loop.audit import Audit
 from app.training.loop.diagnostics import Diagnostics
 from app.training.loop.nonfinite import FirstNonfinite
-from app.training.loop.step_loop import StepLoop
+from app.training.loop.opened import Opened
+from app.training.loop.step_loop import Checks, StepLoop
 from app.training.optim.averages import Averages
 from app.training.optim.building import CHANGEABLE, check_change
 
@@ -40,53 +40,49 @@ class Asked(NamedTuple):
     """What the recipe adds to run.json."""
 
 
-def begin(loop: StepLoop, asked: Asked, plan: BatchPlan, data: Sequence, cost: Cost | None) -> tuple[BatchPlan, range]:
-    """Resume, open the logger, and return the plan and the indices of the remaining steps. Every rank takes part.
+def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost | None) -> StepLoop:
+    """Resume, open the logger, and return the loop over the remaining steps. Every rank takes part.
 
     Args:
         plan: of a run that begins at step 0.
         cost: what a sample costs; None if it is not known.
     """
-    services, logger, ours = loop.services, loop.services.logger, loop.services.accelerator
-    _check_best(loop.settings, services.averages)
-    if loop.settings.nonfinite == "skip" and ours.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError(
-            "--run.nonfinite skip: DeepSpeed's engine updates in its backward pass, so no step can be left out; use an "
-            "fsdp or ddp profile"
-        )
+    services, settings = opened.services, opened.settings
+    logger, ours, optimizers = services.logger, services.accelerator, opened.optimizers
+    services.checkpoint_store.retention = Retention(settings.keep, settings.best)  # by now the recipe has chosen
+    _check_best(settings, services.averages)
+    if settings.nonfinite == "skip":
+        deepspeed.refuse("--run.nonfinite skip", ours.distributed_type)
     order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
         logger.progress.say(line)
-    if doubt := _doubt_of(BestMetric.parse(loop.settings.best)):
+    if doubt := _doubt_of(BestMetric.parse(settings.best)):
         logger.progress.warn(doubt)
     here = layout.layout(ours)
     if here.is_bound:
         logger.progress.say("DeepSpeed checkpoints fit this layout only; with an fsdp profile, they fit all")
-    options = loop.optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
-    start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), loop.settings)
+    options = optimizers.options(CHANGEABLE)  # the checkpoint has others, if they were changed
+    start, plan = services.checkpoint_manager.resume(plan, contents_everywhere(data), settings)
     check_change(asked.config, start.changed)
-    loop.optimizers.check_points(plan.steps)
-    loop.optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
+    optimizers.check_points(plan.steps)
+    optimizers.set_options(options, {name.rpartition(".")[2] for name in start.changed})
     services.buffers.begin(start.buffers, plan)
     services.averages.begin(plan.steps, start)
 
     def write() -> None:
         record = _record(asked, plan, start, here, services.gradients.arithmetic())
         trust.remember(recipe_source.source_of(asked.config), record.recipe_folder)
-        evaluates = start.unevaluated or (loop.settings.eval_first and not start.step)
-        logger.open(record, loop.settings, asked.fields, evaluates)
+        evaluates = start.unevaluated or (settings.eval_first and not start.step)
+        logger.open(record, settings, asked.fields, evaluates)
 
     collectives.from_main(write, long=True)  # trackers may take long to start
     peak = peak_flops(here.device, here.precision)
     logger.start(plan, start.step, cost, peak and peak * ours.num_processes)
     faults = FirstNonfinite(plan, ours.data_rank, ours.data_ranks, ours.device)
-    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if loop.settings.audit else None
-    diagnostics = Diagnostics(ours, loop.settings, services.folder.path, start.step, logger.progress.warn)
-    steps = loop.begin(plan, start, faults, drift, audit, diagnostics)
-    services.preemption.start()
-    services.watchdog.start()
-    return plan, steps
+    audit = Audit(ours, services.folder.path, start.step, logger.progress.warn) if settings.audit else None
+    diagnostics = Diagnostics(ours, settings, services.folder.path, start.step, logger.progress.warn)
+    return StepLoop(opened, plan, start, Checks(faults, drift, audit, diagnostics))
 
 
 def _record(asked: Asked, plan: BatchPlan, start: Start, here: Layout, arithmetic: dict[str, Any]) -> RunRecord:

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from app import storage
 from app.config import RunConfig
-from app.distributed import naming, placements
+from app.distributed import deepspeed, naming, placements
 from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
-from app.errors import UserError
 from app.rundir.metrics_file import DIAGNOSTICS, MetricsFile
 from app.training.exact import reproducible_sums
 
@@ -51,10 +49,8 @@ class Diagnostics:
             UserError: under DeepSpeed, whose engine hides gradients and updates.
         """
         self._every, self._exact, self._accelerator = settings.inspect_every, settings.exact, accelerator
-        if self._every and accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError(
-                "--run.inspect-every: DeepSpeed's engine keeps gradients to itself; use an fsdp or ddp profile"
-            )
+        if self._every:
+            deepspeed.refuse("--run.inspect-every", accelerator.distributed_type)
         path, files = folder / DIAGNOSTICS, storage.at(folder)
         opens = accelerator.is_main_process and (self._every or files.exists(DIAGNOSTICS))
         self._file = MetricsFile(path, done, warn) if opens else None

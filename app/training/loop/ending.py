@@ -15,6 +15,7 @@ from app.distributed import collectives
 from app.distributed.state import manifest, sharded
 from app.errors import UserError, mendable, printable
 from app.rundir import room
+from app.training.loop.services import Services
 from app.training.loop.step_loop import StepLoop
 from app.training.scores.base import TRY
 
@@ -26,7 +27,6 @@ PAUSE = 5.0  # seconds between two looks at how much room there is
 def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> None:
     """Write the finished model and print a summary; if steps remain, do nothing. Every rank takes part."""
     services, settings = loop.services, loop.settings
-    loop.check_begun("run.finish")
     loop.finish_step()
     if not loop.finished:
         return
@@ -114,7 +114,8 @@ def _keep_foreign(loop: StepLoop, folder: Path) -> None:
     files = storage.at(folder.parent)
     if not files.exists(folder.name):
         return
-    files_before = services.folder.record.model_files or {}
+    record = services.folder.record
+    files_before = (record and record.model_files) or {}
     written = {name: entry for name, entry in files_before.items() if manifest.lies_inside(name)}
     more = manifest.foreign_to(folder, written)
     if not more:
@@ -144,7 +145,7 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
     best = services.checkpoint_manager.best() if services.accelerator.is_main_process else None
     told = _best_in_words(loop, best, used)
     about = services.model_folder, ", ".join(weights), use, go_on, told
-    services.logger.summary(loop.steps_done, loop.scores, *about, services.remarks.meanings, _faults(loop))
+    services.logger.summary(loop.steps_done, loop.opened.scores, *about, services.remarks.meanings, _faults(loop))
 
 
 def _faults(loop: StepLoop) -> list[str]:
@@ -211,25 +212,25 @@ def _best_in_words(loop: StepLoop, best: tuple[int, float] | None, used: int) ->
     return f"{told}: python -m app export {shlex.quote(str(run))} --best"
 
 
-def close(loop: StepLoop, error: BaseException | None) -> None:
+def close(services: Services, loop: StepLoop | None, error: BaseException | None) -> None:
     """Close what a run has opened, and record how it ended.
 
     Args:
+        loop: None where no step was to be made: there is nothing to record.
         error: ends the run; None where it is finished or stopped.
     """
-    services = loop.services
     try:
         before = collectives.failed_before(error)  # first: other ranks fail too once this one closes its connections
         services.stop_fetching()  # watched: a stage may hang
         services.watchdog.close()
         services.gradients.calls.close()
         main = services.accelerator.is_main_process
-        if mendable(error):
+        if error is not None and mendable(error):
             # Read where the error is reported: by each rank whose error the main process does not have.
             heard = collectives.heard_on_main(error)  # the main process tells the others
-            error.audible = main or not heard  # type: ignore[union-attr]
+            error.audible = main or not heard  # type: ignore[attr-defined]
         services.logger.close()
-        if main and loop.begun:
+        if main and loop is not None:
             _record(loop, error, before)
     finally:
         services.preemption.close()  # last: another Ctrl-C must not end the record in its middle
@@ -237,8 +238,6 @@ def close(loop: StepLoop, error: BaseException | None) -> None:
 
 def preempted(loop: StepLoop) -> bool:
     """Tell whether a signal has made a run leave early, with a checkpoint; --run.stop-at does not count."""
-    if not loop.begun:
-        return False
     reached = 0 < loop.settings.stop_at <= loop.steps_done
     early = loop.stopped_in_evaluation or (loop.services.preemption.happened and not loop.finished)
     return early and not reached
@@ -251,10 +250,10 @@ def _record(loop: StepLoop, error: BaseException | None, before: str) -> None:
         before: the error of another rank that came first; empty if there is none.
     """
     services, logger = loop.services, loop.services.logger
-    if compiled := loop.recompiles.facts(services.accelerator.compiles):
+    if compiled := loop.opened.recompiles.facts(services.accelerator.compiles):
         logger.note(compiled=compiled)
     if error is None and loop.finished and not loop.stopped_in_evaluation:
-        logger.note(status="finished", step=loop.steps_done, metrics=loop.scores)
+        logger.note(status="finished", step=loop.steps_done, metrics=loop.opened.scores)
     elif error is None or isinstance(error, KeyboardInterrupt):
         logger.note(status="preempted")
         asked = error is None and 0 < loop.settings.stop_at <= loop.steps_done

@@ -1,10 +1,11 @@
 """One pass over an evaluation set: each sample once, on any number of ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
+from app.data.rows import Rows
 from app.sampling.batch_plan import EvaluationPlan, Turn
 from app.sampling.seeding import EVALUATION, aside, seed_all
 from app.training.feeding.fetching import Fetch
@@ -16,7 +17,7 @@ def turns(
     services: Services,
     model: nn.Module,
     plan: EvaluationPlan,
-    data: Sequence,
+    data: Rows,
     collate: Callable[[list], Any],
     may_stop: bool,
     fetch: Fetch = (),

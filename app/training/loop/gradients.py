@@ -14,7 +14,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.fsdp_calls import CallOrder, is_sharded
 from app.distributed.inner_gradients import InnerGradients
 from app.errors import UserError
-from app.sampling.batch_plan import Step, Turn
+from app.sampling.batch_plan import NO_STEP, Step, Turn
 from app.training.optim import odd_parameters
 
 
@@ -31,7 +31,7 @@ class Gradients:
         self.calls, self._inner = CallOrder(failed), InnerGradients()
         self._sharded: list[Any] = []  # modules whose parameters FSDP2 gathers
         self._passed = False  # whether the backward pass of this turn has run
-        self._step: Step | None = None
+        self._step = NO_STEP
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> tuple[nn.Module, Any]:
         """Place a model and its optimizer; DeepSpeed is told the clipping norm `clip` (0: none)."""

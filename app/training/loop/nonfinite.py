@@ -116,5 +116,7 @@ class FirstNonfinite:
         return Fault(step, order[place] if place < len(order) else -1)
 
     def _ids(self, fault: Fault | None) -> list[int]:
-        turns = self.plan.step(fault.step, self.rank, self.ranks).turns if fault else []
+        if fault is None:
+            return []
+        turns = self.plan.step(fault.step, self.rank, self.ranks).turns
         return [i for turn in turns if turn.index == fault.micro for i in turn.ids.tolist()]

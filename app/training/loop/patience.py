@@ -44,13 +44,13 @@ class Patience:
             )
         if value is None or step in self._after or (self._best is not None and step == self._best_step):
             return
-        if math.isfinite(value) and (self._best is None or self._gain(value) > self._least):
+        if math.isfinite(value) and (self._best is None or self._gain(value, self._best) > self._least):
             self._best, self._best_step, self._after = value, step, []
         else:
             self._after.append(step)
 
-    def _gain(self, value: float) -> float:
-        return self.metric.rank(value) - self.metric.rank(self._best)
+    def _gain(self, value: float, best: float) -> float:
+        return self.metric.rank(value) - self.metric.rank(best)
 
     @property
     def over(self) -> bool:

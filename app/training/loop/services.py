@@ -1,6 +1,6 @@
 """What a run opens once, for its steps, its evaluations and its end."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 from weakref import WeakSet
 
@@ -8,6 +8,7 @@ from app import storage
 from app.checkpoints.manager import CheckpointManager
 from app.checkpoints.store import CheckpointStore
 from app.config import EMAConfig, RunConfig
+from app.data.rows import Rows
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.preemption import Preemption
@@ -49,8 +50,6 @@ class Services:
             checkpoints,
             accelerator.process_index,
             accelerator.num_processes,
-            settings.keep,
-            settings.best,
             check_owner=folder.check,
             on_block=self.watchdog.moved,
         )
@@ -72,7 +71,7 @@ class Services:
         self,
         plan: BatchPlan | EvaluationPlan,
         steps: range,
-        data: Sequence,
+        data: Rows,
         collate: Callable[[list], Any],
         augment: Augment | None = None,
         fetch: Fetch = (),

@@ -6,9 +6,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
+from app.distributed.accelerator import Accelerator
 from app.distributed.running_statistics import RunningStatistics
 from app.errors import UserError
-from app.sampling.batch_plan import Step, Turn
+from app.sampling.batch_plan import NO_STEP, Step, Turn
 from app.sampling.seeding import seed_all
 from app.training.loop.before_step import BeforeStep
 from app.training.loop.gradients import Gradients
@@ -109,6 +110,22 @@ class CurrentStep:
         """Tell whether weights have been updated, in this very step."""
         return bool(self.made) and not self.skipped
 
+    def backward(self, parts: dict[str, Tensor], loss: Tensor, micro: Turn) -> None:
+        """Add a micro-batch's gradient.
+
+        Args:
+            parts: of the loss, by name for the log; scalars.
+            loss: the sum of the parts, a scalar.
+        """
+        for name, value in parts.items():
+            self.metrics.add(name, value, micro)
+        self.batch.gradients.backward(loss, micro)
+
+    def observe(self, values: dict[str, Tensor], micro: Turn) -> None:
+        """Keep means over a micro-batch, by name for the log; scalars."""
+        for name, value in values.items():
+            self.metrics.add(name, value, micro, trained=False)
+
     def put_back(self) -> None:
         """Put back what the body has changed so far."""
         if self.before is not None:
@@ -123,3 +140,13 @@ class CurrentStep:
     def done(self) -> int:
         """Return the number of steps whose update is made."""
         return self.number if self.updated or self.again else self.number - 1
+
+    @property
+    def reached(self) -> int:
+        """Return the number of steps made; while the body runs, this one counts too."""
+        return self.number if self.open else self.done
+
+
+def before_first(accelerator: Accelerator, gradients: Gradients) -> CurrentStep:
+    """Enter step 0, which has no micro-batches and no update: only the evaluation in its body does something."""
+    return CurrentStep(0, StepMetrics(accelerator, NO_STEP), Batch(gradients, NO_STEP), again=True)

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,18 +18,42 @@ from app.sampling.batch_plan import Step, Turn
 from app.training.loop.loss_means import LossMeans
 from app.training.loop.nonfinite import FirstNonfinite, Report, place, report
 
+T = TypeVar("T")
+
+
+class Travelling(NamedTuple, Generic[T]):
+    """What travels in the one all-reduce of a measured step: float64 vectors before it, lists of numbers after it.
+
+    The first four are summed over data ranks, the last two over all ranks.
+    """
+
+    terms: T
+    """Of the losses: for each name, one of each micro-batch."""
+    ledger: T
+    """The hash of the sample ids, in parts, and how many more buffers have changed."""
+    earlier: T
+    """Not 0 if a number of an earlier step was not finite."""
+    means: T
+    """Sums of losses over several steps; see LossMeans."""
+    calls: T
+    """In which order layers were used; see CallOrder."""
+    prints: T
+    """Fingerprints of weights and buffers; empty where ranks are not compared."""
+
+
+_OF_DATA_RANKS = 4
+
 
 class StepMetrics:
     """Keep losses and gradient norms of one step on the device until they are read."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, faults: FirstNonfinite | None, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, skips: bool = False):
         """Begin a step.
 
         Args:
-            faults: checks the losses and norms of steps that are not logged; None for a step without any.
             skips: whether a number that is not finite skips the update instead of stopping the run.
         """
-        self.accelerator, self.step, self.faults, self.skips = accelerator, step, faults, skips
+        self.accelerator, self.step, self.skips = accelerator, step, skips
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.trained: set[str] = set()
         """The names of the losses that have gradients; the others may be NaN or infinite."""
@@ -64,22 +88,37 @@ class StepMetrics:
         del self.norms[index]
         return False
 
-    def explain(self, norm: Tensor) -> Report:
-        """Say what was not finite first, in an earlier step or in this step's gradient. Every rank takes part."""
-        return self._earlier() or self._not_finite("gradient", norm.item())
+    def explain(self, norm: Tensor, faults: FirstNonfinite | None) -> Report:
+        """Say what was not finite first, in an earlier step or in this step's gradient. Every rank takes part.
 
-    def note(self) -> None:
-        """Check losses and norms on the device, in a step that is not logged; the host does not wait."""
+        Args:
+            faults: of earlier steps; None if there are none.
+        """
+        earlier = self._earlier(faults) if faults is not None else None
+        return earlier or self._not_finite("gradient", norm.item())
+
+    def note(self, faults: FirstNonfinite) -> None:
+        """Check losses and norms on the device, in a step that is not logged; the host does not wait.
+
+        Args:
+            faults: keeps the first one that is not finite.
+        """
         losses, norms = self._trained_losses(), [*self.norms.values()]
         if losses and not self.skips and self.accelerator.scaler is None:  # which skips such steps itself
-            self.faults.note(self.step.index, losses, norms)
+            faults.note(self.step.index, losses, norms)
 
     def collect(
-        self, buffers: Buffers, means: LossMeans, calls: CallOrder, drift: DesyncCheck | None = None
+        self,
+        faults: FirstNonfinite,
+        buffers: Buffers,
+        means: LossMeans,
+        calls: CallOrder,
+        drift: DesyncCheck | None = None,
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Combine all ranks in one all-reduce. Every rank takes part, and waits for its device.
 
         Args:
+            faults: has checked the steps since the last one that was logged.
             buffers: learns in the same collective whether training has changed further buffers.
             means: over several steps, with this one; its sums travel in the same collective.
             calls: compares the order in which ranks have used layers, in the same collective.
@@ -93,31 +132,35 @@ class StepMetrics:
             UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
         """
         names = sorted({name for name, _, _ in self.losses})
-        changed, device = buffers.found(), self.accelerator.device
-        added = [
-            self._terms(names),
-            torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64, device=device),
-            self.faults.there().reshape(1),
-            means.slots(names),
-        ]
-        of_ranks = [calls.slots().to(device), *([] if drift is None else [drift.slots().to(device)])]
-        norms, terms, ledger, earlier, sums, order, *prints = self._over_ranks(added, of_ranks)
-        *parts, fresh = ledger
-        calls.compare(order, self.step.index + 1)
-        if any(earlier):
-            raise UserError(self._earlier().advice())
+        changed, device, number = buffers.found(), self.accelerator.device, self.step.index + 1
+        norms, sums = self._over_ranks(
+            Travelling(
+                terms=self._terms(names),
+                ledger=torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64, device=device),
+                earlier=faults.there().reshape(1),
+                means=means.slots(names),
+                calls=calls.slots().to(device),
+                prints=torch.zeros(0, dtype=torch.float64, device=device)
+                if drift is None
+                else drift.slots().to(device),
+            )
+        )
+        *parts, fresh = sums.ledger
+        calls.compare(sums.calls, number)
+        if any(sums.earlier) and (report_of_earlier := self._earlier(faults)):
+            raise UserError(report_of_earlier.advice())
         if fresh:
             buffers.learn(changed)
-        if drift is not None and fresh:  # the numbers in `prints` are from before the ranks agreed on these buffers
-            drift.compare_now(self.step.index + 1)
+        if drift is not None and fresh:  # the sums of fingerprints are from before the ranks agreed on these buffers
+            drift.compare_now(number)
         elif drift is not None:
-            drift.compare(prints[0], self.step.index + 1)
+            drift.compare(sums.prints, number)
         count = self.step.micro_count
-        losses = {name: sum(terms[i * count : (i + 1) * count]) for i, name in enumerate(names)}
+        losses = {name: sum(sums.terms[i * count : (i + 1) * count]) for i, name in enumerate(names)}
         self._check_finite(losses, norms)
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         ids = "".join(f"{int(part) % 2**32:08x}" for part in parts)
-        return losses, {**means.take(names, sums), **about, "ids": ids}
+        return losses, {**means.take(names, sums.means), **about, "ids": ids}
 
     def _terms(self, names: list[str]) -> Tensor:
         """Return this rank's terms of the step's losses: float64 [names x micro-batches].
@@ -131,24 +174,21 @@ class StepMetrics:
                 terms[slot] += loss.double() * (micro.weight / self.step.weight)
         return terms
 
-    def _over_ranks(self, added: list[Tensor], of_ranks: list[Tensor]) -> list[list[float]]:
+    def _over_ranks(self, vectors: Travelling[Tensor]) -> tuple[list[float], Travelling[list[float]]]:
         """Sum vectors over ranks in one all-reduce, and read them with the gradient norms; waits for the device.
 
-        Args:
-            added: summed over data ranks; float64.
-            of_ranks: summed over all ranks; float64.
-
         Returns:
-            The norms, then each vector of both lists.
+            The norms, and the sums.
         """
-        slots = torch.cat([*added, *of_ranks])
+        slots = torch.cat([*vectors])
         if not collectives.alone():
             torch.distributed.all_reduce(slots)
-            own = sum(map(len, added))
-            slots[:own] /= self.accelerator.ranks_per_data_rank
+            of_data_ranks = sum(map(len, vectors[:_OF_DATA_RANKS]))
+            slots[:of_data_ranks] /= self.accelerator.ranks_per_data_rank
         norms = torch.stack([*self.norms.values()]).double() if self.norms else slots[:0]
         numbers = iter(torch.cat([norms, slots]).tolist())
-        return [[*itertools.islice(numbers, len(part))] for part in (norms, *added, *of_ranks)]
+        read = [[*itertools.islice(numbers, len(part))] for part in (norms, *vectors)]
+        return read[0], Travelling(*read[1:])
 
     def _check_finite(self, losses: dict[str, float], norms: list[float]) -> None:
         """Check what a step logs, unless the run skips such steps. Every rank takes part.
@@ -164,9 +204,9 @@ class StepMetrics:
             if not math.isfinite(value):
                 raise UserError(self._not_finite(name, value).advice())
 
-    def _earlier(self) -> Report | None:
+    def _earlier(self, faults: FirstNonfinite) -> Report | None:
         """Say what was not finite in an earlier step; None if all was. Every rank takes part."""
-        told = self.faults.tell()
+        told = faults.tell()
         return told and told._replace(text=f"{told.text}; found in step {self.step.index + 1}")
 
     def _not_finite(self, what: str, value: float) -> Report:

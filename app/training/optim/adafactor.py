@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from app.distributed.naming import local_shard
+from app.distributed.naming import local_gradient, local_shard
 from app.training.optim import wholes
 
 
@@ -33,7 +33,7 @@ class Adafactor(torch.optim.Adafactor):
         return {"step": torch.zeros(()), **state}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # no loss to return
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -47,7 +47,7 @@ class Adafactor(torch.optim.Adafactor):
         own, whole = local_shard(parameter.detach()), parameter
         if isinstance(parameter, DTensor):
             whole = nn.Parameter(wholes.whole(own, parameter).clone())
-            whole.grad = wholes.whole(local_shard(parameter.grad), parameter)
+            whole.grad = wholes.whole(local_gradient(parameter), parameter)
         # torch's own step, of one weight that is whole; it writes into the tensors of the state.
         alone = torch.optim.Adafactor([whole], foreach=False)
         alone.param_groups = [{**group, "params": [whole], "foreach": False}]

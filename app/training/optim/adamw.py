@@ -100,7 +100,7 @@ class LeanAdamW(torch.optim.Optimizer):
                     )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # no loss to return
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for index, parameter in enumerate(group["params"]):
@@ -117,6 +117,7 @@ class LeanAdamW(torch.optim.Optimizer):
 
     def _update(self, piece: slice, parameter: nn.Parameter, group: dict, state: dict, seed: int | None) -> None:
         """Update some of this rank's rows."""
+        assert parameter.grad is not None
         own, gradient = (_rows(each)[piece] for each in (parameter, parameter.grad))
         kept = {name: _rows(tensor)[piece] for name, tensor in state.items() if name != "step"}
         new = own.flatten(1).float()

@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from app.checkpoints.resume import Start
 from app.config import EMAConfig
 from app.config.score_names import AVERAGE, PLAIN
+from app.distributed import deepspeed
 from app.distributed.accelerator import Accelerator
 from app.distributed.buffers import Buffers
 from app.distributed.fsdp_calls import is_sharded
@@ -58,8 +58,8 @@ class Averages:
         """Whether the models have other weights now than those in training."""
         if settings is not None:
             _check(settings)
-        if self.settings is not None and accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError("--ema: DeepSpeed's engine keeps the weights to itself: take an fsdp profile instead")
+        if self.settings is not None:
+            deepspeed.refuse("--ema", accelerator.distributed_type)
 
     @property
     def replaces(self) -> bool:
@@ -141,26 +141,17 @@ class Averages:
         Args:
             made: the number of the run's steps that have updated weights, this one too.
         """
-        place = self._place(optimizer)
-        if place is None or (made > self._start and (made - self._start) % self.settings.every):
+        place, settings = self._place(optimizer), self.settings
+        if place is None or settings is None or (made > self._start and (made - self._start) % settings.every):
             return
         self._buffers.statistics.fold()
         self.counts[place] = self.counts[place] + 1 if made > self._start else 0
-        rate, known = self._rate(self.counts[place]), self.accelerator.averages
+        rate, known = _rate(settings, self.counts[place]), self.accelerator.averages
         for piece in _pieces(self._averaged(place)):
             pairs = [(local_shard(known[t]), local_shard(t.detach())) for t in piece if t in known]
             if not pairs:  # a plan's step is on other tensors
                 continue
             _move([average for average, _ in pairs], [newest for _, newest in pairs], rate)
-
-    def _rate(self, updates: int) -> float:
-        """Return the weight of the newest weights in the average, which has as many of steps after its beginning."""
-        if updates == 0:
-            return 1.0
-        if self.settings.uniform:
-            return 1 / (1 + updates)
-        decay = self.settings.decay
-        return 1 - (min(decay, (1 + updates) / (10 + updates)) if self.settings.warmup else decay)
 
     def passes(self) -> list[tuple[str, AbstractContextManager[None]]]:
         """List the passes of an evaluation: what its scores begin with, and a block that has the weights for it."""
@@ -255,3 +246,13 @@ def _check(settings: EMAConfig) -> None:
     given = [field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) != field.default]
     if given and not settings.on:
         raise UserError(f"--ema.{given[0]} does nothing without --ema.decay, for example 0.999, or --ema.uniform true")
+
+
+def _rate(settings: EMAConfig, updates: int) -> float:
+    """Return the weight of the newest weights in the average, which has as many of steps after its beginning."""
+    if updates == 0:
+        return 1.0
+    if settings.uniform:
+        return 1 / (1 + updates)
+    decay = settings.decay
+    return 1 - (min(decay, (1 + updates) / (10 + updates)) if settings.warmup else decay)

@@ -208,7 +208,7 @@ def check(config: OptimConfig) -> None:
     for field in ("schedule", "batch_scaling", "implementation", "updates"):
         names = typing.get_args(typing.get_type_hints(OptimConfig)[field])
         _require(getattr(config, field) in names, config, field, f"one of {', '.join(names)}")
-    _require(0 < config.lr < math.inf, config, "lr", "above 0, for example 5e-4")
+    _require(config.lr is not None and 0 < config.lr < math.inf, config, "lr", "above 0, for example 5e-4")
     _require(0 <= config.weight_decay < math.inf, config, "weight_decay", "0 or more, for example 0.01")
     _require(all(0 <= beta < 1 for beta in config.betas), config, "betas", "from 0 to below 1, for example 0.9 0.999")
     _require(0 <= config.eps < math.inf, config, "eps", "0 or more, for example 1e-8")

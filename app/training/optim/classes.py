@@ -119,8 +119,9 @@ def _module(name: str, place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        inside = error.name is not None and f"{place}.".startswith(f"{error.name}.")
-        why = f"{package} has no module {place}" if inside else f"{place} needs a package: {not_installed(error.name)}"
+        missing = str(error.name)
+        inside = f"{place}.".startswith(f"{missing}.")
+        why = f"{package} has no module {place}" if inside else f"{place} needs a package: {not_installed(missing)}"
         raise UserError(f"--optim.name {name}: {why}") from None
     except Exception as error:  # anything that a package does when it is imported
         raise UserError(f"--optim.name {name}: {place} does not import: {type(error).__name__}: {error}") from None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.distributed.naming import local_shard
+from app.distributed.naming import local_gradient, local_shard
 from app.training.optim import adamw, wholes
 
 MOMENTUM = 0.95
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "muon": False})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # no loss to return
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -48,13 +48,13 @@ class Muon(torch.optim.Optimizer):
                     (self._by_muon if group["muon"] else self._by_adamw)(parameter, group)
 
     def _by_muon(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
+        gradient, state = local_gradient(parameter), self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         momentum = state["momentum_buffer"]
         # Each operation rounds once, so that bits do not depend on how a matrix is cut into shards.
-        local_shard(momentum).mul_(MOMENTUM).add_(local_shard(gradient))
-        ahead = local_shard(gradient) + local_shard(momentum) * MOMENTUM  # Nesterov's
+        local_shard(momentum).mul_(MOMENTUM).add_(gradient)
+        ahead = gradient + local_shard(momentum) * MOMENTUM  # Nesterov's
         whole = wholes.whole(ahead, parameter)
         scale = 0.2 * max(whole.shape[0], whole.shape[1:].numel()) ** 0.5
         update = wholes.part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
         own.sub_(update.to(own.dtype) * group["lr"])
 
     def _by_adamw(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        state, gradient, own = self.state[parameter], local_shard(parameter.grad), local_shard(parameter)
+        state, gradient, own = self.state[parameter], local_gradient(parameter), local_shard(parameter)
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)

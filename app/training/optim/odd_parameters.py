@@ -171,7 +171,7 @@ def explained(error: BaseException | None) -> UserError | None:
         return None
     # A model's own operations on sparse tensors are another matter.
     calls = (frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__))
-    if not {"StepLoop.backward", "StepLoop.update"}.intersection(calls):
+    if not {"CurrentStep.backward", "Updates.make"}.intersection(calls):
         return None
     return UserError(
         "a gradient is sparse, and nothing here sums or clips those: leave out sparse=True, as of "

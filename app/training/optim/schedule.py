@@ -20,6 +20,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int, global_batch
     towards min_lr * peak at step `total_steps`, one after the last. wsd stays at the peak and falls in its last part;
     swa falls first and is constant in its last part.
     """
+    assert config.lr is not None  # Run.prepare fills in the run's own
     peak = config.lr * _batch_factor(config, global_batch)
     warmup_steps = as_steps(config.warmup, total_steps)
     if config.schedule == "points":
