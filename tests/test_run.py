@@ -217,7 +217,7 @@ def test_the_first_of_several_ranks_to_fail_is_known_to_the_others(monkeypatch):
 
     def ended(rank, error):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
-        monkeypatch.setattr(collectives, "_uses", used[rank])
+        monkeypatch.setattr(collectives._process, "uses", used[rank])
         return collectives.failed_before(error)
 
     lost = RuntimeError("Connection closed by peer")

@@ -10,6 +10,7 @@ from torch import nn
 from app import Accelerator, UserError
 from app.distributed.state import manifest, sharded
 from app.distributed.state.manifest import MANIFEST
+from app.storage.local import LocalStorage
 
 
 class Launch:
@@ -56,6 +57,21 @@ def test_the_earlier_state_stays_where_writing_fails(saved, monkeypatch):
         Launch().step().accelerator.save_state(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir() if path.is_file()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+def test_a_save_that_is_killed_leaves_the_earlier_state_and_its_name(saved, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalStorage, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Launch().step().accelerator.save_state(saved)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"no such folder; .*/(state\.\w+\.replaced) is the state before") as told:
+        Launch().accelerator.load_state(saved)
+    aside = re.search(r"state\.\w+\.replaced", str(told.value))[0]
+    (saved.parent / aside).rename(saved)
+    Launch().accelerator.load_state(saved)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "more/notes.txt"])

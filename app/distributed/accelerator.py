@@ -269,7 +269,12 @@ class Accelerator(accelerate.Accelerator):
         if not safe_serialization or save_model_func_kwargs:
             options = ["safe_serialization=False"] if not safe_serialization else list(save_model_func_kwargs)
             raise UserError(f"save_state: leave out {', '.join(options)}: there is one format, and it holds no pickles")
-        state_folder.save(self, Path(output_dir).absolute())
+        if self.dataloader_config.use_stateful_dataloader:
+            raise UserError(
+                "use_stateful_dataloader: where a data loader stands belongs to one number of processes, and is not "
+                "saved; leave it False, and go on with accelerator.skip_first_batches"
+            )
+        state_folder.save(self, Path(output_dir).expanduser().absolute())
         return str(output_dir)
 
     def load_state(
@@ -290,7 +295,7 @@ class Accelerator(accelerate.Accelerator):
         if load_kwargs or load_model_func_kwargs:
             options = [*(load_kwargs or {}), *load_model_func_kwargs]
             raise UserError(f"load_state: leave out {', '.join(options)}: there is one format")
-        state_folder.load(self, Path(input_dir).absolute())
+        state_folder.load(self, Path(input_dir).expanduser().absolute())
 
     def register_save_state_pre_hook(self, hook: Any) -> NoReturn:
         """Refuse a hook that writes models in its own way: the state would not be layout-free."""

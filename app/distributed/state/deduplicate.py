@@ -26,7 +26,7 @@ def divide(sizes: list[int], parts: int, taken: int = 0) -> tuple[list[int], lis
     return owners, totals
 
 
-def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> dict[str, Tensor]:
+def share_of_this_rank(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> dict[str, Tensor]:
     """Choose what this process saves, so that each tensor or shard is saved by one process. Every rank takes part.
 
     Where ranks do not have the same tensors, each saves all of its own; `mains` are still saved only once.
@@ -37,23 +37,23 @@ def own(tensors: dict[str, Tensor], mains: set[str], tied: dict[str, str]) -> di
     """
     if collectives.alone():
         return tensors
-    kept = {n: tensor for n, tensor in tensors.items() if n in mains and collectives.rank() == 0}
+    of_main = {n: tensor for n, tensor in tensors.items() if n in mains and collectives.rank() == 0}
     shared = {n: tensor for n, tensor in tensors.items() if n not in mains}
-    found = hash_of([[n, str(t.dtype), list(t.shape)] for n, t in shared.items()])
-    everywhere = collectives.gather((found, sum(t.nbytes for t in kept.values())))
-    if len({there for there, _ in everywhere}) > 1:
-        return kept | shared
+    digest = hash_of([[n, str(t.dtype), list(t.shape)] for n, t in shared.items()])
+    of_ranks = collectives.gather((digest, sum(t.nbytes for t in of_main.values())))
+    if len({digest for digest, _ in of_ranks}) > 1:
+        return of_main | shared
     families = defaultdict(list)
     for name in shared.keys() - tied.keys():
         families[_copies(shared[name])].append(name)
-    owned = set()
+    saved_here = set()
     for (sharded, count, which), names in families.items():
         names.sort()
         # All ranks know the sizes of whole tensors; the shards of one tensor have nearly equal sizes.
         sizes = [shared[name].numel() * shared[name].element_size() for name in names]
-        owners, _ = divide(sizes, count, 0 if sharded else everywhere[0][1])
-        owned |= {name for name, owner in zip(names, owners, strict=True) if owner == which}
-    return kept | {n: tensor for n, tensor in shared.items() if tied.get(n, n) in owned}
+        owners, _ = divide(sizes, count, 0 if sharded else of_ranks[0][1])
+        saved_here |= {name for name, owner in zip(names, owners, strict=True) if owner == which}
+    return of_main | {n: tensor for n, tensor in shared.items() if tied.get(n, n) in saved_here}
 
 
 def _copies(tensor: Tensor) -> tuple[bool, int, int]:

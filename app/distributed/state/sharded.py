@@ -100,7 +100,7 @@ def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     mains = {n for n in tensors if n in buffers or n.startswith(("extras.", "objects."))}
     mains = {n for n in mains if not isinstance(tensors[n], DTensor)}
     # Chosen before they are copied, so that only one process has a copy of what all have.
-    tensors = deduplicate.own(tensors, mains, naming.tied_names(accelerator.models))
+    tensors = deduplicate.share_of_this_rank(tensors, mains, naming.tied_names(accelerator.models))
     from_gpu = stager is None and accelerator.device.type == "cuda"
     staged = tensors if stager is None else stager.stage(tensors)
     return Snapshot(staged, json.dumps(objects), accelerator.is_main_process, from_gpu)

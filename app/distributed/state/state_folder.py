@@ -21,6 +21,7 @@ from app.errors import UserError
 from app.storage.records import FileSum
 
 _RANDOM = "random.json"
+_REPLACED = "replaced"  # how the name of an earlier state ends while another one takes its place
 
 
 def save(accelerator: Holder, folder: Path) -> None:
@@ -74,7 +75,7 @@ def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], states: list[di
     storage.at(draft).up(_RANDOM)
     manifest.write(draft, {**sums, **manifest.entries(draft, [_RANDOM])})
     files = storage.at(folder.parent)
-    replaced = files.put_aside(folder.name, manifest.MANIFEST, "replaced") if files.exists(folder.name) else ""
+    replaced = files.put_aside(folder.name, manifest.MANIFEST, _REPLACED) if files.exists(folder.name) else ""
     files.publish(draft.name, folder.name, manifest.MANIFEST)
     if replaced:
         files.delete(replaced)
@@ -106,11 +107,19 @@ def load(accelerator: Holder, folder: Path) -> None:
             random_states.restore(states[accelerator.process_index], accelerator.device)
 
 
+def _earlier(folder: Path) -> str:
+    """Name an earlier state that a save which was killed has put aside; empty if there is none."""
+    files = storage.at(folder.parent)
+    names = [each.name for each in files.entries()] if files.is_folder() else []
+    aside = [each for each in names if each.startswith(f"{folder.name}.") and each.endswith(f".{_REPLACED}")]
+    return f"; {folder.with_name(aside[-1])} is the state before the save that was killed: rename it" if aside else ""
+
+
 def _why_not(folder: Path) -> str:
     """Say why a folder is none that can be read; empty where it may be."""
     files = storage.at(folder)
     if not files.is_folder():
-        return f"load_state: {folder}: there is no such folder"
+        return f"load_state: {folder}: there is no such folder{_earlier(folder)}"
     if not files.is_file(manifest.MANIFEST) or not files.is_folder(STATE):
         return (
             f"load_state: {folder} is not a folder that this Accelerator's save_state wrote, nor a checkpoint of a run "
