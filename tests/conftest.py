@@ -120,7 +120,7 @@ def _cached_in(folder: Path):
 @pytest.fixture(scope="module")
 def stdlib(data_cache):
     """Give the training and the evaluation table of builtin:stdlib."""
-    from tables import load
+    from support.tables import load
 
     return load()
 

@@ -13,7 +13,7 @@ from types import CodeType
 import pytest
 
 TESTS = Path(__file__).parent
-# Names in code that start a process: of the standard library, and of tests/launching.py.
+# Names in code that start a process: of the standard library, and of tests/support/launching.py.
 STARTERS = {"subprocess", "run", "launch", "python", "Training"}
 PROGRAMS = ("python", "accelerate", "torchrun", "bash", "sh")
 MARK = "launches"
@@ -41,7 +41,7 @@ def _starts(function, seen: set) -> bool:
     for name in names_in(function.__code__):
         known = function.__globals__.get(name)
         known = inspect.unwrap(known) if callable(known) else known  # of functools.cache
-        if name == "subprocess" or (name in STARTERS and getattr(known, "__module__", "") == "launching"):
+        if name == "subprocess" or (name in STARTERS and getattr(known, "__module__", "") == "support.launching"):
             return True
         methods = [each for each in vars(known).values() if inspect.isfunction(each)] if inspect.isclass(known) else []
         if any(_starts(each, seen) for each in (known, *methods) if inspect.isfunction(each)):

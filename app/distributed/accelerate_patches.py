@@ -1,7 +1,7 @@
 """Every use of private parts of accelerate, and of DDP, FSDP2, DTensor and the process groups under it.
 
-Each function names the versions that it was written for. tests/test_patches.py has a canary for each private name, and
-a list of the private names that other modules of app use, such as those of torch.serialization.
+Each function names the versions that it was written for. tests/distributed/test_patches.py has a canary for each
+private name, and a list of the private names that other modules of app use, such as those of torch.serialization.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Where the files of a run live: one interface, and one file for each kind of place; today a local disk.
 
 Elsewhere in app, a `Path` of a run's folder is a name: it is joined, compared and shown, and only a `Storage` opens,
-lists or changes what lies there (tests/test_storage.py checks it).
+lists or changes what lies there (tests/storage/test_storage.py checks it).
 """
 
 from pathlib import Path

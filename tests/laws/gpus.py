@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.launching import furthest_loss, launch_all, profile_of
 
-from launching import furthest_loss, launch_all, profile_of
 from laws.small import SMALL
 
 GPUS = torch.cuda.device_count()

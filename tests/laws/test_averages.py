@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from support.launching import ROOT, filled, furthest, hashes, saved_state, scores, steps, weights
 
 from app import EMAConfig, OptimConfig, Run, UserError
-from launching import ROOT, filled, furthest, hashes, saved_state, scores, steps, weights
 from laws import averaged as script
 from laws.averaged import CASES, EARLY, ROWS, STEPS, STOPPED, Config, Model, train
 from laws.looping import made_steps

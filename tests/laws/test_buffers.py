@@ -6,8 +6,8 @@ A codebook, spectral norm, running statistics, a queue with an integer pointer a
 import json
 
 import pytest
+from support.launching import ROOT, filled, saved_state, scores, steps
 
-from launching import ROOT, filled, saved_state, scores, steps
 from laws.changing import STEPS
 
 SCRIPT = ROOT / "tests" / "laws" / "changing.py"

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from safetensors.torch import load_file
-
-from launching import ROOT, filled, launch_all, profile_of, steps, weights
+from support.launching import ROOT, filled, launch_all, profile_of, steps, weights
 
 
 @pytest.fixture(scope="module")

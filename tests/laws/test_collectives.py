@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from support.launching import ROOT, filled
 
-from launching import ROOT, filled
 from laws import counting
 
 SCRIPT = ROOT / "tests" / "laws" / "counting.py"

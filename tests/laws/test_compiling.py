@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from support.launching import ROOT, launch_all, profile_of
 
-from launching import ROOT, launch_all, profile_of
 from laws.small import SMALL
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.log-every", 5, "--run.trackers"]

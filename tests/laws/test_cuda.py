@@ -9,11 +9,11 @@ import json
 
 import pytest
 import torch
+from support.launching import ROOT, saved_state, scores, steps
 
 from app.distributed.state.attempt import STATE
 from app.training.exact import rounding as grid_rounding
 from app.training.exact.grid import GRID
-from launching import ROOT, saved_state, scores, steps
 from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
 

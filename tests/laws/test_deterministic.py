@@ -10,6 +10,9 @@ import re
 
 import pytest
 import torch
+from support.launching import ROOT
+from support.supplies import lay_out
+from support.tiny import train
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -17,11 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from app import UserError, parse
 from app.training.exact import nondeterministic_ops
-from launching import ROOT
 from laws.many import load
 from laws.small import SMALL
-from supplies import lay_out
-from tiny import train
 
 RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py"))
 COMMON = [
@@ -208,7 +208,7 @@ class Pools(nn.Linear):
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_is_refused_is_said_with_what_to_do(tmp_path, monkeypatch, exact):
     """By its name, before any weight has changed; in ordinary mode, only if the user has set it in torch."""
-    monkeypatch.setattr("tiny.nn.Linear", Pools)
+    monkeypatch.setattr("support.tiny.nn.Linear", Pools)
     if exact:
         with pytest.raises(UserError, match=r"AdaptiveAvgPool2d: average with \.mean.*--run\.exact false"):
             train(tmp_path / "run", exact=True)

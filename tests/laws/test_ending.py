@@ -1,6 +1,6 @@
 """How a program ends: with status 0 after success, whatever gloo's threads do, and with another after an error."""
 
-from launching import ROOT, launch
+from support.launching import ROOT, launch
 
 SCRIPT = ROOT / "tests" / "laws" / "ending.py"
 

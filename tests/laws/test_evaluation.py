@@ -4,8 +4,8 @@ import functools
 import json
 
 import pytest
+from support.launching import ROOT, filled, scores, steps, train_many
 
-from launching import ROOT, filled, scores, steps, train_many
 from laws import evaluations as script
 from laws import scored
 

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.launching import ROOT, launch, metrics
 
-from launching import ROOT, launch, metrics
 from laws import faults
 
 

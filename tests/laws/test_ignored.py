@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-
-from launching import ROOT, furthest_loss, saved_state, scores, steps, train_many
+from support.launching import ROOT, furthest_loss, saved_state, scores, steps, train_many
 
 RECIPE = ROOT / "recipes" / "seg.py"
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from support.launching import ROOT, Training, environment, kill_tree, metrics, run, steps
 
 from app import UserError
 from app.commands.launch.command import main_of_words
 from app.launching import accelerate_launch
-from launching import ROOT, Training, environment, kill_tree, metrics, run, steps
 from laws.small import SMALL
 
 RECIPE = ROOT / "recipes" / "cls.py"

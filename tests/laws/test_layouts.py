@@ -8,8 +8,7 @@ import functools
 
 import pytest
 from safetensors.torch import load_file
-
-from launching import ROOT, furthest, launch_many, saved_state, scores, steps, weights
+from support.launching import ROOT, furthest, launch_many, saved_state, scores, steps, weights
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1, "--run.trackers"]

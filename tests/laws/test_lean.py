@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import yaml
+from support.launching import PROFILES, ROOT, launch, profile_of, saved_state, steps, weights
 
-from launching import PROFILES, ROOT, launch, profile_of, saved_state, steps, weights
 from laws.lean import CASES, STEPS
 
 SCRIPT = ROOT / "tests" / "laws" / "lean.py"

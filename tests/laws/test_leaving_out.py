@@ -5,11 +5,11 @@ import time
 
 import pytest
 import torch
+from support.launching import ROOT, filled, scores
 
 from app import EMAConfig, Run, UserError
 from app.checkpoints import finite, record
 from app.training.loop.before_step import BeforeStep
-from launching import ROOT, filled, scores
 from laws.leaving_out import AVERAGES, NEVER, ORDERS, PARTS, SPOILT, batch_of, differing, train
 
 SCRIPT = ROOT / "tests" / "laws" / "leaving_out.py"

@@ -1,8 +1,7 @@
 """A large model is made on rank 0 alone where weights are cut, and its run is the same to the last bit."""
 
 import pytest
-
-from launching import ROOT, hashes, launch_all, scores, steps, train_all
+from support.launching import ROOT, hashes, launch_all, scores, steps, train_all
 
 PROFILES = {"fsdp_cpu": 2, "tp_cpu": 2, "fsdp_tp_cpu": 4}
 COMMON = ["--run.global-batch", 12, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers", "--run.steps", 2]

@@ -1,8 +1,8 @@
 """Laws 3 and 4 for the methods that a flag switches on: frozen weights, rates by name, schedules."""
 
 import pytest
+from support.launching import ROOT, filled, saved_state, steps, weights
 
-from launching import ROOT, filled, saved_state, steps, weights
 from laws.methods import CASES, STEPS, main
 
 OTHERS = [("ddp_cpu", 3), ("fsdp_cpu", 2)]

@@ -2,8 +2,8 @@
 
 import pytest
 from safetensors.torch import load_file
+from support.launching import ROOT, filled, hashes
 
-from launching import ROOT, filled, hashes
 from laws.writing import Shared
 
 LAYOUTS = {"one": ("cpu", 1), "ddp3": ("ddp_cpu", 3), "fsdp2": ("fsdp_cpu", 2)}

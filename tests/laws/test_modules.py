@@ -4,9 +4,9 @@ import functools
 import json
 
 import pytest
+from support.launching import ROOT, furthest_loss, scores, steps, train_many, weights
 
 from app.distributed.state.attempt import STATE
-from launching import ROOT, furthest_loss, scores, steps, train_many, weights
 
 RECIPE = ROOT / "tests" / "laws" / "modules.py"
 LAYOUTS = {

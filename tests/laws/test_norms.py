@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
+from support.launching import ROOT, filled, furthest, saved_state, scores, steps, train_all
 
-from launching import ROOT, filled, furthest, saved_state, scores, steps, train_all
 from laws import norms as script
 from laws.norms import EARLY, STEPS, STOP
 from laws.small import SMALL

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from support.launching import ROOT, launch
 
 from app import RunConfig, UserError
 from app.run import Run
-from launching import ROOT, launch
 from laws import exchanging
 
 

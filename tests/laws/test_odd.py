@@ -4,9 +4,9 @@ import functools
 import json
 
 import pytest
+from support.launching import ROOT, furthest_loss, launch, steps, weights
 
 from app.training.optim.odd_parameters import ODDITIES
-from launching import ROOT, furthest_loss, launch, steps, weights
 from laws.odd import KINDS, OPTIMIZERS
 
 SCRIPT = ROOT / "tests" / "laws" / "odd.py"

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.launching import ROOT, filled, saved_state, scores, steps, weights
 
 from app import EMAConfig, OptimConfig, Run, RunConfig, UserError
 from app.distributed.state import sharded
 from app.errors import is_installed
 from app.rundir import metrics_file
-from launching import ROOT, filled, saved_state, scores, steps, weights
 from laws.averaged import Config as Averaged
 from laws.methods import Model
 from laws.optimizers import CASES, STEPS, Config, main

@@ -2,7 +2,7 @@
 
 import json
 
-from launching import ROOT, launch
+from support.launching import ROOT, launch
 
 
 def test_each_number_is_counted_once(tmp_path):

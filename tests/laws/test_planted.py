@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from support.launching import PROFILES, ROOT, launch_many, run
 
 from app import parse
 from app.commands.prove import command
@@ -11,7 +12,6 @@ from app.commands.prove.chart import draw
 from app.commands.prove.report import Report
 from app.commands.prove.trial import Chain, trial_of
 from app.launching import profiles
-from launching import PROFILES, ROOT, launch_many, run
 from laws.many import load
 
 RECIPE = ROOT / "tests" / "laws" / "planted.py"

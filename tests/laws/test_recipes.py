@@ -9,13 +9,13 @@ import json
 import shutil
 
 import pytest
+from support.launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps, train_all
+from support.tiny import enter
 
 from app.checkpoints.record import RECORD
 from benchmarks.laws import CASES
-from launching import ROOT, furthest, furthest_loss, hashes, launch_all, saved_state, scores, steps, train_all
 from laws.mistakes import MISTAKES, plant
 from laws.small import SMALL
-from tiny import enter
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}

@@ -5,8 +5,8 @@ import json
 import shutil
 
 import pytest
+from support.launching import ROOT, launch_all, profile_of, saved_state, scores, steps
 
-from launching import ROOT, launch_all, profile_of, saved_state, scores, steps
 from laws.small import SMALL
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="torch's inductor needs a C++ compiler")

@@ -6,8 +6,8 @@ The kernels are the GPU's; collectives go through host memory (`staged.py`).
 import functools
 
 import pytest
+from support.launching import ROOT, saved_state, scores, steps
 
-from launching import ROOT, saved_state, scores, steps
 from laws.gpus import GPUS, apart, launch, profile, recipes, wants_gpu
 from laws.small import SMALL
 

@@ -3,8 +3,8 @@
 import functools
 
 import pytest
+from support.launching import ROOT, profile_of, saved_state, scores, steps
 
-from launching import ROOT, profile_of, saved_state, scores, steps
 from laws.gpus import GPUS, launch, recipes, wants_gpu
 from laws.small import SMALL
 

@@ -12,9 +12,8 @@ from importlib.util import find_spec
 
 import pytest
 import yaml
-
-from launching import PROFILES, ROOT, furthest_loss, launch_all, profile_of, python_path, run, steps, weights
-from machines import two_machines
+from support.launching import PROFILES, ROOT, furthest_loss, launch_all, profile_of, python_path, run, steps, weights
+from support.machines import two_machines
 
 RECIPE = ROOT / "recipes" / "lm.py"
 MANY, ZERO = (ROOT / "tests" / "laws" / name for name in ("many.py", "zero_on_cpu.py"))

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from launching import ROOT, launch, steps
+from support.launching import ROOT, launch, steps
 
 
 @pytest.fixture(scope="module")

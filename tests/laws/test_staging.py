@@ -7,10 +7,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from support.launching import ROOT, hsdp_on_cpu, launch
 
 from app.distributed.state.deduplicate import divide
 from app.distributed.state.safe_reader import StateReader
-from launching import ROOT, hsdp_on_cpu, launch
 from laws.staging import Model
 
 SHAPES = {name: tensor.shape for name, tensor in Model().state_dict().items()}

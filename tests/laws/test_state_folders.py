@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from launching import ROOT, launch, state_tensors
+from support.launching import ROOT, launch, state_tensors
 
 SCRIPT = ROOT / "tests" / "laws" / "state_folders.py"
 LAYOUTS = {"one": ("cpu", 1), "ddp": ("ddp_cpu", 2), "fsdp": ("fsdp_cpu", 2), "tp": ("tp_cpu", 2)}

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-
-from launching import PROFILES, ROOT, Training, kill_tree, launch, scores, steps
+from support.launching import PROFILES, ROOT, Training, kill_tree, launch, scores, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "stopped.py"
 SLOW = "@0.1"

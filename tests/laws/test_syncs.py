@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from support.launching import PROFILES, ROOT, launch
 
-from launching import PROFILES, ROOT, launch
 from laws.small import SMALL
 
 SCRIPTS = ROOT / "tests" / "laws"

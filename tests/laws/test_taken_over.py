@@ -8,8 +8,7 @@ import sys
 import time
 
 import pytest
-
-from launching import ROOT, kill_tree, steps
+from support.launching import ROOT, kill_tree, steps
 
 SCRIPT = ROOT / "tests" / "laws" / "shared_disk.py"
 

@@ -9,8 +9,7 @@ import json
 import shutil
 
 import pytest
-
-from launching import (
+from support.launching import (
     PROFILES,
     ROOT,
     furthest,

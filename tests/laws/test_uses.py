@@ -7,8 +7,8 @@ import functools
 import json
 
 import pytest
+from support.launching import ROOT, furthest_loss, launch, launch_all, launch_many, scores, steps, weights
 
-from launching import ROOT, furthest_loss, launch, launch_all, launch_many, scores, steps, weights
 from laws.uses import CASES
 
 RECIPE = ROOT / "tests" / "laws" / "uses.py"

@@ -2,7 +2,7 @@
 
 Kernels of torch's meta device allocate what real kernels would return. What differs between devices is decided above
 them: which attention is used, what a dropout keeps, what autocast casts. This module decides it, at a dispatch key that
-no device of torch uses (torch 2.13; tests/test_footprint.py compares with real tensors).
+no device of torch uses (torch 2.13; tests/commands/test_footprint.py compares with real tensors).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from app.commands.plan.live_storage import LiveStorages
 from app.tasks.no_numbers import NoNumbers
 
-# What autocast computes in 16 bits on a GPU (torch 2.13, ATen/autocast_mode.h; tests/test_footprint.py compares), ...
+# What autocast computes in 16 bits on a GPU, ... (torch 2.13, ATen/autocast_mode.h; test_footprint.py compares)
 LOWER = (
     "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
     "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm "
