@@ -1,4 +1,4 @@
-"""Rows of a data set: fetched by their numbers, and stacked into batches."""
+"""Rows of a data set: read by their numbers, and stacked into batches."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,7 @@ class Rows(Protocol):
     def __getitem__(self, sample: int, /) -> Any: ...
 
 
-def fetch(data: Rows, ids: Sequence[int]) -> list[Any]:
+def read_rows(data: Rows, ids: Sequence[int]) -> list[Any]:
     """Return the rows with these numbers, in this order: in one call where the data has `__getitems__`."""
     many = getattr(data, "__getitems__", None)
     return many(ids) if many else [data[i] for i in ids]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from app.data.rows import Rows, fetch
+from app.data.rows import Rows, read_rows
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
@@ -60,7 +60,7 @@ def inputs_of(
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
-    rows = fetch(data, ids)
+    rows = read_rows(data, ids)
     if augment is not None and hasattr(augment, "many"):
         rows = augment.many(rows, seed, epochs, ids)
     elif augment is not None:
