@@ -148,7 +148,7 @@ class RunFolder:
         Raises:
             UserError: a setting differs that may not.
         """
-        return self._compare(saved, self.config, self._settings) if self._unread else []
+        return self._compare(saved, self.config, self._settings) if self._unread and self._settings else []
 
     def _compare(self, before: dict, config: dict, settings: RunConfig) -> list[str]:
         changes = self._changes(before, config, settings)
@@ -237,6 +237,8 @@ class RunFolder:
         Raises:
             UserError: another run has taken the folder.
         """
+        if self.record is None:
+            raise RuntimeError("run.json is changed before RunFolder.begin has written it")
         self._write_record(dataclasses.replace(self.record, **fields))
 
     def _write_record(self, record: RunRecord) -> None:

@@ -52,7 +52,8 @@ class RunLogger:
         self.trackers: Trackers | None = None
         self._pending: list[_Pending] = []
         self.pending_images: images.Images = {}
-        self.pace: _Pace | None = None  # from `start` on
+        self.pace: _Pace | None = None
+        """How fast steps are made; None before `start`."""
         self.aside = 0.0
         self._failed = False
 
@@ -109,6 +110,12 @@ class RunLogger:
         self.progress.start(done, plan.steps)
         self.pace, self.aside = _Pace(plan, done, cost, peak), 0.0
 
+    def _started(self) -> _Pace:
+        """Return the pace, for what is said of steps; `start` comes before them."""
+        if self.pace is None:
+            raise RuntimeError("no step was begun: RunLogger.start comes first")
+        return self.pace
+
     @contextmanager
     def time_aside(self) -> Iterator[None]:
         """Leave the time of this block, which is not training, out of samples per second."""
@@ -118,7 +125,8 @@ class RunLogger:
 
     def step(self, done: int, losses: dict[str, float], measured: dict[str, Any]) -> None:
         """Write the line of a step."""
-        plan, speeds = self.pace.plan, self.pace.lap(done, self.aside)
+        pace = self._started()
+        plan, speeds = pace.plan, pace.lap(done, self.aside)
         self.aside, seen = 0.0, plan.seen(done)
         self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
         self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / speeds["samples_per_second"])
@@ -142,7 +150,8 @@ class RunLogger:
                 images.write(self.folder.path / "images", done, self.pending_images)
             except OSError as error:
                 self.progress.warn(f"warning: the pictures of step {done} are not written: {error.strerror}")
-            self.trackers.log_images(done, self.pending_images)
+            if self.trackers is not None:
+                self.trackers.log_images(done, self.pending_images)
         self._pending, self.pending_images = [], {}
 
     @contextmanager
@@ -160,7 +169,7 @@ class RunLogger:
         self.pending_images = {}
 
     def _write(self, done: int, values: dict[str, Any]) -> None:
-        if self.speaks:
+        if self.file is not None and self.trackers is not None:  # on the main process
             with suppress(OSError):  # the disk is away for a while
                 self.folder.check()
             self.file.write(done, values)
@@ -168,12 +177,12 @@ class RunLogger:
 
     def track(self, done: int, values: dict[str, float]) -> None:
         """Hand numbers that have a file of their own to the trackers alone."""
-        if self.speaks and values:
+        if self.trackers is not None and values:
             self.trackers.log(done, values)
 
     def log_model(self, model: Path) -> None:
         """Hand a finished model to the trackers that store models."""
-        if self.speaks:
+        if self.trackers is not None:
             self.trackers.log_model(model)
 
     def column(self, name: str) -> list[float]:
@@ -202,8 +211,9 @@ class RunLogger:
             faults: what makes the scores worth little, a line each.
         """
         self.progress.close()
-        taken = duration(time.perf_counter() - self.pace.began)
-        now = f"{done - self.pace.first} of them now, in {taken}" if done > self.pace.first else "all of them before"
+        pace = self._started()
+        taken = duration(time.perf_counter() - pace.began)
+        now = f"{done - pace.first} of them now, in {taken}" if done > pace.first else "all of them before"
         lines = {name: with_meaning(_short(value), meanings.get(name)) for name, value in scores.items()}
         lines |= {"model": f"{model}: {weights}" if weights else str(model)}
         lines |= {"use it": use.format(model=model)} if use else {}
@@ -228,7 +238,7 @@ class RunLogger:
         where = f"after step {saved[-1]}" if saved else "from the start"
         again = "the same command without --run.stop-at" if asked else "the same command"
         then = "evaluates, and goes on" if in_evaluation else "goes on"
-        self.progress.say(f"stopped {place} step {done} of {self.pace.plan.steps}; {again} {then} {where}")
+        self.progress.say(f"stopped {place} step {done} of {self._started().plan.steps}; {again} {then} {where}")
 
     def close(self) -> None:
         """Close the bar and the trackers."""

@@ -181,8 +181,8 @@ def _layout(path: Path) -> Layout | None:
     if not places:
         folders = [(split_in(folder.name), folder) for folder in sorted(path.glob("*/"))]
         places = {split: [folder] for split, folder in folders if split and _has_labels(folder)}
-        if not places and (folder := next(filter(_has_labels, (path, path / "obj_train_data")), None)):
-            places = {"train": [folder]}
+        if not places and (labelled := [each for each in (path, path / "obj_train_data") if _has_labels(each)]):
+            places = {"train": labelled[:1]}
     return Layout(places, names, Meaning(len(names)), _names_file(path) or "", path) if places else None
 
 

@@ -171,7 +171,7 @@ def _encode(rows: dict, indices: Sequence[int], config: CorpusData, template: Ch
             mask += [int(supervised)] * len(part)
         if config.messages and ids and ids[0] == begin:  # Blocks put one before every document
             ids, mask = ids[1:], mask[1:]
-        if last and ids:
+        if last and ids and end is not None:
             ids.append(end)
             mask.append(1)
         columns["input_ids"].append(ids)

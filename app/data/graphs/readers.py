@@ -143,10 +143,10 @@ def _npz(flag: str, file: str, undirected: bool) -> Graph:
 
 def _dense(arrays: dict[str, np.ndarray], prefix: str) -> np.ndarray | None:
     """Return features [nodes, width] from CSR, if an npz file has them so."""
-    parts = [arrays.get(f"{prefix}{name}") for name in ("indptr", "indices", "data", "shape")]
-    if any(part is None for part in parts):
+    names = [f"{prefix}{name}" for name in ("indptr", "indices", "data", "shape")]
+    if not all(name in arrays for name in names):
         return None
-    indptr, indices, data, shape = parts
+    indptr, indices, data, shape = (arrays[name] for name in names)
     features = np.zeros(tuple(shape), data.dtype)
     features[np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), indices] = data
     return features

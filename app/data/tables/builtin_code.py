@@ -7,6 +7,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from app.data.tables.python_library import functions_of, stdlib_files
 from app.sampling.hashing import key_of
@@ -79,8 +80,11 @@ def _spans(function: ast.AST, lines: list[str]) -> dict[Place, tuple[Place, str]
     def place(line: int, column: int) -> Place:  # the parser counts bytes
         return line, len(lines[line - 1].encode()[:column].decode())
 
-    def mark(line: int, column: int, end_line: int, end_column: int, kind: str) -> None:
-        spans.setdefault(place(line, column), (place(end_line, end_column), kind))
+    def mark(line: int, column: int, end: tuple[int, int], kind: str) -> None:
+        spans.setdefault(place(line, column), (place(*end), kind))
+
+    def end_of(node: ast.expr) -> tuple[int, int]:  # which the parser always sets
+        return cast(int, node.end_lineno), cast(int, node.end_col_offset)
 
     nodes = list(ast.walk(function))
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -88,17 +92,17 @@ def _spans(function: ast.AST, lines: list[str]) -> dict[Place, tuple[Place, str]
     for node in nodes:
         if isinstance(node, ast.Call) and _is_dotted(node.func):
             called = node.func
-            mark(called.lineno, called.col_offset, called.end_lineno, called.end_col_offset, "call")
+            mark(called.lineno, called.col_offset, end_of(called), "call")
     for node in nodes:
         if isinstance(node, ast.arg):
-            mark(node.lineno, node.col_offset, node.lineno, node.col_offset + len(node.arg.encode()), "argument")
+            mark(node.lineno, node.col_offset, (node.lineno, node.col_offset + len(node.arg.encode())), "argument")
         elif isinstance(node, ast.Name):
             kinds = {"argument": arguments, "local": local, "builtin": vars(builtins)}
             if kind := next((kind for kind, names in kinds.items() if node.id in names), ""):
-                mark(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, kind)
+                mark(node.lineno, node.col_offset, end_of(node), kind)
         elif isinstance(node, ast.Attribute):
-            begin = node.end_col_offset - len(node.attr.encode())
-            mark(node.end_lineno, begin, node.end_lineno, node.end_col_offset, "attribute")
+            line, column = end_of(node)
+            mark(line, column - len(node.attr.encode()), (line, column), "attribute")
     return spans
 
 

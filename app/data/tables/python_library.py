@@ -67,8 +67,9 @@ def functions_of(path: Path) -> Iterator[str]:
     # The parser's lines: splitlines() would also split at form feeds, which occur in the library.
     lines = source.split("\n")
     for node in _outermost_functions(tree.body):
-        if node.end_lineno - node.lineno + 1 >= LINES:
-            yield _dedent(lines[node.lineno - 1 : node.end_lineno], node.col_offset)
+        function = lines[node.lineno - 1 : node.end_lineno]
+        if len(function) >= LINES:
+            yield _dedent(function, node.col_offset)
 
 
 def _outermost_functions(statements: list) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -117,9 +117,10 @@ def read(
             builder.download_and_prepare()
         splits = [split for split, info in (builder.info.splits or {}).items() if info.num_examples]
         tables = {split: builder.as_dataset(split) for split in splits}
-    for table in tables.values() if folder else ():
-        # The folder's name is a hash of what the files are, which datasets' own key does not know.
-        table._fingerprint = key_of(folder.name, table._fingerprint)
+    if folder is not None:
+        for table in tables.values():
+            # The folder's name is a hash of what the files are, which datasets' own key does not know.
+            table._fingerprint = key_of(folder.name, table._fingerprint)
     return tables
 
 

@@ -168,7 +168,7 @@ def _opened(file: Path, what: str) -> "Nifti1Image":
         raise UserError(f"{file}: NIfTI files are read by nibabel; {not_installed('nibabel')}") from None
     with reading(what, file, Exception):  # nibabel has many of its own, and a damaged header raises anything
         image: Any = nibabel.load(file)
-        affine = getattr(image, "affine", None)
+        affine: Any = getattr(image, "affine", None)
         sides = image.shape
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one too
         raise UserError(f"{what} {file} is a {type(image).__name__}, and no NIfTI image")

@@ -91,10 +91,11 @@ def find_pairs(flag: str, root: Path, masks: str) -> list[Pair]:
     asked = flag.replace("path", "masks")
     if not masks:
         layouts = [(root / image, root / label) for image, label in LAYOUTS if (root / image).is_dir()]
-        images, other = next((pair for pair in layouts if pair[1].is_dir()), (root, None))
-        if other is None:
+        whole = [pair for pair in layouts if pair[1].is_dir()]
+        if not whole:
             wanted = ", ".join(f"{image} and {label}" for image, label in LAYOUTS)
             raise UserError(f"{flag} {root}: give the masks with {asked}, or a folder with two in it: {wanted}")
+        images, other = whole[0]
     elif not other.exists():
         raise UserError(f"{asked} {masks}: no such file or folder{near(str(other))}")
     if images.is_file() and other.is_file():

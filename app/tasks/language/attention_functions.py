@@ -16,13 +16,19 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_kernel: tuple[Callable, bool] | None = None  # what varlen_attention returned; compiled code does not ask again
+
+def _unregistered(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("flash attention is not here, or attention_functions.register was not called")
+
+
+# What varlen_attention returned; compiled code does not ask again.
+_kernel: tuple[Callable, bool] = (_unregistered, False)
 
 
 def register() -> None:
     """Register the kinds with transformers, by the names samestep_causal, _varlen, _flex and _padded."""
     global _kernel
-    _kernel = varlen_attention()
+    _kernel = varlen_attention() or _kernel
     _known()
 
 
