@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What a lease looks like: any two marks between which its holder has renewed it differ."""
+    """What a lease looks like; it changes each time that the holder renews the lease."""
 
     changed: int
     """In nanoseconds since the epoch, by the storage's clock."""

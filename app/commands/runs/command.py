@@ -12,7 +12,7 @@ run itself, lists its checkpoints.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -76,13 +76,12 @@ def main(options: Options) -> int:
         return 0
     settings = listing.settings_named(options.columns, runs)
     runs = listing.ordered(runs, options.sort)
-    head = ["run", "status", "steps", "score", "best", *settings, "layout", "changed"]
-    print(table(head, [_row(run, settings) for run in runs], right=(2,)))
+    print(table(listing.head(settings), [listing.row(run, settings) for run in runs], right=(2,)))
     for run in runs:
         if run.status == "failed":
             print(f"\n{run.place}: {run.record.error}")
     _tell_left_out(len(hidden), problems)
-    write_json(options.json, {"runs": [_about(run, settings) for run in runs]})
+    write_json(options.json, {"runs": [listing.for_programs(run, settings) for run in runs]})
     return 0
 
 
@@ -111,31 +110,3 @@ def _tell_left_out(count: int, problems: list[str]) -> None:
         print(f"\nleft out: {printable(problem)}")
     if count:
         print(f"\nleft out: {count} run{'s' * (count != 1)} of prove, torture or lr-range; --all lists them too")
-
-
-def _row(run: "History", settings: list[str]) -> list[Any]:
-    from app.commands.runs import listing
-    from app.rundir import history
-
-    best, steps = run.best, f"{run.step}/{run.record.steps}"
-    values = [listing.in_words(listing.setting(run, name)) for name in settings]
-    score = [run.score_in_words, best.in_words if best else "", *values]
-    return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]
-
-
-def _about(run: "History", settings: list[str]) -> dict[str, Any]:
-    """Describe a run for programs."""
-    from app.commands.runs import listing
-
-    score, best = run.score, run.best
-    return {
-        "folder": str(run.folder),
-        "status": run.status,
-        "step": run.step,
-        "steps": run.record.steps,
-        "score": dict([score] if score else []),
-        "best": {best.name: best.value, "step": best.step} if best else {},
-        "settings": {name: listing.setting(run, name) for name in settings},
-        "layout": run.layout,
-        "changed": run.changed,
-    }

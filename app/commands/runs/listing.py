@@ -1,4 +1,4 @@
-"""What a list of runs shows of each: chosen settings; and the order of the list."""
+"""The columns of a list of runs, for people and for programs, and the order of the list."""
 
 import difflib
 import math
@@ -7,7 +7,37 @@ from typing import Any
 
 from app.config import flatten
 from app.errors import UserError
+from app.rundir import history
 from app.rundir.history import History
+
+
+def head(settings: Sequence[str]) -> list[str]:
+    """Return the titles of the columns; `settings` are those that were asked for."""
+    return ["run", "status", "steps", "score", "best", *settings, "layout", "changed"]
+
+
+def row(run: History, settings: Sequence[str]) -> list[Any]:
+    """Return what stands in the columns of a run."""
+    best, steps = run.best, f"{run.step}/{run.record.steps}"
+    values = [in_words(setting(run, name)) for name in settings]
+    score = [run.score_in_words, best.in_words if best else "", *values]
+    return [run.place, run.status, steps, *score, run.layout, history.age(run.changed)]
+
+
+def for_programs(run: History, settings: Sequence[str]) -> dict[str, Any]:
+    """Return what --json says of a run."""
+    score, best = run.score, run.best
+    return {
+        "folder": str(run.folder),
+        "status": run.status,
+        "step": run.step,
+        "steps": run.record.steps,
+        "score": dict([score] if score else []),
+        "best": {best.name: best.value, "step": best.step} if best else {},
+        "settings": {name: setting(run, name) for name in settings},
+        "layout": run.layout,
+        "changed": run.changed,
+    }
 
 
 def setting(run: History, name: str) -> Any:
