@@ -41,10 +41,10 @@ class Card:
         storage.at(folder).fill(CARD, json.dumps(self.fields, indent=2) + "\n")
 
 
-def use_of(model: nn.Module, given: str) -> str:
+def use_of(model: nn.Module, stated_use: str) -> str:
     """Return how a finished model is used: as the recipe says, or how a network of the recipe's own is loaded."""
     (plain,) = naming.plain([model])
-    return given or ("" if hasattr(plain, "save_pretrained") else f"{LOADS}  # network: built as in the recipe")
+    return stated_use or ("" if hasattr(plain, "save_pretrained") else f"{LOADS}  # network: built as in the recipe")
 
 
 def save_model(accelerator: Accelerator, model: nn.Module, folder: Path, *parts: Any, shard: str = "5GB") -> None:
@@ -110,9 +110,9 @@ def _forget_last_call(part: Any) -> None:
 
     What that was depends on whether this process tokenized the data or found them in the cache.
     """
-    if (own := getattr(part, "backend_tokenizer", None)) is not None:
-        own.no_truncation()
-        own.no_padding()
+    if (backend := getattr(part, "backend_tokenizer", None)) is not None:
+        backend.no_truncation()
+        backend.no_padding()
 
 
 def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
@@ -135,8 +135,8 @@ def _share_as(model: nn.Module, weights: dict[str, Any]) -> None:
 def _own_class(model: nn.Module) -> Iterator[None]:
     """Give a model its own class back for a while: FSDP2 makes another, whose source would be found in torch."""
     sharded = type(model)
-    own = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
-    model.__class__ = cast(type[nn.Module], own)
+    unsharded = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    model.__class__ = cast(type[nn.Module], unsharded)
     try:
         yield
     finally:

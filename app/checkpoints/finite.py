@@ -23,19 +23,19 @@ def constants(models: list[nn.Module]) -> Kinds:
     """
     trained = {name for p, name in naming.parameter_names(models).items() if p.requires_grad}
     tensors = {n: tensor for n, tensor in state_dict.model_tensors(models)[0].items() if n not in trained}
-    found: Kinds = {}
+    kinds_by_name: Kinds = {}
     for of_rank in collectives.gather(_kinds(tensors)):
         for name, kinds in of_rank.items():
-            found[name] = sorted({*found.get(name, []), *kinds})
-    return found
+            kinds_by_name[name] = sorted({*kinds_by_name.get(name, []), *kinds})
+    return kinds_by_name
 
 
-def check_state(accelerator: Accelerator, step: int, allowed: Kinds, kept: str) -> None:
+def check_state(accelerator: Accelerator, step: int, allowed: Kinds, checkpoints: str) -> None:
     """Refuse to save a state in which a tensor is not finite on any rank. Every rank takes part, and waits once.
 
     Args:
         allowed: what `constants` found before the first step.
-        kept: says which checkpoints there are.
+        checkpoints: says which checkpoints there are.
 
     Raises:
         UserError: on every rank; it names the tensor.
@@ -45,27 +45,27 @@ def check_state(accelerator: Accelerator, step: int, allowed: Kinds, kept: str) 
     else:
         tensors, _ = sharded.collect(accelerator)
     trained = {name for p, name in naming.parameter_names(accelerator.models).items() if p.requires_grad}
-    if (found := _first(tensors, allowed)) is None:
+    if (first := _first(tensors, allowed)) is None:
         return
-    name, kinds = found
+    name, kinds = first
     if name in trained:
         raise UserError(
-            f"the weights after step {step} are not finite ({_shown(name)}), and were not saved; {kept}: repeat the "
-            "command with a lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
+            f"the weights after step {step} are not finite ({_shown(name)}), and were not saved; {checkpoints}: repeat "
+            "the command with a lower --optim.lr (and --run.changed accept, where the run has a checkpoint)"
         )
     raise UserError(
-        f"{_shown(name)} after step {step} has {' and '.join(kinds)} in it, and nothing of it was saved; {kept}. Look "
-        "at the samples since then and at what the model computes it from; --run.nonfinite skip leaves steps out whose "
-        "gradient is not finite, with all that they changed"
+        f"{_shown(name)} after step {step} has {' and '.join(kinds)} in it, and nothing of it was saved; "
+        f"{checkpoints}. Look at the samples since then and at what the model computes it from; --run.nonfinite skip "
+        "leaves steps out whose gradient is not finite, with all that they changed"
     )
 
 
-def check_model(accelerator: Accelerator, model: nn.Module, allowed: Kinds | None, kept: str) -> None:
+def check_model(accelerator: Accelerator, model: nn.Module, allowed: Kinds | None, checkpoints: str) -> None:
     """Refuse to write a model in which a tensor is not finite on any rank. Every rank takes part.
 
     Args:
         allowed: what `constants` found when its run began; None: not known, so any buffer may have infinities.
-        kept: says which checkpoints there are.
+        checkpoints: says which checkpoints there are.
 
     Raises:
         UserError: on every rank; it names the tensor.
@@ -76,18 +76,18 @@ def check_model(accelerator: Accelerator, model: nn.Module, allowed: Kinds | Non
     if allowed is None:
         weights = {naming.in_plain_model(place, name) for name, _ in plain.named_parameters(remove_duplicate=False)}
         allowed = {name: ["-inf", "inf"] for name in tensors.keys() - weights}
-    if found := _first(tensors, allowed):
+    if first := _first(tensors, allowed):
         raise UserError(
-            f"the model is not written: {_shown(found[0])} has {' and '.join(found[1])} in it; {kept}. Take an earlier "
-            "checkpoint (python -m app export RUN --step N), or train with a lower --optim.lr"
+            f"the model is not written: {_shown(first[0])} has {' and '.join(first[1])} in it; {checkpoints}. Take an "
+            "earlier checkpoint (python -m app export RUN --step N), or train with a lower --optim.lr"
         )
 
 
 def _first(tensors: dict[str, Tensor], allowed: Kinds) -> tuple[str, list[str]] | None:
     """Return the first tensor with a number that is not allowed on any rank, and the kinds of them."""
-    own = ((n, sorted(set(kinds) - {*allowed.get(n, ())})) for n, kinds in _kinds(tensors).items())
-    found = collectives.gather(next((each for each in own if each[1]), None))
-    return next((each for each in found if each), None)
+    refused = ((n, sorted(set(kinds) - {*allowed.get(n, ())})) for n, kinds in _kinds(tensors).items())
+    first_by_rank = collectives.gather(next((each for each in refused if each[1]), None))
+    return next((each for each in first_by_rank if each), None)
 
 
 def _kinds(tensors: dict[str, Tensor]) -> Kinds:
@@ -107,8 +107,8 @@ def _summable(part: Tensor) -> Tensor:
 
 
 def _kinds_in(part: Tensor) -> Iterable[str]:
-    found = {"nan": part.isnan(), "inf": part.isposinf(), "-inf": part.isneginf()}
-    return (kind for kind, there in found.items() if bool(there.any()))
+    mask_by_kind = {"nan": part.isnan(), "inf": part.isposinf(), "-inf": part.isneginf()}
+    return (kind for kind, there in mask_by_kind.items() if bool(there.any()))
 
 
 def _shown(name: str) -> str:

@@ -85,11 +85,11 @@ class CheckpointManager:
                 or --run.stop-at names a step that the run does not have.
         """
         self._contents, self.constants = contents, finite.constants(self.accelerator.models)
-        found = self.store.newest(self.logger.progress.warn)
-        if found is None:
+        newest = self.store.newest(self.logger.progress.warn)
+        if newest is None:
             plan.check_stop(settings)
             return resume.Start(), plan
-        state, saved = found
+        state, saved = newest
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
         here.check_reads(saved.layout)
@@ -151,7 +151,7 @@ class CheckpointManager:
         with self.logger.time_aside():
             self.wait()
             self.buffers.find_changes()
-            finite.check_state(self.accelerator, step, self.constants, self.kept())
+            finite.check_state(self.accelerator, step, self.constants, self.newest_in_words())
             record = self._record(step, plan, measured)
             if self._in_background:
                 snapshot, group = sharded.snapshot(self.accelerator, self._stager), collectives.background()
@@ -226,16 +226,16 @@ class CheckpointManager:
             raise UserError(problems)
         self.logger.progress.warn(
             f"warning: no checkpoint was saved at step {step}: {problems}{self._room()}. The run goes on, and tries "
-            f"again later; {self.kept()}"
+            f"again later; {self.newest_in_words()}"
         )
 
-    def kept(self) -> str:
+    def newest_in_words(self) -> str:
         """Say which checkpoint is the newest."""
         try:
-            kept = self.store.steps()
+            steps = self.store.steps()
         except OSError:
-            kept = []
-        return f"the newest checkpoint is {f'step {kept[-1]}' if kept else 'none'}"
+            steps = []
+        return f"the newest checkpoint is {f'step {steps[-1]}' if steps else 'none'}"
 
     def _room(self) -> str:
         """Say what a checkpoint needs and what the disk has, where that is too little."""

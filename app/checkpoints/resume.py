@@ -62,14 +62,14 @@ def contents_everywhere(data: Rows) -> dict[str, Any]:
     Raises:
         UserError: a machine has other data than the main process.
     """
-    found = collectives.from_each_machine(lambda: contents(data))
-    for rank, other in found.items():
-        if changed := difference(found[0], other) or ", ".join(other_models(found[0], other)):
+    contents_by_rank = collectives.from_each_machine(lambda: contents(data))
+    for rank, other in contents_by_rank.items():
+        if changed := difference(contents_by_rank[0], other) or ", ".join(other_models(contents_by_rank[0], other)):
             raise UserError(
                 f"rank {rank} would train on other data than rank 0: {changed}. Give every machine the same data, for "
                 "example on a disk that all of them share"
             )
-    return found[0]
+    return contents_by_rank[0]
 
 
 def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -> BatchPlan:
@@ -112,16 +112,16 @@ def check_contents(saved: DataRecord, now: dict[str, Any], folder: Path, accept:
         UserError: they have changed, and that is not accepted.
     """
     rows = difference(saved.contents, now)
-    found = {"the training data have changed": rows} if rows else {}
+    changes = {"the training data have changed": rows} if rows else {}
     for model in other_models(saved.contents, now):
-        found[f"{model} has changed"] = "its weights or its config are others"
-    if found and not accept:
+        changes[f"{model} has changed"] = "its weights or its config are others"
+    if changes and not accept:
         raise UserError(
-            f"{folder} holds a run, and since it began {_joined(found, ': ')}. Give it what it had, accept the change "
-            "with --run.changed accept, or give another --run.dir"
+            f"{folder} holds a run, and since it began {_joined(changes, ': ')}. Give it what it had, accept the "
+            "change with --run.changed accept, or give another --run.dir"
         )
-    return _joined(found, ", which is accepted (--run.changed): ")
+    return _joined(changes, ", which is accepted (--run.changed): ")
 
 
-def _joined(found: dict[str, str], between: str) -> str:
-    return "; ".join(f"{what}{between}{how}" for what, how in found.items())
+def _joined(changes: dict[str, str], between: str) -> str:
+    return "; ".join(f"{what}{between}{how}" for what, how in changes.items())

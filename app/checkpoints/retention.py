@@ -49,8 +49,8 @@ class Retention:
         wanted = set(list(folders)[-self.keep :])
         if not self.best:
             return wanted
-        known, unread = self._known(folders)
-        return wanted | unread | ({_best_step(known)} if known else set())
+        value_by_step, unread = self._values(folders)
+        return wanted | unread | ({_best_step(value_by_step)} if value_by_step else set())
 
     def best_step(self, folders: dict[int, Path], unsaved: dict[int, dict[str, float]]) -> tuple[int, float] | None:
         """Find the checkpoint with the best metric: its step, and the metric as it was measured; None if none has it.
@@ -61,17 +61,17 @@ class Retention:
         """
         if not self.best:
             return None
-        known = self._known(folders)[0]
+        value_by_step = self._values(folders)[0]
         values = {step: self.value(metrics) for step, metrics in unsaved.items()}
-        known |= {step: value for step, value in values.items() if value is not None}
-        if not known:
+        value_by_step |= {step: value for step, value in values.items() if value is not None}
+        if not value_by_step:
             return None
-        step = _best_step(known)
-        return step, self.metric.rank(known[step])
+        step = _best_step(value_by_step)
+        return step, self.metric.rank(value_by_step[step])
 
-    def _known(self, folders: dict[int, Path]) -> tuple[dict[int, float], set[int]]:
+    def _values(self, folders: dict[int, Path]) -> tuple[dict[int, float], set[int]]:
         """Return the metric of each step that has it, and the steps that cannot be read now."""
-        known: dict[int, float] = {}
+        value_by_step: dict[int, float] = {}
         unread = set()
         for step, folder in folders.items():
             try:
@@ -79,8 +79,8 @@ class Retention:
             except OSError:
                 unread.add(step)
             else:
-                known |= {} if score is None else {step: score}
-        return known, unread
+                value_by_step |= {} if score is None else {step: score}
+        return value_by_step, unread
 
     def _score(self, folder: Path) -> float | None:
         """Read the metric that decides; None where there is none, or the record is damaged.
@@ -94,6 +94,6 @@ class Retention:
             return None
 
 
-def _best_step(known: dict[int, float]) -> int:
+def _best_step(value_by_step: dict[int, float]) -> int:
     """Return the step with the highest value, the last one if there are several."""
-    return max(known, key=lambda step: (known[step], step))
+    return max(value_by_step, key=lambda step: (value_by_step[step], step))

@@ -252,10 +252,10 @@ def _holds_more(folder: Path) -> bool:
     A folder without a list of files is a damaged checkpoint if it has a record and a state, and nothing else.
     """
     try:
-        known = manifest.listed(folder)
+        listed = manifest.listed(folder)
     except (OSError, ValueError):
         names = {entry.name for entry in storage.at(folder).entries()}
         of_checkpoints = {STATE, record.RECORD, record.SCORES, manifest.MANIFEST}
         return not (names & {STATE, record.RECORD} and names <= of_checkpoints)
     later = [record.SCORES, *storage.at(folder).drafts(record.SCORES)]
-    return bool(manifest.foreign_to(folder, [*known, manifest.MANIFEST, *later]))
+    return bool(manifest.foreign_to(folder, [*listed, manifest.MANIFEST, *later]))

@@ -103,7 +103,10 @@ def when_begun(config: Any, before: dict) -> dict[str, Any]:
     had = flatten(before)
     makers = {name: field.metadata.get("when_begun") for name, field, value in each_field(config) if not value}
     made = {name: make() for name, make in makers.items() if make}
-    return {name: kept if (kept := had.get(name)) and type(kept) is type(new) else new for name, new in made.items()}
+    return {
+        name: earlier if (earlier := had.get(name)) and type(earlier) is type(new) else new
+        for name, new in made.items()
+    }
 
 
 def put(config: Any, fields: dict, values: dict[str, Any]) -> None:
@@ -157,17 +160,17 @@ def defaults(config: Any) -> dict[str, Any]:
 
     Where a recipe's own defaults differ from those of a part, such as OptimConfig, the recipe's count.
     """
-    found: dict[str, Any] = {}
+    default_by_name: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
+            default_by_name[field.name] = field.default
         elif field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
+            default_by_name[field.name] = field.default_factory()
         elif dataclasses.is_dataclass(value):
-            found |= {f"{field.name}.{name}": default for name, default in defaults(value).items()}
-    parts = {k: v for k, v in found.items() if dataclasses.is_dataclass(v) and not isinstance(v, type)}
-    return flatten(_plain(found | {k: dataclasses.asdict(v) for k, v in parts.items()}))
+            default_by_name |= {f"{field.name}.{name}": default for name, default in defaults(value).items()}
+    parts = {k: v for k, v in default_by_name.items() if dataclasses.is_dataclass(v) and not isinstance(v, type)}
+    return flatten(_plain(default_by_name | {k: dataclasses.asdict(v) for k, v in parts.items()}))
 
 
 def diff(before: dict, after: dict, default: dict[str, Any] | None = None) -> dict[str, tuple[Any, Any]]:

@@ -38,14 +38,14 @@ def setting(
         help: in place of the docstring, of a field that several configs have.
         when_begun: gives its value where it is empty when a run begins. A run that is resumed keeps what it had.
     """
-    known: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "at_least": at_least,
         "finite": finite,
         "on_resume": on_resume,
         **({"help": help} if help else {}),
     }
-    known |= {"when_begun": when_begun} if when_begun else {}
-    return dataclasses.field(default=default, metadata=known)
+    metadata |= {"when_begun": when_begun} if when_begun else {}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -251,8 +251,8 @@ class BestMetric(NamedTuple):
     @property
     def of_average(self) -> ScoreName | None:
         """Return its name in parts if it is a score of the average of the weights; else None."""
-        found = ScoreName.parse(self.name)
-        return found if found and found.kind == AVERAGE else None
+        score = ScoreName.parse(self.name)
+        return score if score and score.kind == AVERAGE else None
 
     def rank(self, value: float) -> float:
         """Return a number that is the larger, the better a value is."""

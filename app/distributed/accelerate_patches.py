@@ -45,9 +45,9 @@ def prepared(accelerator: Accelerator) -> Prepared:
 
 def remember_packages() -> None:
     """Have accelerate 1.15 look once for each optional package, and not on disk at each backward pass and update."""
-    found = accelerate_imports._is_package_available
-    if not hasattr(found, "cache_info"):
-        accelerate_imports._is_package_available = functools.cache(found)
+    is_available = accelerate_imports._is_package_available
+    if not hasattr(is_available, "cache_info"):
+        accelerate_imports._is_package_available = functools.cache(is_available)
 
 
 def process_group(timeout: datetime.timedelta, device: torch.device | None) -> InitProcessGroupKwargs:
@@ -56,8 +56,8 @@ def process_group(timeout: datetime.timedelta, device: torch.device | None) -> I
     accelerate 1.15 knows such handlers by their very class, which lacks `device_id`, and hands on what they give.
     """
     group = InitProcessGroupKwargs(timeout=timeout)
-    given = group.to_kwargs() | ({"device_id": device} if device is not None else {})
-    group.to_kwargs = lambda: given
+    settings = group.to_kwargs() | ({"device_id": device} if device is not None else {})
+    group.to_kwargs = lambda: settings
     return group
 
 
@@ -70,19 +70,19 @@ def keep_fsdp(state: AcceleratorState) -> None:
 def hide_mesh() -> ParallelismConfig | None:
     """Have accelerate 1.15 forget the mesh of this process's last run until `take_mesh`; return it, or None."""
     shared = AcceleratorState._shared_state
-    known = shared.get("parallelism_config")
-    if known is not None:
+    mesh = shared.get("parallelism_config")
+    if mesh is not None:
         shared["parallelism_config"] = None
-    return known
+    return mesh
 
 
-def take_mesh(accelerator: Accelerator, known: ParallelismConfig | None) -> None:
+def take_mesh(accelerator: Accelerator, last_mesh: ParallelismConfig | None) -> None:
     """Make the mesh of processes that the profile asks for, which accelerate 1.15 would refuse on CPU ranks.
 
     Args:
-        known: of this process's last run, which had the same profile.
+        last_mesh: of this process's last run, which had the same profile.
     """
-    mesh = known or ParallelismConfig()
+    mesh = last_mesh or ParallelismConfig()
     accelerator.state.parallelism_config = mesh
     accelerator.state.device_mesh = mesh.get_device_mesh(accelerator.device.type)
     if accelerator.is_fsdp2:
@@ -97,17 +97,17 @@ def split_already(accelerator: Accelerator) -> Iterator[None]:
     ranks in DDP.
     """
     accelerator._prepare_tp = lambda *args: args
-    state, kept = accelerator.state, {}
+    state, fields_before = accelerator.state, {}
     if accelerator.distributed_type != DistributedType.FSDP and accelerator.parallelism_config:
-        kept = {"distributed_type": state.distributed_type, "parallelism_config": state.parallelism_config}
+        fields_before = {"distributed_type": state.distributed_type, "parallelism_config": state.parallelism_config}
         _set_kind(state, DistributedType.NO)
         state.parallelism_config = None
     try:
         yield
     finally:
-        if kept:
-            _set_kind(state, kept["distributed_type"])
-            state.parallelism_config = kept["parallelism_config"]
+        if fields_before:
+            _set_kind(state, fields_before["distributed_type"])
+            state.parallelism_config = fields_before["parallelism_config"]
 
 
 def _set_kind(state: AcceleratorState, kind: DistributedType) -> None:
@@ -136,11 +136,11 @@ def before_sharding(fill: Callable[[Iterable[nn.Parameter]], list[nn.Parameter]]
     fsdp: Any = torch.distributed.fsdp
     shard = fsdp.fully_shard
 
-    def filling(modules: Any, **known: Any) -> Any:
+    def filling(modules: Any, **kwargs: Any) -> Any:
         each = modules if isinstance(modules, list | tuple) else [modules]
-        found = fill(p for module in each for p in module.parameters() if not isinstance(p, DTensor))
-        storages = [parameter.untyped_storage() for parameter in found]
-        result = shard(modules, **known)
+        filled = fill(p for module in each for p in module.parameters() if not isinstance(p, DTensor))
+        storages = [parameter.untyped_storage() for parameter in filled]
+        result = shard(modules, **kwargs)
         for storage in storages:
             if storage.resizable():  # not a file's pages, which the system can free
                 storage.resize_(0)
@@ -210,9 +210,9 @@ def before_backward(check: Callable[[Any], None]) -> Iterator[None]:
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 
-    def checked(outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **known: Any) -> Any:
+    def checked(outputs: Any, gradients: Any, keep: Any, create: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         check(inputs)
-        return run(outputs, gradients, keep, create, inputs, *args, **known)
+        return run(outputs, gradients, keep, create, inputs, *args, **kwargs)
 
     autograd._engine_run_backward = checked
     try:

@@ -70,7 +70,7 @@ class Accelerator(accelerate.Accelerator):
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks, accelerate would check the mesh, and before `keep_fsdp` below has set FSDP again.
         meshed = on_cpu and os.environ.pop(_MESHED, "false").lower() == "true"
-        known = accelerate_patches.hide_mesh() if meshed else None
+        last_mesh = accelerate_patches.hide_mesh() if meshed else None
         limit = rendezvous.time_limit(timeout)
         group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()
@@ -82,7 +82,7 @@ class Accelerator(accelerate.Accelerator):
             accelerate_patches.keep_fsdp(self.state)
         if meshed:
             os.environ[_MESHED] = "true"
-            accelerate_patches.take_mesh(self, known)
+            accelerate_patches.take_mesh(self, last_mesh)
         collectives.set_limit(limit)
         self.split = self._split(slices)
         """How layers are split over processes or slices; None if they are not."""
@@ -125,8 +125,8 @@ class Accelerator(accelerate.Accelerator):
     @property
     def others(self) -> list[Any]:
         """Return the prepared schedulers, then the registered objects."""
-        found = accelerate_patches.prepared(self)
-        return [*found.schedulers, *found.registered]
+        prepared = accelerate_patches.prepared(self)
+        return [*prepared.schedulers, *prepared.registered]
 
     @property
     def data_ranks(self) -> int:

@@ -53,30 +53,30 @@ class Buffers:
         self._folded: set[str] = set()  # which `statistics` keeps
         self._share = ""
 
-    def begin(self, known: Iterable[str], plan: BatchPlan) -> None:
+    def begin(self, changed_before: Iterable[str], plan: BatchPlan) -> None:
         """Record all buffers before the first step.
 
         Args:
-            known: names of buffers that changed in an earlier part of the run.
+            changed_before: names of buffers that changed in an earlier part of the run.
         """
         count, turns = plan.micro_batches_per_step, plan.accumulation(self.accelerator.data_ranks)
         self._share = "" if count == 1 else f"{turns} of {count}" if turns < count else f"all {count}"
         self.places, self._folded = {}, set()
         self.statistics.begin()
         for index, model in enumerate(naming.plain(self.accelerator.models)):
-            kept = model.state_dict().keys()
+            saved_names = model.state_dict().keys()
             for name, buffer in model.named_buffers():
-                if name in kept and not isinstance(buffer, DTensor):
+                if name in saved_names and not isinstance(buffer, DTensor):
                     owner, _, attribute = name.rpartition(".")
                     module, name = model.get_submodule(owner), naming.in_plain_model(index, name)
                     self.places[name] = Place(module, attribute, buffer.shape)
                     if keeps_running_statistics(module):
                         self._folded.add(name)
-        self.changing = [name for name in self.places if name in set(known) - self._folded]
+        self.changing = [name for name in self.places if name in set(changed_before) - self._folded]
         self._start = self._now()
         self._name(self.changing)
 
-    def found(self) -> list[str]:
+    def changed_here(self) -> list[str]:
         """Name the buffers that have changed on this rank and are not known yet. Every rank takes part.
 
         It waits for the device, if there are any, and folds running statistics.
@@ -84,9 +84,9 @@ class Buffers:
         self.statistics.fold()
         return [name for name, now in self._now().items() if now != self._start[name]]
 
-    def learn(self, found: list[str]) -> None:
+    def learn(self, changed_here: list[str]) -> None:
         """Add the buffers that have changed on any rank, warn of them, and synchronise. Every rank takes part."""
-        anywhere = {name for names in collectives.gather(found) for name in names}
+        anywhere = {name for names in collectives.gather(changed_here) for name in names}
         self._name([name for name in self.places if name in anywhere])
         self.changing = [name for name in self.places if name in anywhere.union(self.changing)]
         self.agree()
@@ -94,7 +94,7 @@ class Buffers:
     def find_changes(self) -> None:
         """Find the buffers that have changed, and synchronise. Every rank takes part; it is a collective."""
         if self.places:
-            self.learn(self.found())
+            self.learn(self.changed_here())
 
     def agree(self) -> None:
         """Copy the changing buffers of the main process to every rank. Every rank takes part.

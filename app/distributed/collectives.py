@@ -66,11 +66,11 @@ def rank() -> int:
 
 def local_processes() -> list[str]:
     """Name this machine's training processes, for `environment.is_alive`. Every rank takes part, by the store."""
-    own = environment.this_process()
+    process = environment.this_process()
     if alone():
-        return [own]
+        return [process]
     first = rank() - environment.local_rank()
-    store().set(f"samestep/process/{rank()}", own)
+    store().set(f"samestep/process/{rank()}", process)
     return [store().get(f"samestep/process/{first + i}").decode() for i in range(environment.local_world_size())]
 
 
@@ -142,11 +142,11 @@ def from_each_machine(call: Callable[[], T]) -> dict[int, T]:
         except Exception as error:
             outcome = None, _portable(error)
     _meet("machines")
-    found = {rank: each for rank, each in enumerate(gather(outcome)) if each is not None}
-    for _, problem in found.values():
+    outcome_by_rank = {rank: each for rank, each in enumerate(gather(outcome)) if each is not None}
+    for _, problem in outcome_by_rank.values():
         if problem is not None:
             raise problem
-    return {rank: value for rank, (value, _) in found.items()}
+    return {rank: value for rank, (value, _) in outcome_by_rank.items()}
 
 
 def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None) -> list[str]:
@@ -227,12 +227,12 @@ def failed_before(error: BaseException | None) -> str:
     key = new_key("failed")
     if alone() or not isinstance(error, Exception):
         return ""
-    own = in_words(error)
+    words = in_words(error)
     try:
-        first = store().compare_set(key, "", f"rank {dist.get_rank()}: {own}").decode()
+        first = store().compare_set(key, "", f"rank {dist.get_rank()}: {words}").decode()
     except RuntimeError:  # the process that holds the store has gone
         return ""
-    return "" if first.partition(": ")[2] == own else first
+    return "" if first.partition(": ")[2] == words else first
 
 
 def in_words(error: BaseException) -> str:

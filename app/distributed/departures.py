@@ -61,11 +61,11 @@ class Departures:
         while not store.check(keys):  # the store's own wait would complain of its time limit, and heed no signal
             time.sleep(pause)
             pause = min(2 * pause, 0.1)
-        found = _read(store, keys)
+        call_by_rank = _read(store, keys)
         if self._last:  # all ranks have read what they asked before
             store.delete_key(f"{self._last}/{collectives.rank()}")
         self._last = place
-        return found
+        return call_by_rank
 
     def close(self) -> None:
         """Stop answering."""

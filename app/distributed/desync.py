@@ -32,15 +32,15 @@ class DesyncCheck:
         """
         self.buffers = buffers
         self.named = [(name, p) for model in models for name, p in model.named_parameters()]
-        found = collectives.gather((plan, [_place(p) for _, p in self.named]))
-        for rank, (other, _) in enumerate(found):
-            if other != found[0][0]:
+        plans_and_places = collectives.gather((plan, [_place(p) for _, p in self.named]))
+        for rank, (other, _) in enumerate(plans_and_places):
+            if other != plans_and_places[0][0]:
                 raise UserError(
                     f"rank {rank} would go through other samples than rank 0: give every rank the same data, in the "
                     "same order, and the same flags"
                 )
         # Ranks with the same text have the same shards of all weights.
-        self.places = [str(place) for _, place in found]
+        self.places = [str(place) for _, place in plans_and_places]
 
     def slots(self) -> Tensor:
         """Return four numbers for each rank, all 0 but this rank's, so that a sum over ranks collects them exactly."""
@@ -89,10 +89,10 @@ class DesyncCheck:
         return fingerprints([place.tensor for place in self.buffers.places.values()])
 
 
-def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], own: list[list[int]]) -> str:
+def _differing(pair: tuple[int, int], step: int, what: str, names: list[str], fingerprints: list[list[int]]) -> str:
     """Name the first tensor in which two ranks differ. Every rank takes part, with its own fingerprints."""
-    (one, other), found = pair, collectives.gather(own)
-    differ = [name for name, a, b in zip(names, found[one], found[other], strict=True) if a != b]
+    (one, other), by_rank = pair, collectives.gather(fingerprints)
+    differ = [name for name, a, b in zip(names, by_rank[one], by_rank[other], strict=True) if a != b]
     return (
         f"rank {other} has drifted from rank {one}: after step {step}, {len(differ)} of {len(names)} {what} differ, "
         f"first {differ[0].removeprefix('models.0.')}"

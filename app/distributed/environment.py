@@ -82,8 +82,8 @@ def gpus_here() -> int:
     """Count the GPUs. Apple's do not count: they have no float64, in which sums over processes are exact."""
     import torch
 
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return 0 if found is None or found.type == "mps" else torch.accelerator.device_count()
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return 0 if device is None or device.type == "mps" else torch.accelerator.device_count()
 
 
 def check_gpus(wanted: int) -> None:
@@ -206,9 +206,9 @@ def choose_network() -> None:
     family, kind, _, _, address = socket.getaddrinfo(*main, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # nothing is sent
-        own = probe.getsockname()[0]
+        local_address = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if own in (each.address.partition("%")[0] for each in addresses):
+        if local_address in (each.address.partition("%")[0] for each in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 

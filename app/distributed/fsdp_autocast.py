@@ -50,7 +50,7 @@ class LateCasts:
 
     def _casting(self, module: nn.Module, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Wrap a layer's forward pass; hooks before and after it still see the weights themselves."""
-        kept = {"bias"} if adds_bias_itself(module) else set()
+        uncast = {"bias"} if adds_bias_itself(module) else set()
         # What is cut is not a weight to autocast, which then casts it at each use.
         apart = is_split(module)
 
@@ -60,7 +60,7 @@ class LateCasts:
                 return forward(*args, **kwargs)
             held: dict[str, Any] = module._parameters
             weights = dict(held)
-            cast = {n: p for n, p in weights.items() if p is not None and p.dtype == torch.float32 and n not in kept}
+            cast = {n: p for n, p in weights.items() if p is not None and p.dtype == torch.float32 and n not in uncast}
             copies = {name: self._cast(weight, apart) for name, weight in cast.items()}
             places = {copy.untyped_storage().data_ptr(): local_shard(cast[n]).detach() for n, copy in copies.items()}
             held.update(copies)
@@ -98,10 +98,10 @@ class LateCasts:
         return source, saved.dtype, saved.size(), saved.stride(), saved.storage_offset()
 
 
-def _unpack(kept: Any) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
-    source, dtype, size, stride, offset = kept
+def _unpack(packed: Any) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    source, dtype, size, stride, offset = packed
     return source.detach().to(dtype).as_strided(size, stride, offset)
 
 

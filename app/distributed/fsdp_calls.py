@@ -136,17 +136,17 @@ class CallOrder:
 
     def _compare(self, here: Known, departures: Departures, call: str) -> None:
         # Where another call is known, and no more, ranks that make that one do not stop to compare: they are asked.
-        found = departures.ask(call) if len(here) == 1 else collectives.gather(call)
-        if told := self._mixed_up(found):
+        calls = departures.ask(call) if len(here) == 1 else collectives.gather(call)
+        if told := self._mixed_up(calls):
             raise UserError(told)
 
-    def _mixed_up(self, found: Sequence[str]) -> str:
+    def _mixed_up(self, calls: Sequence[str]) -> str:
         """Say which rank differs from rank 0 in what it comes to next; empty if none does."""
-        apart = [rank for rank, call in enumerate(found) if call != found[0]]
+        apart = [rank for rank, call in enumerate(calls) if call != calls[0]]
         if not apart:
             return ""
         return (
-            f"in step {self._step + 1}, rank {apart[0]} {found[apart[0]]} where rank 0 {found[0]}, so FSDP2 would mix "
+            f"in step {self._step + 1}, rank {apart[0]} {calls[apart[0]]} where rank 0 {calls[0]}, so FSDP2 would mix "
             f"up weights or gradients. {ALL_LAYERS}"
         )
 

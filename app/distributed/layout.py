@@ -36,11 +36,11 @@ def layout(accelerator: Accelerator) -> Layout:
 def versions() -> dict[str, str]:
     """Return the versions of the installed packages that a run's results depend on."""
     packages = ("torch", "accelerate", "transformers", "datasets")
-    found = {"python": platform.python_version()}
+    version_by_name = {"python": platform.python_version()}
     for name in packages:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            version_by_name[name] = importlib.metadata.version(name)
+    return version_by_name
 
 
 def wrapping(accelerator: Accelerator) -> str:

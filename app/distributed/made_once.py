@@ -61,11 +61,11 @@ def make(build: Callable[[], M], shapes: Callable[[], M]) -> M:
 
 def fill(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """Give parameters that only rank 0 has the contents of their contents; return those. Every rank takes part."""
-    found = [parameter for parameter in dict.fromkeys(parameters) if hasattr(parameter, _ON_RANK_0)]
-    for parameter in found:
+    only_on_rank_0 = [parameter for parameter in dict.fromkeys(parameters) if hasattr(parameter, _ON_RANK_0)]
+    for parameter in only_on_rank_0:
         delattr(parameter, _ON_RANK_0)
         dist.broadcast(parameter.data, 0, group=collectives.background())  # its tensors are on the CPU
-    return found
+    return only_on_rank_0
 
 
 def _cuts_weights() -> bool:
@@ -80,8 +80,8 @@ def _with_memory(hollow: M, rest: _Rest) -> M:
     if tie := getattr(model, "tie_weights", None):  # a weight that modules share has become several
         tie()
     for name, buffer in rest.buffers.items():
-        module, _, own = name.rpartition(".")
-        setattr(model.get_submodule(module), own, buffer)
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, buffer)
     if rest.generation is not None:
         cast(Any, model).generation_config = rest.generation
     return model

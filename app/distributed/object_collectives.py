@@ -44,8 +44,8 @@ class ObjectCollectives:
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in the order of the ranks, on every rank."""
-        found = collectives.gather(_pickled(value), self._group)
-        return self._opened("gather", dict(enumerate(found)))
+        pickled = collectives.gather(_pickled(value), self._group)
+        return self._opened("gather", dict(enumerate(pickled)))
 
     def scatter(self, values: Iterable[T] | None, source: int = 0) -> T:
         """Return on rank r what rank `source` has at place r of its list, which has one value for each rank.
@@ -71,13 +71,13 @@ class ObjectCollectives:
         except Exception as error:
             problem = error
         told = None if problem is None else (mendable(problem) is not None, collectives.in_words(problem))
-        found = {rank: each for rank, each in enumerate(collectives.gather(told, self._group)) if each}
-        words = "; ".join(f"rank {rank}: {text}" for rank, (_, text) in found.items())
-        if found and all(ours for ours, _ in found.values()):
+        failures = {rank: each for rank, each in enumerate(collectives.gather(told, self._group)) if each}
+        words = "; ".join(f"rank {rank}: {text}" for rank, (_, text) in failures.items())
+        if failures and all(ours for ours, _ in failures.values()):
             raise UserError(words) from problem  # the same on every rank, so that it is shown once
         if problem is not None:
             raise problem
-        if found:
+        if failures:
             raise RuntimeError(words)
 
     def split(self, key: Hashable) -> "ObjectCollectives":

@@ -35,18 +35,18 @@ def join_again(on_cpu: bool, limit: timedelta = _LEAST, device: torch.device | N
     """
     if dist.is_initialized() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    found, rank, world = next(dist.rendezvous("env://"))
-    generation = _generation(found, rank, world)
+    store, rank, world = next(dist.rendezvous("env://"))
+    generation = _generation(store, rank, world)
     if generation == 0:
         return
     backend = (
         "gloo" if on_cpu else dist.get_default_backend_for_device(torch.accelerator.current_accelerator() or "cpu")
     )
-    own = dist.PrefixStore(f"samestep/generation/{generation}", found)
-    dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit, device_id=device)
+    prefixed = dist.PrefixStore(f"samestep/generation/{generation}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world, timeout=limit, device_id=device)
 
 
-def _generation(found: dist.Store, rank: int, world: int) -> int:
+def _generation(store: dist.Store, rank: int, world: int) -> int:
     """Count how often the ranks of this run were restarted, the same number on every rank; wait until all are here.
 
     The launchers of torch 2.13 keep one store over all restarts, with the addresses of ranks that have died in it. Two
@@ -54,20 +54,20 @@ def _generation(found: dist.Store, rank: int, world: int) -> int:
     """
     for generation in itertools.count():
         key = f"samestep/started/{generation}"
-        if found.add(f"{key}/{rank}", 1) > 1:  # by one that has died
-            found.compare_set(key, "", "broken")
+        if store.add(f"{key}/{rank}", 1) > 1:  # by one that has died
+            store.compare_set(key, "", "broken")
             continue
-        if found.add(f"{key}/here", 1) == world:
-            found.compare_set(key, "", "whole")
+        if store.add(f"{key}/here", 1) == world:
+            store.compare_set(key, "", "whole")
         began, said = time.monotonic(), False
-        while not found.check([key]):
-            waited, here = time.monotonic() - began, found.add(f"{key}/here", 0)
+        while not store.check([key]):
+            waited, here = time.monotonic() - began, store.add(f"{key}/here", 0)
             if waited > dist.default_pg_timeout.total_seconds():
                 raise RuntimeError(f"{here} of {world} processes have come in {waited:.0f} s")
             if waited > 15 and not said and os.environ.get("LOCAL_RANK") == "0":
                 print(f"waiting for the other processes of this run: {here} of {world} are here", flush=True)
                 said = True
             time.sleep(0.1)
-        if found.get(key) == b"whole":
+        if store.get(key) == b"whole":
             return generation
     raise AssertionError("not reached")

@@ -148,7 +148,7 @@ class RunningStatistics:
         inside = set(model.modules())
         return [tensor for module in self.modules if module in inside for tensor in _tensors_of(module)[:2]]
 
-    def _own(self) -> list[list[Tensor]]:
+    def _statistics(self) -> list[list[Tensor]]:
         """Return each module's mean, variance and counter."""
         return [_tensors_of(module) for module in self.modules]
 
@@ -169,14 +169,14 @@ class RunningStatistics:
         """
         if not self.modules or not (self._folds or idle):
             return nullcontext()
-        return self._kept(index, idle)
+        return self._keeping(index, idle)
 
     @contextmanager
-    def _kept(self, index: int, idle: bool) -> Iterator[None]:
-        own = self._own()
-        kept = None if self._folds else [tensor.clone() for tensors in own for tensor in tensors]
+    def _keeping(self, index: int, idle: bool) -> Iterator[None]:
+        statistics = self._statistics()
+        copies = None if self._folds else [tensor.clone() for tensors in statistics for tensor in tensors]
         if self._folds:
-            self._begin_turn(own)
+            self._begin_turn(statistics)
         try:
             yield
             if not idle:
@@ -184,16 +184,16 @@ class RunningStatistics:
         finally:
             self._end_turn()
             with torch.no_grad():
-                if kept is None:
-                    self._hand_out(own)
+                if copies is None:
+                    self._hand_out(statistics)
                 else:
-                    torch._foreach_copy_([tensor for tensors in own for tensor in tensors], kept)
+                    torch._foreach_copy_([tensor for tensors in statistics for tensor in tensors], copies)
 
-    def _begin_turn(self, own: list[list[Tensor]]) -> None:
+    def _begin_turn(self, statistics: list[list[Tensor]]) -> None:
         """Have the modules that are in training mode add to zeros."""
         self._in_turn, self._passes = True, [0] * len(self.modules)
         self._adding = [module.training for module in self.modules]
-        for index, tensors in enumerate(own):
+        for index, tensors in enumerate(statistics):
             (self._added if self._adding[index] else self._read_in_turn)[index] = tensors
         added = list(self._added.values())
         if added:
@@ -201,10 +201,10 @@ class RunningStatistics:
                 torch._foreach_zero_([tensor for tensors in added for tensor in tensors[:2]])
                 torch._foreach_zero_([tensors[2] for tensors in added])
 
-    def _hand_out(self, own: list[list[Tensor]]) -> None:
+    def _hand_out(self, statistics: list[list[Tensor]]) -> None:
         """Write the values that are folded next into the modules; floats and counters apart, as kernels take them."""
-        torch._foreach_copy_([tensor for tensors in own for tensor in tensors[:2]], self._views())
-        torch._foreach_copy_([tensors[2] for tensors in own], list(self._folding.tracked.unbind()))
+        torch._foreach_copy_([tensor for tensors in statistics for tensor in tensors[:2]], self._views())
+        torch._foreach_copy_([tensors[2] for tensors in statistics], list(self._folding.tracked.unbind()))
 
     def _end_turn(self) -> None:
         """Give modules that have changed their mode their own tensors again."""
@@ -251,7 +251,7 @@ class RunningStatistics:
             self._folding.add(row, count)
         self._folding.tracked += (passes.sum(0) * self._folding.counted).to(self._folding.tracked.dtype)
         with torch.no_grad():
-            self._hand_out(self._own())
+            self._hand_out(self._statistics())
 
     def remember(self) -> Callable[[], None]:
         """Return a function that puts the statistics back as they are now, with what waits to be folded."""
@@ -264,7 +264,7 @@ class RunningStatistics:
             self._waiting, self._folding.values = [*waiting], values
             self._folding.tracked, self._folding.seen = tracked.clone(), seen.clone()
             with torch.no_grad():
-                self._hand_out(self._own())
+                self._hand_out(self._statistics())
 
         return put_back
 

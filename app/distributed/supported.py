@@ -29,10 +29,10 @@ def of_deepspeed_file(name: str, settings: dict[str, Any]) -> list[tuple[str, st
     """Find what DeepSpeed's own settings in a file rule out."""
     fp16 = (settings.get("fp16") or {}).get("enabled")
     sections = [section for section in ("optimizer", "scheduler") if section in settings]
-    found = [(f"{section} in {name}: --optim chooses it", "take it out of that file") for section in sections]
+    ruled_out = [(f"{section} in {name}: --optim chooses it", "take it out of that file") for section in sections]
     if fp16 is True:
-        found.append((f"fp16 in {name}: DeepSpeed's {_SKIPS}", "take bf16 or no"))
-    return found
+        ruled_out.append((f"fp16 in {name}: DeepSpeed's {_SKIPS}", "take bf16 or no"))
+    return ruled_out
 
 
 class Mesh(NamedTuple):
@@ -114,8 +114,8 @@ def check(asked: Asked) -> None:
     Raises:
         UserError: it asks for something of the kind.
     """
-    for found, fix in troubles(asked):
-        raise UserError(f"the profile: {found}: {fix}")
+    for trouble, fix in troubles(asked):
+        raise UserError(f"the profile: {trouble}: {fix}")
 
 
 def troubles(asked: Asked) -> list[tuple[str, str]]:
@@ -124,60 +124,60 @@ def troubles(asked: Asked) -> list[tuple[str, str]]:
 
 
 def _of_engine(asked: Asked) -> list[tuple[str, str]]:
-    found = []
+    ruled_out = []
     if asked.engine == "MEGATRON_LM":
-        found.append(
+        ruled_out.append(
             ("distributed_type MEGATRON_LM: its engine has loops of its own", "take fsdp.yaml or fsdp_tp.yaml")
         )
     if asked.engine == "DEEPSPEED" and asked.on_cpu:
-        found.append(("DeepSpeed on CPU: it needs GPUs", "take accelerate_configs/fsdp_cpu.yaml"))
+        ruled_out.append(("DeepSpeed on CPU: it needs GPUs", "take accelerate_configs/fsdp_cpu.yaml"))
     if asked.engine == "DEEPSPEED" and importlib.util.find_spec("deepspeed") is None:
-        found.append(("deepspeed is not installed", "pip install deepspeed, or use an fsdp profile"))
+        ruled_out.append(("deepspeed is not installed", "pip install deepspeed, or use an fsdp profile"))
     if asked.sharding and asked.sharding.upper() not in SHARDING:
         fix = (
             "take ddp.yaml" if asked.sharding.upper() in ("NO_SHARD", "3") else "take hsdp.yaml, which says the groups"
         )
-        found.append((f"fsdp_sharding_strategy {asked.sharding}: is not one of FSDP2", fix))
-    return found
+        ruled_out.append((f"fsdp_sharding_strategy {asked.sharding}: is not one of FSDP2", fix))
+    return ruled_out
 
 
 def _of_mesh(asked: Asked) -> list[tuple[str, str]]:
-    mesh, found = asked.mesh, []
+    mesh, ruled_out = asked.mesh, []
     split = [name for name in ("cp", "sp") if getattr(mesh, name) > 1]
-    found += [(f"{name}_size {getattr(mesh, name)}: sequences are not split yet", "set it to 1") for name in split]
+    ruled_out += [(f"{name}_size {getattr(mesh, name)}: sequences are not split yet", "set it to 1") for name in split]
     if split or mesh.size == 1:
-        return found
+        return ruled_out
     if mesh.size != asked.processes:
         fix = f"start {mesh.size} processes, or change the sizes in parallelism_config"
-        found.append((f"a mesh of {mesh.size} for {asked.processes} processes", fix))
+        ruled_out.append((f"a mesh of {mesh.size} for {asked.processes} processes", fix))
     if asked.engine == "DEEPSPEED":
-        found.append(("parallelism_config under DeepSpeed", "take it out, or take hsdp.yaml or fsdp_tp.yaml"))
+        ruled_out.append(("parallelism_config under DeepSpeed", "take it out, or take hsdp.yaml or fsdp_tp.yaml"))
     elif asked.engine == "FSDP" and mesh.dp_shard == 1:
         fix = "set dp_shard_size, or take ddp.yaml or tp.yaml"
-        found.append(("dp_shard_size 1 under FSDP: nothing is sharded", fix))
+        ruled_out.append(("dp_shard_size 1 under FSDP: nothing is sharded", fix))
     elif not asked.engine and mesh.dp_shard > 1:
-        found.append(
+        ruled_out.append(
             (f"dp_shard_size {mesh.dp_shard} without FSDP", "write distributed_type: FSDP and fsdp_version: 2")
         )
     elif not asked.engine and mesh.tp > 1 and mesh.dp_replicate > 1:
         fix = "take fsdp_tp.yaml, or tp_size or dp_replicate_size 1"
-        found.append((f"tp_size {mesh.tp} with dp_replicate_size {mesh.dp_replicate} without FSDP", fix))
-    return found
+        ruled_out.append((f"tp_size {mesh.tp} with dp_replicate_size {mesh.dp_replicate} without FSDP", fix))
+    return ruled_out
 
 
 def _of_precision(asked: Asked) -> list[tuple[str, str]]:
-    found, fix = [], "take bf16 or no"
+    ruled_out, fix = [], "take bf16 or no"
     if asked.precision not in ("no", "bf16", "fp16", "fp8"):
-        found.append((f"mixed_precision {asked.precision}: there is none", "write 'no', bf16 or fp16"))
+        ruled_out.append((f"mixed_precision {asked.precision}: there is none", "write 'no', bf16 or fp16"))
     elif asked.precision in ("fp16", "fp8") and asked.on_cpu:
-        found.append((f"mixed_precision {asked.precision} on CPU: it needs a GPU", fix))
+        ruled_out.append((f"mixed_precision {asked.precision} on CPU: it needs a GPU", fix))
     elif asked.precision == "fp8" and (lacks := _lacking(asked.fp8_backend)):
-        found.append((f"mixed_precision fp8: {lacks} not installed", f"install it, or {fix}"))
+        ruled_out.append((f"mixed_precision fp8: {lacks} not installed", f"install it, or {fix}"))
     elif asked.precision == "fp16" and asked.engine == "DEEPSPEED":
-        found.append((f"mixed_precision fp16 under DeepSpeed: its {_SKIPS}", fix))
+        ruled_out.append((f"mixed_precision fp16 under DeepSpeed: its {_SKIPS}", fix))
     elif asked.precision == "fp16" and asked.mesh.tp > 1:
-        found.append(("mixed_precision fp16 under tp_size: its loss scale does not work there yet", fix))
-    return found
+        ruled_out.append(("mixed_precision fp16 under tp_size: its loss scale does not work there yet", fix))
+    return ruled_out
 
 
 def _lacking(backend: str) -> str:

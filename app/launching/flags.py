@@ -65,11 +65,11 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
     switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
     followed = zip(words, [*words[1:], ""], strict=False)
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]
-    own, others = _divided(options_class, words) if rest else (words, [])
+    own_words, others = _divided(options_class, words) if rest else (words, [])
     _name_positionals(options_class)
-    options = _read(options_class, own, about, prog=name)
+    options = _read(options_class, own_words, about, prog=name)
     check_numbers(options)
-    _check_lists(options, own)
+    _check_lists(options, own_words)
     return options, others
 
 
@@ -79,9 +79,9 @@ def _check_lists(options: Any, words: list[str]) -> None:
     Raises:
         UserError: it names the option.
     """
-    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    flags = {word.partition("=")[0].replace("_", "-") for word in words}
     for name, _, value in each_field(options):
-        if value == () and as_flag(name) in given:
+        if value == () and as_flag(name) in flags:
             raise UserError(f"{as_flag(name)}: give at least one after it, or leave it out")
 
 
@@ -90,12 +90,12 @@ def _divided(options_class: type["DataclassInstance"], words: list[str]) -> tupl
 
     tyro's own way (return_unknown_args, tyro 1.0.17) takes a positional argument that is left out for `[]`.
     """
-    known = {"--help", *(as_flag(field.name) for field in dataclasses.fields(options_class))}
+    own_flags = {"--help", *(as_flag(field.name) for field in dataclasses.fields(options_class))}
     divided: tuple[list[str], list[str]] = ([], [])
     foreign = False
     for word in words:
         if word.startswith("--"):
-            foreign = word.partition("=")[0].replace("_", "-") not in known
+            foreign = word.partition("=")[0].replace("_", "-") not in own_flags
         divided[foreign].append(word)
     return divided
 

@@ -55,7 +55,7 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
     # A signal must end the launch too. It is only noted here, as it may come while the command is being started.
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda *_: asked.append(143))
-    known: set[psutil.Process] = set()
+    processes: set[psutil.Process] = set()
     process: subprocess.Popen | None = None
     try:
         with output.open("wb") as file:
@@ -67,7 +67,7 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
                 moved()
                 return status
             except subprocess.TimeoutExpired:
-                known.update(family(process.pid))
+                processes.update(family(process.pid))
                 now = moved()
             if asked:
                 sys.exit(asked[0])
@@ -76,7 +76,7 @@ def run(words: list[str], output: Path, moved: Callable[[], object], patience: f
             elif time.monotonic() - since > patience:
                 raise Stalled
     finally:
-        kill(known.union(family(process.pid) if process else ()))
+        kill(processes.union(family(process.pid) if process else ()))
         signal.signal(signal.SIGTERM, before)
 
 

@@ -39,15 +39,15 @@ def launch(main: Callable[[Any], Any], config: Any, profile: str, processes: int
     """
     import cloudpickle
 
-    found = profiles.read(str(profile), flag="the profile")
+    chosen = profiles.read(str(profile), flag="the profile")
     if processes:
-        found = dataclasses.replace(found, processes=processes)
-    found.check()
+        chosen = dataclasses.replace(chosen, processes=processes)
+    chosen.check()
     with tempfile.TemporaryDirectory(prefix="samestep-") as name:
         folder = Path(name)
         (folder / "path.json").write_text(json.dumps(sys.path))
         (folder / "job").write_bytes(cloudpickle.dumps((main, config)))
-        status = _follow(launcher_words(found.file, found.processes, _WORKER, str(folder)))
+        status = _follow(launcher_words(chosen.file, chosen.processes, _WORKER, str(folder)))
         if status:
             raise RuntimeError(f"the launch ended with status {status}; its output above says why")
         return pickle.loads((folder / "result").read_bytes())

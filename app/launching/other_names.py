@@ -73,32 +73,32 @@ def check(config_class: type, words: list[str]) -> None:
     Raises:
         UserError: there is one.
     """
-    known = flags_of(config_class)
+    flags = flags_of(config_class)
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
-        if not name.startswith("--") or name in known or name == "--":
+        if not name.startswith("--") or name in flags or name == "--":
             continue
         bare = name.removeprefix("--")
-        if told := _meant(known, bare) or _ELSEWHERE.get(bare) or _meant(known, bare.rpartition(".")[2]):
+        if told := _meant(flags, bare) or _ELSEWHERE.get(bare) or _meant(flags, bare.rpartition(".")[2]):
             raise UserError(f"{word.partition('=')[0]}: {told}")
 
 
-def _meant(known: list[str], bare: str) -> str:
+def _meant(flags: list[str], bare: str) -> str:
     """Name the flags that another trainer's name, without dashes in front, stands for; empty if there are none."""
-    meant = [flag for flag, others in NAMES.items() if flag in known and bare in others.split()]
+    meant = [flag for flag, others in NAMES.items() if flag in flags and bare in others.split()]
     # --run.model chooses among a run's own weights: nobody who types --model means it.
-    meant = meant or [flag for flag in known if flag.rpartition(".")[2] == bare and flag != "--run.model"]
+    meant = meant or [flag for flag in flags if flag.rpartition(".")[2] == bare and flag != "--run.model"]
     return f"there is no such flag; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 def flags_of(config_class: type, prefix: str = "") -> list[str]:
     """List the flags of a config's class, in order."""
-    found: list[str] = []
+    flags: list[str] = []
     kinds = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         kind = kinds[field.name]
         if dataclasses.is_dataclass(kind):
-            found += flags_of(typing.cast(type, kind), f"{prefix}{field.name}.")
+            flags += flags_of(typing.cast(type, kind), f"{prefix}{field.name}.")
         else:
-            found.append(as_flag(f"{prefix}{field.name}"))
-    return found
+            flags.append(as_flag(f"{prefix}{field.name}"))
+    return flags

@@ -125,8 +125,8 @@ class Profile:
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a nested section, with keys as accelerate completes them; empty if there is none."""
-        start, found = _SECTIONS.get(name, ""), self.settings.get(name) or {}
-        return {key if key.startswith(start) else start + key: value for key, value in found.items()}
+        start, fields = _SECTIONS.get(name, ""), self.settings.get(name) or {}
+        return {key if key.startswith(start) else start + key: value for key, value in fields.items()}
 
     def mesh(self, dimension: str) -> int:
         """Return the size of one dimension of the mesh of processes, such as dp_replicate or tp."""
@@ -150,9 +150,9 @@ class Profile:
     @cached_property
     def troubles(self) -> list[tuple[str, str]]:
         """List the settings that cannot work, each with its fix: no run begins under one."""
-        found = [*_of_kind(self)]
-        found += [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
-        return [*found, *supported.troubles(self.asked), *_of_processes(self), *_of_values(self)]
+        troubles = [*_of_kind(self)]
+        troubles += [(f"{key}: accelerate does not know it", "remove it or correct its name") for key in _unknown(self)]
+        return [*troubles, *supported.troubles(self.asked), *_of_processes(self), *_of_values(self)]
 
     def check(self) -> None:
         """Refuse it if it has a setting that cannot work.
@@ -160,8 +160,8 @@ class Profile:
         Raises:
             UserError: it has one.
         """
-        for found, fix in self.troubles:
-            raise UserError(f"{self.file}: {found}: {fix}")
+        for trouble, fix in self.troubles:
+            raise UserError(f"{self.file}: {trouble}: {fix}")
 
 
 def names() -> list[str]:
@@ -173,8 +173,8 @@ def find(name: str) -> Path:
     """Return the file of a profile by its path, or by its name if it is one of ours, such as `ddp_cpu`."""
     file = Path(name)
     ours = FOLDER / file.with_suffix(".yaml").name
-    known = file.suffix in ("", ".yaml") and file.parent in (Path(), Path(FOLDER.name))
-    return ours if known and not file.is_file() and ours.is_file() else file
+    may_be_ours = file.suffix in ("", ".yaml") and file.parent in (Path(), Path(FOLDER.name))
+    return ours if may_be_ours and not file.is_file() and ours.is_file() else file
 
 
 def read(text: str, flag: str = "--profile") -> Profile:
@@ -199,8 +199,8 @@ def read(text: str, flag: str = "--profile") -> Profile:
         raise UserError(f"{flag} {name} has no distributed_type: give a file that `accelerate config` writes")
     # YAML reads an unquoted NO as false.
     settings["distributed_type"] = str(settings["distributed_type"] or "NO").upper()
-    given = settings.get("num_processes")
-    processes = count or (1 if given in (None, -1) else given)
+    stated = settings.get("num_processes")
+    processes = count or (1 if stated in (None, -1) else stated)
     if not str(processes).isdigit() or int(processes) < 1:
         raise UserError(f"{flag} {text}: {processes} processes: at least 1 must train")
     return Profile(file, file.stem + (f":{count}" if count else ""), int(processes), settings)

@@ -61,8 +61,8 @@ def checked(copy: Path, folder: str, allowed: bool) -> Code:
         source = copy.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{copy} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if (own := installed(source)) is not None:
-        return Code(own)
+    if (recipe := installed(source)) is not None:
+        return Code(recipe)
     if not source.strip():
         return Code(copy)  # there is nothing to run
     there = "\0" not in folder and Path(folder).is_absolute() and Path(folder).is_dir()

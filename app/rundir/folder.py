@@ -208,18 +208,18 @@ class RunFolder:
         return [Change(name, old, new, effect(name)) for name, (old, new) in differing.items()]
 
     def _check_recipe(self, settings: RunConfig) -> list[str]:
-        kept, entry = self.path / "recipe.py", self._files.entry("recipe.py")
+        copy, entry = self.path / "recipe.py", self._files.entry("recipe.py")
         if not self.source or not entry or not entry.size:
             return []
         try:
-            lines = recipe_source.differences(read_bytes(kept).decode("utf-8"), self.source)
+            lines = recipe_source.differences(read_bytes(copy).decode("utf-8"), self.source)
         except (SyntaxError, ValueError, RecursionError):
-            return [f"warning: {kept} is damaged: the recipe was not compared with it"]
+            return [f"warning: {copy} is damaged: the recipe was not compared with it"]
         shown = "".join(f"\n  {line}" for line in lines)
         if lines and settings.changed == "refuse":
             raise UserError(
                 f"{self.path} holds a run of another recipe:{shown}\n"
-                f"undo the change ({kept} is the recipe as it was), accept it with --run.changed accept, or give "
+                f"undo the change ({copy} is the recipe as it was), accept it with --run.changed accept, or give "
                 "another --run.dir"
             )
         return [f"the recipe has changed, which is accepted (--run.changed):{shown}"] if lines else []

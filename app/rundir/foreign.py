@@ -36,18 +36,18 @@ def read_bytes(path: Path) -> bytes:
 
 def fields_of(path: Path) -> dict[str, Any] | None:
     """Read a file of fields, JSON or YAML by its name, as `plain` values; None where it is missing or damaged."""
-    found = raw_fields_of(path)
-    return None if found is None else plain(found)
+    fields = raw_fields_of(path)
+    return None if fields is None else plain(fields)
 
 
 def raw_fields_of(path: Path) -> dict[str, Any] | None:
     """Read a file of fields as they are in it, for what is compared or used as a name; errors as in `fields_of`."""
     try:
         words = read_bytes(path).decode("utf-8")
-        found = bounded(json.loads(words) if path.suffix == ".json" else yaml.safe_load(words))
+        content = bounded(json.loads(words) if path.suffix == ".json" else yaml.safe_load(words))
     except Exception:  # PyYAML's constructors raise anything, such as a TypeError for a key that cannot be one
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def bounded(value: T) -> T:
@@ -96,8 +96,8 @@ def number(value: int | float) -> int | float:
 
 def text(value: Any, lines: bool = False) -> str:
     """Return a value as a printable text of a bounded length, in one line; `lines`: it may have several."""
-    found = str(value)
-    short = found if len(found) <= _LONGEST else f"{found[:_LONGEST]}..."
+    full = str(value)
+    short = full if len(full) <= _LONGEST else f"{full[:_LONGEST]}..."
     return printable(short, "\n\t" if lines else "")
 
 
@@ -108,5 +108,5 @@ def whole(value: Any) -> int | None:
 
 def section(fields: Any, name: str) -> dict[str, Any]:
     """Return a dictionary inside another; an empty one where there is none."""
-    found = fields.get(name) if isinstance(fields, dict) else None
-    return found if isinstance(found, dict) else {}
+    inner = fields.get(name) if isinstance(fields, dict) else None
+    return inner if isinstance(inner, dict) else {}

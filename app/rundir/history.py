@@ -88,8 +88,8 @@ class History:
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a number was written, and the numbers; one that was not finite is NaN."""
-        found = [(line["step"], line[name]) for line in self.lines if not isinstance(line.get(name, ""), str)]
-        return [step for step, _ in found], [float("nan") if value is None else value for _, value in found]
+        pairs = [(line["step"], line[name]) for line in self.lines if not isinstance(line.get(name, ""), str)]
+        return [step for step, _ in pairs], [float("nan") if value is None else value for _, value in pairs]
 
     @property
     def asked_best(self) -> str:
@@ -118,11 +118,11 @@ class History:
         name, metric = self.score[0], BestMetric.parse(self.asked_best)
         if metric.name != name:
             metric = BestMetric(name, seems_lower(name))  # --run.best does not say it
-        found = [(metric.rank(value), step) for step, value in zip(*self.column(name), strict=True)]
-        found = [pair for pair in found if math.isfinite(pair[0])]
-        if not found:
+        ranked = [(metric.rank(value), step) for step, value in zip(*self.column(name), strict=True)]
+        ranked = [pair for pair in ranked if math.isfinite(pair[0])]
+        if not ranked:
             return None
-        value, step = max(found)  # of equally good ones the later, as in checkpoints
+        value, step = max(ranked)  # of equally good ones the later, as in checkpoints
         return Best(name, metric.rank(value), step, metric.lower)
 
     @property
@@ -203,16 +203,16 @@ def _line_of(fields: dict[str, Any]) -> dict[str, Any] | None:
     step = whole(fields.get("step"))
     if step is None:
         return None
-    kept = {text(name): value for name, value in fields.items() if isinstance(value, int | float | str | None)}
-    cleaned = {n: text(v) if isinstance(v, str) else v if v is None else number(v) for n, v in kept.items()}
+    shown = {text(name): value for name, value in fields.items() if isinstance(value, int | float | str | None)}
+    cleaned = {n: text(v) if isinstance(v, str) else v if v is None else number(v) for n, v in shown.items()}
     return {**cleaned, "step": step}
 
 
 def _layers_of(fields: dict[str, Any]) -> dict[str, Any] | None:
     """Return a line of diagnostics.jsonl with its layers that have all their numbers; None where it has none."""
     step, layers = whole(fields.get("step")), section(fields, "layers")
-    known = {text(name): about for name, about in layers.items() if _is_layer(about)}
-    return None if step is None or not known else {"step": step, "layers": known}
+    complete = {text(name): about for name, about in layers.items() if _is_layer(about)}
+    return None if step is None or not complete else {"step": step, "layers": complete}
 
 
 def _is_layer(about: Any) -> bool:

@@ -199,8 +199,8 @@ def _is_here(host: str, process: str) -> bool:
 
 def _parse(text: str) -> tuple[str, str]:
     """Return the host and the process of a holder; empty texts where the lock's text is not whole."""
-    found = _TEXT.fullmatch(text)
-    return (found[1], found[2]) if found else ("", "")
+    match = _TEXT.fullmatch(text)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def _first_line(text: str) -> str:

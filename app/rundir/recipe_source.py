@@ -47,8 +47,8 @@ def differences(before: str, now: str) -> list[str]:
         return []
     old, new = (ast.unparse(tree).splitlines() for tree in trees)
     # The first two lines of a diff name the files.
-    found = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
-    return [*found[:LINES_SHOWN], *([f"... {len(found) - LINES_SHOWN} more"] if len(found) > LINES_SHOWN else [])]
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
+    return [*lines[:LINES_SHOWN], *([f"... {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else [])]
 
 
 def _meaning(source: str) -> ast.Module:
@@ -57,8 +57,8 @@ def _meaning(source: str) -> ast.Module:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            kept = [statement for statement in body if not _is_text(statement)]
-            body[:] = kept or [ast.Pass()]
+            statements = [statement for statement in body if not _is_text(statement)]
+            body[:] = statements or [ast.Pass()]
     return tree
 
 

@@ -64,5 +64,5 @@ class Cost:
 
     def speeds(self, samples_per_second: float, peak: float | None) -> dict[str, float]:
         """Return tokens per second; and MFU, where the peak of all devices together is known."""
-        found = {"tokens_per_second": samples_per_second * self.tokens}
-        return found | ({"mfu": samples_per_second * self.flops / peak} if peak else {})
+        speeds = {"tokens_per_second": samples_per_second * self.tokens}
+        return speeds | ({"mfu": samples_per_second * self.flops / peak} if peak else {})

@@ -26,9 +26,9 @@ def check_names(names: tuple[str, ...]) -> None:
 
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            known = sorted(LOGGER_TYPE_TO_CLASS)
-            meant = did_you_mean(name, known)
-            raise UserError(f"--run.trackers {name}: accelerate knows {', '.join(known)}{meant}")
+            available = sorted(LOGGER_TYPE_TO_CLASS)
+            meant = did_you_mean(name, available)
+            raise UserError(f"--run.trackers {name}: accelerate knows {', '.join(available)}{meant}")
 
 
 class Trackers:

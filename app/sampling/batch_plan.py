@@ -163,12 +163,12 @@ class BatchPlan:
     def fingerprint(self) -> str:
         """Hash what the plan knows of the data: the number of samples, their lengths and their weights."""
         digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
-        for known in (self.lengths, self.weights):
-            if known is None:
+        for numbers in (self.lengths, self.weights):
+            if numbers is None:
                 digest.update(b"|")
                 continue
-            for start in range(0, len(known), DIGESTED):  # by pieces, so that no copy of the whole is made
-                digest.update(np.ascontiguousarray(known[start : start + DIGESTED], dtype="<f8").data)
+            for start in range(0, len(numbers), DIGESTED):  # by pieces, so that no copy of the whole is made
+                digest.update(np.ascontiguousarray(numbers[start : start + DIGESTED], dtype="<f8").data)
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:
@@ -199,15 +199,15 @@ class BatchPlan:
         cuts = self.micro_batches(step)
         weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in cuts]
         turns = -(-len(cuts) // ranks)
-        own = []
+        turns_here = []
         for index in range(rank * turns, (rank + 1) * turns):
             if index < len(cuts) and weights[index]:
-                own.append(Turn(index, *cuts[index], weights[index]))
+                turns_here.append(Turn(index, *cuts[index], weights[index]))
             else:
                 # All rows of the micro-batch with the largest weight: on one row, BatchNorm or a loss over the batch
                 # may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is NaN.
-                own.append(Turn(index, *cuts[int(np.argmax(weights))], 0.0, idle=True))
-        return Step(step, own, len(cuts), sum(weights))
+                turns_here.append(Turn(index, *cuts[int(np.argmax(weights))], 0.0, idle=True))
+        return Step(step, turns_here, len(cuts), sum(weights))
 
 
 def batch_sizes(settings: RunConfig) -> Ramp:
@@ -251,7 +251,7 @@ class EvaluationPlan:
         idle = index >= self._count
         taken = self._count - 1 if idle else index  # the last one has the shortest rows
         start, end = (even_start(self.samples, self._count, piece) for piece in (taken, taken + 1))
-        own = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
-        weight = float(len(own) if self.weights is None else self.weights[own].sum())
-        turn = Turn(index, own, np.zeros_like(own), 0.0 if idle else weight, idle)
+        ids = np.arange(start, end) if self.lengths is None else self._by_length[start:end]
+        weight = float(len(ids) if self.weights is None else self.weights[ids].sum())
+        turn = Turn(index, ids, np.zeros_like(ids), 0.0 if idle else weight, idle)
         return Step(EVALUATION, [turn], 1, turn.weight)

@@ -26,12 +26,12 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
     longest = np.maximum(lengths, 1).tolist()
 
     def starts(limit: int) -> list[int]:  # of pieces that cost at most `limit`, which no single row exceeds
-        found: list[int] = []
+        first_rows: list[int] = []
         position = 0
-        while position < rows and len(found) <= pieces:
-            found.append(position)
+        while position < rows and len(first_rows) <= pieces:
+            first_rows.append(position)
             position += limit // longest[position]
-        return found
+        return first_rows
 
     # Lower bound: the longest row, and the mean cost without padding. Upper bound: the cost of cuts of equal size.
     low = max(longest[0], -(-sum(longest) // pieces))
@@ -40,15 +40,15 @@ def equal_cost_cuts(lengths: np.ndarray, pieces: int) -> np.ndarray:
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if len(starts(middle)) <= pieces else (middle + 1, high)
-    found = starts(low)
-    return np.array(_halved(found, longest, pieces)[1:], dtype=np.int64)
+    first_rows = starts(low)
+    return np.array(_halved(first_rows, longest, pieces)[1:], dtype=np.int64)
 
 
-def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
+def _halved(first_rows: list[int], longest: list[int], pieces: int) -> list[int]:
     """Halve the most expensive piece until there are `pieces`, so that every rank has work.
 
     Args:
-        found: the first row of each piece.
+        first_rows: the first row of each piece.
     """
     by_cost: list[tuple[int, int, int]] = []
 
@@ -56,13 +56,13 @@ def _halved(found: list[int], longest: list[int], pieces: int) -> list[int]:
         if size > 1:  # pieces of equal cost: the first one first
             heapq.heappush(by_cost, (-size * longest[start], start, size))
 
-    if len(found) < pieces:
-        for a, b in itertools.pairwise([*found, len(longest)]):
+    if len(first_rows) < pieces:
+        for a, b in itertools.pairwise([*first_rows, len(longest)]):
             add(a, b - a)
-    for _ in range(pieces - len(found)):
+    for _ in range(pieces - len(first_rows)):
         _, start, size = heapq.heappop(by_cost)
         half = (size + 1) // 2
-        found.append(start + half)
+        first_rows.append(start + half)
         add(start, half)
         add(start + half, size - half)
-    return sorted(found)
+    return sorted(first_rows)

@@ -67,10 +67,10 @@ def stretch(low: int, high: int, n: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 @functools.lru_cache(maxsize=2)
 def _stretch(number: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    found = stream(np.arange(number * STRETCH, (number + 1) * STRETCH), n, seed)
-    for array in found:
+    arrays = stream(np.arange(number * STRETCH, (number + 1) * STRETCH), n, seed)
+    for array in arrays:
         array.flags.writeable = False  # callers get views of it
-    return found
+    return arrays
 
 
 def _random_words(n: int, seed: int, epoch: int, dtype: str, count: int) -> np.ndarray:

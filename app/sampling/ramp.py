@@ -33,10 +33,10 @@ class Ramp(NamedTuple):
         """
         parts: list[tuple[int, int]] = []
         for word in words:
-            if not (found := _PART.fullmatch(word)):
+            if not (match := _PART.fullmatch(word)):
                 like = f"100:{max(1, final // 2)}"
                 raise UserError(f"{flag} {word}: give STEP:{unit.upper()}, in steps and not in %, for example {like}")
-            end, value = map(int, found.groups())
+            end, value = map(int, match.groups())
             if not 1 <= value <= final:
                 raise UserError(f"{flag} {word}: {value} must be at least 1 and at most {final_flag} {final}")
             if end <= (parts[-1][0] if parts else 0):

@@ -36,9 +36,9 @@ def _under(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def leave_out(tensors: dict[str, Tensor], models: list[nn.Module]) -> None:
     """Take the weights under adapters out of tensors by their checkpoint names, and what packed ones keep by theirs."""
-    own = names(models)
-    packed = tuple(f"{name}." for name in own)  # scales and codes of bitsandbytes
-    for name in [name for name in tensors if name in own or name.startswith(packed)]:
+    base_names = names(models)
+    packed = tuple(f"{name}." for name in base_names)  # scales and codes of bitsandbytes
+    for name in [name for name in tensors if name in base_names or name.startswith(packed)]:
         del tensors[name]
 
 
@@ -78,19 +78,19 @@ def check(models: list[nn.Module], said: dict[str, Any], folder: str) -> None:
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    found: Any = model.peft_config
-    return list(found.values())
+    config_by_adapter: Any = model.peft_config
+    return list(config_by_adapter.values())
 
 
 def _digest(model: nn.Module) -> str:
     """Digest the weights of the model under adapters, the same on every layout."""
     if model not in _digests:
-        own, found = names([model]), []
+        base_names, described = names([model]), []
         for name, parameter in sorted(model.named_parameters()):
-            if (known := naming.in_plain_model(0, name)) in own:
+            if (plain_name := naming.in_plain_model(0, name)) in base_names:
                 whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-                found.append([known, str(whole.dtype), list(whole.shape), *_sums(whole.detach())])
-        _digests[model] = hash_of(found)
+                described.append([plain_name, str(whole.dtype), list(whole.shape), *_sums(whole.detach())])
+        _digests[model] = hash_of(described)
     return _digests[model]
 
 

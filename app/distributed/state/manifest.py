@@ -124,18 +124,18 @@ def lies_inside(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def foreign_to(folder: Path, known: Iterable[str]) -> str:
+def foreign_to(folder: Path, own_names: Iterable[str]) -> str:
     """Return the name of something in a folder that is none of its own files, or of a link; empty if all are its own.
 
     Where the folder is a link itself, or a file, that is its own name.
 
     Args:
-        known: the names of the folder's own files, relative to it.
+        own_names: the names of the folder's own files, relative to it.
     """
     files = storage.at(folder)
     if files.is_link() or not files.is_folder():
         return folder.name
-    known_files = {PurePosixPath(name) for name in known}
+    known_files = {PurePosixPath(name) for name in own_names}
     known_paths = known_files.union(*(file.parents for file in known_files))
     for entry in files.walk():
         if entry.kind is Kind.LINK or PurePosixPath(entry.name) not in known_paths:

@@ -46,7 +46,7 @@ class StateReader(dcp.FileSystemReader):
         was = {kind: dict(vars(kind)) for kind in _KINDS}
         try:
             with storage.at(path.parent).open(path.name, follow=True) as file:
-                found = _Unpickler(file).load()
+                metadata = _Unpickler(file).load()
         except OSError:
             raise
         except Exception as error:
@@ -55,9 +55,9 @@ class StateReader(dcp.FileSystemReader):
             changed = _put_back(was)
         if changed:
             raise _foreign(path, f"it changes {', '.join(changed)}")
-        _check(path, found)
-        found.storage_meta = stored.StorageMeta(load_id=self.load_id)
-        return found
+        _check(path, metadata)
+        metadata.storage_meta = stored.StorageMeta(load_id=self.load_id)
+        return metadata
 
     def read_entries(self) -> dict[str, stored.TensorStorageMetadata]:
         """Read the size and type of each tensor, by its name; errors are those of `read_metadata`."""
@@ -101,10 +101,10 @@ def _put_back(was: dict[type, dict]) -> list[str]:
     return changed
 
 
-def _check(path: Path, found: Any) -> None:
-    entries = getattr(found, "state_dict_metadata", None)
-    places = getattr(found, "storage_data", None)
-    if type(found) is not stored.Metadata or type(entries) is not dict or type(places) is not dict:
+def _check(path: Path, loaded: Any) -> None:
+    entries = getattr(loaded, "state_dict_metadata", None)
+    places = getattr(loaded, "storage_data", None)
+    if type(loaded) is not stored.Metadata or type(entries) is not dict or type(places) is not dict:
         raise _foreign(path, "it is no list of tensors")
     for name, entry in entries.items():
         # Entries of another kind are pickles again, and torch would load them.

@@ -120,8 +120,8 @@ def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
     if base := base_model.describe(accelerator.models):
         objects["base"] = base
     for index, optimizer in enumerate(accelerator.optimizers):
-        found, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
-        tensors |= found
+        state_tensors, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
+        tensors |= state_tensors
         objects["optimizers"].append(plain)
     for index, item in enumerate(accelerator.others):
         objects["objects"].append(state_dict.split_tensors(item.state_dict(), f"objects.{index}", tensors))
@@ -160,12 +160,12 @@ def load(accelerator: Holder, folder: str) -> None:
     names = naming.parameter_names(accelerator.models)
 
     def wanted(saved: dict) -> dict:
-        found: dict[str, Any] = {}
+        targets: dict[str, Any] = {}
         for index, optimizer in enumerate(accelerator.optimizers):
-            found |= state_dict.optimizer_targets(index, optimizer.optimizer, names, saved)
+            targets |= state_dict.optimizer_targets(index, optimizer.optimizer, names, saved)
         if accelerator.averages:
-            found |= _average_targets(accelerator, saved)
-        return found | _empty(saved, "objects.")
+            targets |= _average_targets(accelerator, saved)
+        return targets | _empty(saved, "objects.")
 
     tensors = _load_models(accelerator, folder, objects, wanted)
     for optimizer, content in zip(accelerator.optimizers, objects["optimizers"], strict=True):
@@ -246,11 +246,11 @@ def _restore_averages(accelerator: Holder, tensors: dict) -> None:
     """Take the averages that were read; one that the checkpoint lacks begins with its weight."""
     if not accelerator.averages:
         return
-    found = _loaded_averages(accelerator, tensors)
+    loaded = _loaded_averages(accelerator, tensors)
     with torch.no_grad():
-        for tensor in accelerator.averages.keys() - found.keys():
+        for tensor in accelerator.averages.keys() - loaded.keys():
             accelerator.averages[tensor].copy_(tensor)
-    accelerator.averages |= found
+    accelerator.averages |= loaded
 
 
 def _loaded_averages(accelerator: Holder, tensors: dict) -> dict[torch.Tensor, torch.Tensor]:

@@ -31,9 +31,9 @@ def model_tensors(models: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str,
 
 def size(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> int:
     """Count the bytes of the tensors of models and optimizers, over all ranks."""
-    own = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-    own += [v for o in optimizers for values in o.state.values() for v in values.values() if isinstance(v, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in own)
+    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    tensors += [v for o in optimizers for values in o.state.values() for v in values.values() if isinstance(v, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def restore_extras(models: list[nn.Module], extras: dict[str, Any]) -> None:
@@ -57,11 +57,11 @@ def optimizer_state(index: int, optimizer: torch.optim.Optimizer, names: dict) -
                 f"optimizer {index} updates a parameter of shape {tuple(parameter.shape)} that no prepared model has: "
                 "it cannot be saved; make it part of a model that is given to prepare"
             )
-        found: dict[str, Tensor] = {}
-        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", found)
+        of_parameter: dict[str, Tensor] = {}
+        state[names[parameter]] = split_tensors(values, f"optimizers.{index}.{names[parameter]}", of_parameter)
         if isinstance(parameter, DTensor):
-            _check_sharded(index, found)
-        tensors |= found
+            _check_sharded(index, of_parameter)
+        tensors |= of_parameter
     groups = [{k: v for k, v in group.items() if k not in _IMPLEMENTATION} for group in optimizer.param_groups]
     return tensors, {"groups": split_tensors(groups, f"optimizers.{index}.groups", tensors), "state": state}
 
@@ -94,9 +94,9 @@ def optimizer_targets(
             owner = owner.rpartition(".")[0]
         if owner and callable(begin := getattr(optimizer, "begin", None)):  # one of ours, which knows how it cuts
             begun = begin(by_name[owner])
-        own = begun.get(name.removeprefix(f"{prefix}{owner}."))
-        if own is not None and (own.shape, own.dtype) == (shape, dtype):
-            targets[name] = own
+        ready = begun.get(name.removeprefix(f"{prefix}{owner}."))
+        if ready is not None and (ready.shape, ready.dtype) == (shape, dtype):
+            targets[name] = ready
         elif owner and shape == by_name[owner].shape:
             targets[name] = torch.zeros_like(by_name[owner], dtype=dtype, requires_grad=False)
         else:
@@ -156,8 +156,8 @@ def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {kind: [split_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kept = "tensors, numbers, text, lists and dicts"
-    raise UserError(f"{name} holds a {type(value).__name__}: a checkpoint keeps {kept}")
+    allowed = "tensors, numbers, text, lists and dicts"
+    raise UserError(f"{name} holds a {type(value).__name__}: a checkpoint keeps {allowed}")
 
 
 def join_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

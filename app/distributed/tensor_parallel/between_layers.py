@@ -26,20 +26,20 @@ class BetweenLayers(TorchFunctionMode):
         self.split = split
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Iterable[type], args: tuple = (), known: dict | None = None
+        self, function: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        known = known or {}
+        kwargs = kwargs or {}
         if not self.split.inside:
-            return function(*args, **known)
+            return function(*args, **kwargs)
         if function is functional.dropout:
-            return self._dropout(*args, **known)
-        if function is functional.scaled_dot_product_attention and known.get("dropout_p"):
-            return self._attention(*args, **known)
+            return self._dropout(*args, **kwargs)
+        if function is functional.scaled_dot_product_attention and kwargs.get("dropout_p"):
+            return self._attention(*args, **kwargs)
         if function is functional.scaled_dot_product_attention and self.split.fixed_tree:
-            return self._kernels(*args, **known)
+            return self._kernels(*args, **kwargs)
         if function is torch.matmul and self.split.fixed_tree and args[0].ndim == 4:
             return self._matmul(*args)
-        return function(*args, **known)
+        return function(*args, **kwargs)
 
     def _slices(self, heads: Tensor) -> list[Tensor]:
         """Cut [rows, heads, ..] into the heads of each slice, so that their arithmetic does not depend on the layout.
@@ -54,7 +54,7 @@ class BetweenLayers(TorchFunctionMode):
         return joined([x @ y for x, y in zip(self._slices(a), self._slices(b), strict=True)], 1)
 
     def _kernels(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **known: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Attend with torch's kernels, slice by slice."""
         slices = zip(*map(self._slices, (query, key, value)), strict=True)
@@ -62,8 +62,8 @@ class BetweenLayers(TorchFunctionMode):
         if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
             masks = [*self._slices(attn_mask)]
         attend = functional.scaled_dot_product_attention
-        found = [attend(q, k, v, mask, **known) for (q, k, v), mask in zip(slices, masks, strict=True)]
-        return joined(found, 1)
+        attended = [attend(q, k, v, mask, **options) for (q, k, v), mask in zip(slices, masks, strict=True)]
+        return joined(attended, 1)
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not p:
@@ -72,8 +72,8 @@ class BetweenLayers(TorchFunctionMode):
         dim = 1 if x.ndim == 4 else x.ndim - 1
         shape = list(x.shape)
         shape[dim] *= self.split.processes
-        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
-        return x * kept.narrow(dim, self.split.rank * x.shape[dim], x.shape[dim]).div_(1 - p)
+        mask = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+        return x * mask.narrow(dim, self.split.rank * x.shape[dim], x.shape[dim]).div_(1 - p)
 
     def _attention(
         self,

@@ -42,7 +42,7 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         split = ctx.split
-        own = torch.cat([in_thirds(each) for each in gradients], -1)
-        whole = own if split.processes == 1 else torch.cat(split.gathered(own), -1)
+        gradient_here = torch.cat([in_thirds(each) for each in gradients], -1)
+        whole = gradient_here if split.processes == 1 else torch.cat(split.gathered(gradient_here), -1)
         whole = whole.flatten(-2)
         return (whole.chunk(split.processes)[split.rank].clone() if ctx.exchanged else whole), None, None

@@ -54,8 +54,8 @@ class LastLayer:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute logits, [.., vocabulary], or the losses of all targets, fp32 [..]."""
-        found = self.losses(x, Split(None))
-        return self._logits(x) if found is None else found
+        losses = self.losses(x, Split(None))
+        return self._logits(x) if losses is None else losses
 
     def losses(self, x: Tensor, split: Split) -> Tensor | None:
         """Compute the losses of all targets, [..]; None if logits are asked for.
@@ -160,17 +160,17 @@ class _Losses(torch.autograd.Function):
             part = _of_chunk(how, logits.float(), first)
             slices[index] = _joined(slices[index], part) if index in slices else part
             del logits
-        own, split = [*slices.values()], how.split
-        largest = split.largest(torch.stack([part.largest for part in own]).amax(0))
-        found = split.total([torch.stack([_relative(part, largest), part.right, part.sums]) for part in own])
-        normaliser = largest + found[0].log()
+        parts, split = [*slices.values()], how.split
+        largest = split.largest(torch.stack([part.largest for part in parts]).amax(0))
+        totals = split.total([torch.stack([_relative(part, largest), part.right, part.sums]) for part in parts])
+        normaliser = largest + totals[0].log()
         smoothing = how.smoothing
-        losses = normaliser - (1 - smoothing) * found[1]
+        losses = normaliser - (1 - smoothing) * totals[1]
         if smoothing:
-            losses -= smoothing / how.vocabulary * found[2]
+            losses -= smoothing / how.vocabulary * totals[2]
         ctx.how = how
         ctx.save_for_backward(weight, bias, normaliser, *inputs)
-        likeliest = _likeliest(how, own)
+        likeliest = _likeliest(how, parts)
         ctx.mark_non_differentiable(likeliest)
         return losses.masked_fill(how.targets < 0, 0), likeliest
 
@@ -211,12 +211,12 @@ def _wrong(how: _How, logits: Tensor, normaliser: Tensor, first: int) -> Tensor:
     return wrong.scatter_(1, place, wrong.gather(1, place) - target)
 
 
-def _likeliest(how: _How, own: list[_Parts]) -> Tensor:
+def _likeliest(how: _How, parts: list[_Parts]) -> Tensor:
     """Return the likeliest token of all slices; the first of several."""
-    best = functools.reduce(_joined, own)
+    best = functools.reduce(_joined, parts)
     if not how.scored or how.split.processes == 1:
         return best.likeliest
     # float64 holds all tokens.
-    found = how.split.gathered(torch.stack([best.largest.double(), best.likeliest.double()]))
-    every = [best._replace(largest=largest, likeliest=token) for largest, token in found]
+    gathered = how.split.gathered(torch.stack([best.largest.double(), best.likeliest.double()]))
+    every = [best._replace(largest=largest, likeliest=token) for largest, token in gathered]
     return functools.reduce(_joined, every).likeliest.long()

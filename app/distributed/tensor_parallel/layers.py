@@ -70,15 +70,15 @@ def row_weights(model: nn.Module) -> set[Tensor]:
 
 def cuts(model: nn.Module, plan: dict[str, str]) -> dict[nn.Parameter, int]:
     """Return the dimension along which each parameter of split layers is cut; those left out are held whole."""
-    found: dict[nn.Parameter, int] = {}
+    dimension_by_parameter: dict[nn.Parameter, int] = {}
     for name, how in plan.items():
         module = model.get_submodule(name)
         for kind, dimensions in (("weight", _WEIGHT), ("bias", _BIAS)):
             parameter = module._parameters.get(kind)
             if parameter is not None and how in dimensions:
                 turned = kind == "weight" and is_transposed(module)
-                found[parameter] = 1 - dimensions[how] if turned else dimensions[how]
-    return found
+                dimension_by_parameter[parameter] = 1 - dimensions[how] if turned else dimensions[how]
+    return dimension_by_parameter
 
 
 def is_split(module: nn.Module) -> bool:
@@ -93,8 +93,8 @@ def adds_bias_itself(module: nn.Module) -> bool:
 
 def _is(module: nn.Module, forward: Callable[..., Tensor]) -> bool:
     """Tell whether a module computes by one of the functions below; FSDP's casts may be wrapped around it."""
-    found = inspect.unwrap(module.forward)
-    return isinstance(found, partial) and found.func is forward
+    unwrapped = inspect.unwrap(module.forward)
+    return isinstance(unwrapped, partial) and unwrapped.func is forward
 
 
 def _split_weights(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> dict[nn.Parameter, nn.Parameter]:
@@ -110,8 +110,8 @@ def _split_weights(model: nn.Module, plan: dict[str, str], mesh: DeviceMesh) -> 
                 filled = made_once.fill([parameter])
                 # Every process has built the same weights, so nothing is sent.
                 part = distribute_tensor(parameter.data, mesh, where, src_data_rank=None).to_local().clone()
-                own = DTensor.from_local(part, mesh, where, run_check=False)
-                replaced[parameter] = nn.Parameter(own, requires_grad=parameter.requires_grad)
+                sharded = DTensor.from_local(part, mesh, where, run_check=False)
+                replaced[parameter] = nn.Parameter(sharded, requires_grad=parameter.requires_grad)
                 if filled:
                     parameter.data = parameter.data.new_empty(0)
             module._parameters[name] = replaced[parameter]
@@ -155,8 +155,8 @@ def _rows(module: nn.Linear, split: Split, _: Any, x: Tensor) -> Tensor:
     split.inside = False
     split.forget()
     slices = zip(cut(x, split.here, -1), _weight_parts(module, split, 1), strict=True)
-    found = split.sum([functional.linear(*each) for each in slices])
-    return found if module.bias is None else found + local_shard(module.bias)
+    product = split.sum([functional.linear(*each) for each in slices])
+    return product if module.bias is None else product + local_shard(module.bias)
 
 
 def _embedding(module: nn.Embedding, split: Split, whole: Callable[..., Tensor], ids: Tensor) -> Tensor:
@@ -165,40 +165,40 @@ def _embedding(module: nn.Embedding, split: Split, whole: Callable[..., Tensor],
         return whole(ids)
     weight = local_shard(module.weight)
     first = split.rank * len(weight)
-    own = ids - first
-    here = (own >= 0) & (own < len(weight))
+    local_ids = ids - first
+    here = (local_ids >= 0) & (local_ids < len(weight))
     padding = None if module.padding_idx is None else module.padding_idx - first
     if padding is not None and not 0 <= padding < len(weight):
         padding = None
-    found = functional.embedding(own.where(here, 0), weight, padding)
-    return split.sum([found.masked_fill(~here[..., None], 0)])
+    vectors = functional.embedding(local_ids.where(here, 0), weight, padding)
+    return split.sum([vectors.masked_fill(~here[..., None], 0)])
 
 
 def _head(module: nn.Linear, split: Split, _: Any, x: Tensor) -> Tensor:
     """Compute losses, [..]; or this process's part of the logits, and collect those of all, [.., vocabulary]."""
     split.forget()
     last: LastLayer | None = getattr(module, LAST, None)
-    found = last.losses(x, split) if last else None
-    if found is None:
-        found = split.join(_outputs(module, split, x))
+    output = last.losses(x, split) if last else None
+    if output is None:
+        output = split.join(_outputs(module, split, x))
     split.forget()
-    return found
+    return output
 
 
 def _norm_of_heads(module: nn.Module, split: Split, whole: Callable[..., Tensor], x: Tensor) -> Tensor:
     """Normalise heads, [.., heads, width], with weights whose gradients are summed over all slices."""
-    own = {name: split.copies_of_weight(weight) for name, weight in _weights(module).items()}
-    found = []
+    copies_by_name = {name: split.copies_of_weight(weight) for name, weight in _weights(module).items()}
+    normalised = []
     for index, part in enumerate(cut(x, split.here, -2)):
-        with _instead(module, {name: copies[index] for name, copies in own.items()}):
-            found.append(whole(part))
-    return joined(found, -2)
+        with _instead(module, {name: copies[index] for name, copies in copies_by_name.items()}):
+            normalised.append(whole(part))
+    return joined(normalised, -2)
 
 
-def _whole(module: nn.Module, forward: Callable[..., Any], *args: Any, **known: Any) -> Any:
+def _whole(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a layer that is not split, with its weights as plain tensors."""
     with _instead(module, _weights(module)):
-        return forward(*args, **known)
+        return forward(*args, **kwargs)
 
 
 def _weights(module: nn.Module) -> dict[str, Tensor]:
@@ -227,17 +227,17 @@ def _drop_inputs(split: Split, cut: bool, forward: Callable[..., Any], x: Tensor
         split.inside = before
 
 
-def _within(split: Split, forward: Callable[..., Any], *args: Any, **known: Any) -> Any:
+def _within(split: Split, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module that has split layers, with dropout that draws for all slices alike."""
     with BetweenLayers(split):
-        return forward(*args, **known)
+        return forward(*args, **kwargs)
 
 
-def _narrower(module: Any, split: Split, forward: Callable[..., Any], *args: Any, **known: Any) -> Any:
+def _narrower(module: Any, split: Split, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a module that takes queries, keys and values apart, with the width that is here of each."""
     whole = module.split_size
     module.split_size = whole // split.processes
     try:
-        return forward(*args, **known)
+        return forward(*args, **kwargs)
     finally:
         module.split_size = whole

@@ -48,17 +48,17 @@ def plan_of(model: nn.Module, parts: int) -> dict[str, str]:
             f"{ASKED}there is no plan to split the layers of {kind}: take a model that transformers has one for, "
             "such as a Llama, Qwen or Mistral, or a BERT or GPT-2; or neither of both"
         )
-    found: dict[str, str] = {}
+    how_by_name: dict[str, str] = {}
     for name, module in model.named_modules():
         for pattern, how in patterns.items():
             if re.fullmatch(pattern, name):
-                found |= _with_adapters(name, module, how)
-    unknown = set(found.values()) - {COLUMNS, FUSED, ROWS, HEADS_NORM}
+                how_by_name |= _with_adapters(name, module, how)
+    unknown = set(how_by_name.values()) - {COLUMNS, FUSED, ROWS, HEADS_NORM}
     if unknown:
         raise UserError(f"{ASKED}the plan of {kind} has {', '.join(sorted(unknown))}, which is not supported yet")
     _check_heads(config, kind, parts)
-    _check_widths(model, found, parts)
-    return found | _vocabulary(model, parts)
+    _check_widths(model, how_by_name, parts)
+    return how_by_name | _vocabulary(model, parts)
 
 
 def check_slices(slices: int, processes: int) -> None:
@@ -123,8 +123,8 @@ def _check_heads(config: Any, kind: str, parts: int) -> None:
             )
 
 
-def _check_widths(model: nn.Module, found: dict[str, str], parts: int) -> None:
-    for name, how in found.items():
+def _check_widths(model: nn.Module, how_by_name: dict[str, str], parts: int) -> None:
+    for name, how in how_by_name.items():
         module: Any = model.get_submodule(name)
         if how == HEADS_NORM:
             continue
@@ -143,7 +143,7 @@ def _vocabulary(model: nn.Module, parts: int) -> dict[str, str]:
         (HEAD, getattr(model, "get_output_embeddings", lambda: None)),
     ]
     names = {module: name for name, module in model.named_modules()}
-    found = {}
+    how_by_name = {}
     for how, end in ends:
         try:
             module = end()
@@ -151,8 +151,10 @@ def _vocabulary(model: nn.Module, parts: int) -> dict[str, str]:
             continue
         kind = nn.Embedding if how == EMBEDDING else nn.Linear
         if isinstance(module, kind) and module.weight.shape[0] % parts == 0:
-            found[names[module]] = how
+            how_by_name[names[module]] = how
     # A weight that modules share is split in all of them or in none, such as where one of them has adapters.
-    shared = {name: module.get_parameter("weight") for name in found for module in [model.get_submodule(name)]}
-    held = {n: p for n, module in model.named_modules() for p in module.parameters(recurse=False) if n not in found}
-    return {name: how for name, how in found.items() if not any(p is shared[name] for p in held.values())}
+    shared = {name: module.get_parameter("weight") for name in how_by_name for module in [model.get_submodule(name)]}
+    held = {
+        n: p for n, module in model.named_modules() for p in module.parameters(recurse=False) if n not in how_by_name
+    }
+    return {name: how for name, how in how_by_name.items() if not any(p is shared[name] for p in held.values())}

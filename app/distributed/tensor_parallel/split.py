@@ -80,32 +80,32 @@ class Split:
 
     def total(self, partial: Sequence[Tensor]) -> Tensor:
         """Add tensors of this process's slices to those of the other processes."""
-        own = tree(partial)
+        total = tree(partial)
         if self.processes == 1:
-            return own
+            return total
         if self.fixed_tree:
-            return tree(self.gathered(own))
-        own = own.clone() if own is partial[0] else own
+            return tree(self.gathered(total))
+        total = total.clone() if total is partial[0] else total
         if self.group is not None:
-            dist.all_reduce(own, group=self.group)
-        return own
+            dist.all_reduce(total, group=self.group)
+        return total
 
-    def largest(self, own: Tensor) -> Tensor:
+    def largest(self, numbers: Tensor) -> Tensor:
         """Return the largest of all processes' numbers, place by place."""
         if self.processes == 1:
-            return own
-        own = own.clone()
+            return numbers
+        numbers = numbers.clone()
         if self.group is not None:
-            dist.all_reduce(own, dist.ReduceOp.MAX, group=self.group)
-        return own
+            dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group)
+        return numbers
 
-    def gathered(self, own: Tensor) -> list[Tensor]:
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
         """Return a tensor of each process, in the order of the processes."""
-        own = own.contiguous()
-        found = [torch.empty_like(own) for _ in range(self.processes)]
+        tensor = tensor.contiguous()
+        tensors = [torch.empty_like(tensor) for _ in range(self.processes)]
         if self.group is not None:
-            dist.all_gather(found, own, group=self.group)
-        return found
+            dist.all_gather(tensors, tensor, group=self.group)
+        return tensors
 
 
 def tree(terms: Sequence[Tensor]) -> Tensor:

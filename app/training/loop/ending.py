@@ -39,13 +39,13 @@ def write_model(loop: StepLoop, model: nn.Module, parts: tuple, use: str) -> Non
         last = used == loop.steps_done  # of another step, the weights to export have been loaded
         with services.averages.in_place(_averaged(loop)) if last else nullcontext():
             manager = services.checkpoint_manager
-            finite.check_model(services.accelerator, model, manager.constants, manager.kept())
+            finite.check_model(services.accelerator, model, manager.constants, manager.newest_in_words())
             try:
                 save_model(services.accelerator, model, folder, *parts)
             except UserError as error:
                 raise UserError(
-                    f"{error}. The training is kept, as {manager.kept()}: make room, and repeat the command, which "
-                    "writes the model without training again"
+                    f"{error}. The training is kept, as {manager.newest_in_words()}: make room, and repeat the "
+                    "command, which writes the model without training again"
                 ) from None
         if services.accelerator.is_main_process:
             files = [entry.name for entry in storage.at(folder).files()]
@@ -76,7 +76,7 @@ def keep_training(loop: StepLoop, waits: bool) -> None:
         if attempt > 1 and not _room_comes(loop, began):
             raise UserError(
                 f"no checkpoint of step {last} could be saved{room.lacking(manager.needed, store.folder)}; "
-                f"{manager.kept()}, from which the same command goes on: make room first"
+                f"{manager.newest_in_words()}, from which the same command goes on: make room first"
             )
         if attempt:
             collectives.from_main(store.make_room)
@@ -89,7 +89,7 @@ def _room_comes(loop: StepLoop, began: float) -> bool:
     folder, needed = services.checkpoint_store.folder, services.checkpoint_manager.needed
     services.logger.progress.warn(
         f"waiting to save step {loop.steps_done} until there is room{room.lacking(needed, folder)}. Make some, or stop "
-        f"the run, which loses its last steps: {services.checkpoint_manager.kept()}"
+        f"the run, which loses its last steps: {services.checkpoint_manager.newest_in_words()}"
     )
 
     def comes() -> bool:

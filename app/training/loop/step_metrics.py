@@ -132,7 +132,7 @@ class StepMetrics:
             UserError: a loss or norm is not finite: it names the step, the ranks and the samples; or ranks differ.
         """
         names = sorted({name for name, _, _ in self.losses})
-        changed, device, number = buffers.found(), self.accelerator.device, self.step.index + 1
+        changed, device, number = buffers.changed_here(), self.accelerator.device, self.step.index + 1
         norms, sums = self._over_ranks(
             Travelling(
                 terms=self._terms(names),
