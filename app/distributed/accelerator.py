@@ -66,10 +66,12 @@ class Accelerator(accelerate.Accelerator):
         environment.check_ranks()
         on_cpu = _on_cpu()
         supported.check(supported.of_environment(on_cpu))
-        plugin = fsdp.read_plugin() if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true" else None
+        plugin = fsdp.read_plugin() if environment.is_on("ACCELERATE_USE_FSDP") else None
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks, accelerate would check the mesh, and before `keep_fsdp` below has set FSDP again.
-        meshed = on_cpu and os.environ.pop(_MESHED, "false").lower() == "true"
+        meshed = on_cpu and environment.is_on(_MESHED)
+        if meshed:
+            del os.environ[_MESHED]
         last_mesh = accelerate_patches.hide_mesh() if meshed else None
         limit = rendezvous.time_limit(timeout)
         group = _prepare_to_join(on_cpu, limit)
@@ -341,7 +343,7 @@ def _prepare_to_join(on_cpu: bool, limit: timedelta) -> InitProcessGroupKwargs:
 def _on_cpu() -> bool:
     """Decide between CPU and accelerator; refuse a profile that asks for more GPUs than this machine has."""
     profile = environment.launcher_profile()
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true") or (profile and profile.settings.use_cpu):
+    if environment.is_on("ACCELERATE_USE_CPU") or (profile and profile.settings.use_cpu):
         return True
     here, wanted = environment.gpus_here(), environment.local_world_size()
     # A saved default of one process only says that nobody ruled out a GPU.
@@ -353,5 +355,4 @@ def _on_cpu() -> bool:
 
 def _may_bind() -> bool:
     """Tell whether the process group may be bound to a device. Not under DeepSpeed, nor where a mesh would split it."""
-    asked = (os.environ.get(name, "false").lower() == "true" for name in ("ACCELERATE_USE_DEEPSPEED", _MESHED))
-    return not any(asked)
+    return not any(map(environment.is_on, ("ACCELERATE_USE_DEEPSPEED", _MESHED)))

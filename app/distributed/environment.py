@@ -212,6 +212,11 @@ def choose_network() -> None:
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
+def is_on(name: str) -> bool:
+    """Tell whether an environment variable of a launcher switches something on: true or 1, however it is written."""
+    return os.environ.get(name, "").lower() in ("true", "1")
+
+
 def leave_with_launcher() -> None:
     """Have Linux end this process when its launcher is killed: torchrun gives each rank a session of its own.
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from app.distributed import collectives
+from app.distributed import collectives, environment
 
 LARGE = 2**30  # bytes of weights, from which on a model is made once
 _ON_RANK_0 = "on_rank_0"  # the attribute of a parameter whose contents only rank 0 has
@@ -70,7 +70,7 @@ def fill(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 def _cuts_weights() -> bool:
     """Tell whether the profile has ranks keep parts of weights."""
-    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false") == "true"
+    sharded = environment.is_on("ACCELERATE_USE_FSDP")
     return sharded or int(os.environ.get("PARALLELISM_CONFIG_TP_SIZE", "1")) > 1
 
 

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from app.distributed import environment
 from app.errors import UserError
 
 # FSDP1's strategies that FSDP2 has, by name and by number, and whether they free weights after each layer.
@@ -73,9 +74,9 @@ class Asked:
 def of_environment(on_cpu: bool) -> Asked:
     """Read what the launcher has put into this process's environment."""
     engines = {"FSDP": "FSDP", "DEEPSPEED": "DEEPSPEED", "MEGATRON_LM": "MEGATRON_LM"}
-    engine = next((kind for name, kind in engines.items() if _is_true(f"ACCELERATE_USE_{name}")), "")
+    engine = next((kind for name, kind in engines.items() if environment.is_on(f"ACCELERATE_USE_{name}")), "")
     mesh = Mesh()
-    if _is_true("ACCELERATE_USE_PARALLELISM_CONFIG"):
+    if environment.is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
         mesh = Mesh(*(int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in Mesh._fields))
     first = engine == "FSDP" and os.environ.get("FSDP_VERSION", "1") != "2"
     return Asked(
@@ -185,7 +186,3 @@ def _lacking(backend: str) -> str:
     wanted = _FP8.get(backend.upper()) or sorted({name for names in _FP8.values() for name in names})
     there = any(importlib.util.find_spec(name) is not None for name in wanted)
     return "" if there else (f"{wanted[0]} is" if len(wanted) == 1 else f"none of {', '.join(wanted)} is")
-
-
-def _is_true(name: str) -> bool:
-    return os.environ.get(name, "false").lower() in ("true", "1")

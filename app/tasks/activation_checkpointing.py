@@ -1,6 +1,5 @@
 """What a model of transformers keeps of its blocks for the backward pass, and what it computes there again."""
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from app.distributed import environment
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def checkpoint_activations(model: "PreTrainedModel", how: ActivationCheckpointin
     """
     if how == "none":
         return
-    if os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "false").lower() == "true":
+    if environment.is_on("FSDP_ACTIVATION_CHECKPOINTING"):
         raise UserError(
             f"--activation-checkpointing {how}: the profile's fsdp_activation_checkpointing computes blocks again too: "
             "leave out one of the two"

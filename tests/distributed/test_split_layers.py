@@ -174,6 +174,14 @@ def test_adapters_on_a_fused_layer_are_refused(layer, words):
         assert "base_model.model.transformer.h.1.mlp.c_fc.lora_B.default" in plan_of(model, 2)
 
 
+def test_a_weight_that_a_module_with_a_bias_shares_is_not_split():
+    model = llama()
+    assert any(name.endswith("embed_tokens") for name in plan_of(model, 2))
+    model.extra = nn.Linear(*reversed(model.get_input_embeddings().weight.shape))
+    model.extra.weight = model.get_input_embeddings().weight
+    assert not any(name.endswith("embed_tokens") for name in plan_of(model, 2))
+
+
 @pytest.mark.parametrize("layer", ["embed_tokens", "lm_head"])
 def test_a_shared_weight_is_split_in_all_modules_or_in_none(layer):
     """peft wraps one end of a tied model, which then is no plain layer."""

@@ -154,7 +154,6 @@ def _vocabulary(model: nn.Module, parts: int) -> dict[str, str]:
             how_by_name[names[module]] = how
     # A weight that modules share is split in all of them or in none, such as where one of them has adapters.
     shared = {name: module.get_parameter("weight") for name in how_by_name for module in [model.get_submodule(name)]}
-    held = {
-        n: p for n, module in model.named_modules() for p in module.parameters(recurse=False) if n not in how_by_name
-    }
-    return {name: how for name, how in how_by_name.items() if not any(p is shared[name] for p in held.values())}
+    others = [module for name, module in model.named_modules() if name not in how_by_name]
+    held = [parameter for module in others for parameter in module.parameters(recurse=False)]
+    return {name: how for name, how in how_by_name.items() if not any(p is shared[name] for p in held)}
