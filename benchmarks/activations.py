@@ -33,7 +33,7 @@ def times(options: argparse.Namespace) -> dict[str, list[float]]:
     heads = {"num_attention_heads": options.width // 64, "intermediate_size": options.width * 8 // 3}
     model = LlamaForCausalLM(LlamaConfig(**shape, **heads, use_cache=False)).to(device).train()
     ids = torch.randint(4096, (options.rows, options.block), device=device)
-    found: dict[str, list[float]] = {name: [] for name in KINDS}
+    seconds: dict[str, list[float]] = {name: [] for name in KINDS}
     for turn in range(options.turns + 1):
         for name in KINDS:
             # transformers 5.17 knows only the older name.
@@ -48,8 +48,8 @@ def times(options: argparse.Namespace) -> dict[str, list[float]]:
             if device == "cuda":
                 torch.cuda.synchronize()
             if turn:  # the first one warms up
-                found[name].append(time.perf_counter() - began)
-    return found
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
     )
     print("setting     time  predicted MB  measured MB")
     for name in KINDS:
-        ratios = [own / none for own, none in zip(seconds[name], seconds["none"], strict=True)]
+        ratios = [took / none for took, none in zip(seconds[name], seconds["none"], strict=True)]
         with tempfile.TemporaryDirectory() as folder:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             memory = predicted.compare(predicted.Row(name, "lm", flags + name, BF16), device, Path(folder))

@@ -25,8 +25,8 @@ def samestep(recipe: str, flags: list[str], gate: Gate) -> dict:
 
     Run.batches = gated
     module = importlib.import_module(f"recipes.{recipe}")
-    found = module.main(parse(module.Config, flags))
-    return {name: found[name] for name in ("eval/loss",) if name in found}
+    scores = module.main(parse(module.Config, flags))
+    return {name: scores[name] for name in ("eval/loss",) if name in scores}
 
 
 def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
@@ -47,8 +47,8 @@ def samestep_evaluates(flags: list[str], gate: Gate) -> dict:
             break
         gate.begin()
         while gate.left >= 0:
-            found = cls.evaluate(run, model, sets[""], collate, labels)
-            gate(found["eval/samples"])
+            scores = cls.evaluate(run, model, sets[""], collate, labels)
+            gate(scores["eval/samples"])
     return {}
 
 

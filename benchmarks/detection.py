@@ -60,8 +60,8 @@ def trainer(config: Any, folder: str) -> dict[str, float]:
             ]
             marks.append({"image_id": number, "annotations": objects})
         pictures = [image.convert("RGB") for image in batch["image"]]
-        found = processor(images=pictures, annotations=marks, return_tensors="pt")
-        return {name: found[name] for name in ("pixel_values", "labels")}
+        inputs = processor(images=pictures, annotations=marks, return_tensors="pt")
+        return {name: inputs[name] for name in ("pixel_values", "labels")}
 
     def collate(rows):
         return {
@@ -103,8 +103,8 @@ def judged(config: Any, folder: str) -> dict[str, float]:
             output = model(**inputs)
         losses.append(output.loss.item() * rows.weights[first : first + 50].sum())
         scores.update(boxes_of(output, processor, size), truth_of(inputs["labels"], size))
-    found = scores.alone()
-    return {"loss": sum(losses) / rows.weights.sum(), "map": found["map"], "map50": found["map50"]}
+    score_by_name = scores.alone()
+    return {"loss": sum(losses) / rows.weights.sum(), "map": score_by_name["map"], "map50": score_by_name["map50"]}
 
 
 if __name__ == "__main__":

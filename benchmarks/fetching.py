@@ -60,10 +60,10 @@ def loops(folder: Path, options: argparse.Namespace) -> dict[str, Iterator[Any]]
     train = nodes.load(GraphData(path=str(folder), fanout=tuple(options.fanout))).train
     made = list(itertools.islice(inline(train, options), options.steps))
     ahead = source(train, options, nodes.collate, stages(train.graph, options.fanout))
-    found = {"there": itertools.cycle(made), "ahead": ahead, "inline": inline(train, options)}
+    sources = {"there": itertools.cycle(made), "ahead": ahead, "inline": inline(train, options)}
     if (peer := pyg(train, options)) is not None:
-        found["pyg"] = peer
-    return found
+        sources["pyg"] = peer
+    return sources
 
 
 def source(train: nodes.Nodes, options: argparse.Namespace, collate: Any, ahead: Any) -> Iterator[Any]:

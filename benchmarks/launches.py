@@ -19,30 +19,30 @@ class Launches(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name, returns = function.name().removeprefix("aten::").partition(".")[0], function._schema.returns
         view = returns and all(each.alias_info and not each.alias_info.is_write for each in returns)
         if function.namespace == "aten" and not view and not name.startswith(SILENT):
-            self.found[name] += 1
+            self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 
     @property
     def total(self) -> int:
-        return sum(self.found.values())
+        return sum(self.counts.values())
 
 
 @contextmanager
 def counted() -> Iterator[Counter]:
     """Yield a counter of the launches in the block: kernels and copies on a GPU, else torch's operations."""
-    found: Counter[str] = Counter()
+    counter: Counter[str] = Counter()
     if not torch.cuda.is_available():
         with Launches() as launches:
-            yield found
-        found.update(launches.found)
+            yield counter
+        counter.update(launches.counts)
         return
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        yield found
+        yield counter
         torch.cuda.synchronize()
-    found.update(event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    counter.update(event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)

@@ -50,14 +50,14 @@ CASES = {
 def compiling(folder: Path) -> list[str]:
     """Write the profiles of LAYOUTS into a folder, with compile by region; return them as `prove` takes them."""
     folder.mkdir(parents=True)
-    found, how = [], {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+    profiles, how = [], {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     for layout in LAYOUTS:
         name, colon, processes = layout.partition(":")
         file = folder / f"{name}.yaml"
-        known = yaml.safe_load((ROOT / f"accelerate_configs/{name}.yaml").read_text())
-        file.write_text(yaml.safe_dump({**known, "dynamo_config": how}))
-        found.append(f"{file}{colon}{processes}")
-    return found
+        settings = yaml.safe_load((ROOT / f"accelerate_configs/{name}.yaml").read_text())
+        file.write_text(yaml.safe_dump({**settings, "dynamo_config": how}))
+        profiles.append(f"{file}{colon}{processes}")
+    return profiles
 
 
 def prove(name: str, steps: int, seed: int, folder: Path) -> dict:
@@ -101,7 +101,7 @@ def main() -> int:
     print(f"{about['date']}, {options.steps} steps, seed {options.seed}, {describe(about['machine'])}")
     if options.only == list(CASES):
         RESULT.write_text(json.dumps({**about, "recipes": proven}, indent=1) + "\n")
-    return int(any(found["status"] for found in proven.values()))
+    return int(any(proof["status"] for proof in proven.values()))
 
 
 if __name__ == "__main__":

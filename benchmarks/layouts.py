@@ -68,15 +68,15 @@ def by_loop(rank: int, ranks: int, steps: int, port: int) -> None:
         model = torch.nn.parallel.DistributedDataParallel(job.model)
     else:
         model = torch.nn.DataParallel(job.model)
-    optimizer, times, own = job.optimizer(), [], job.turns // ranks
+    optimizer, times, turns = job.optimizer(), [], job.turns // ranks
     size = job.run.micro_batch
     for step in range(steps):
-        for turn in range(own):
-            first = (step * job.turns + rank * own + turn) * size
+        for turn in range(turns):
+            first = (step * job.turns + rank * turns + turn) * size
             inputs = job.collate([job.rows[i] for i in range(first, first + size)])
             if ranks > 1:
-                model.require_backward_grad_sync = turn == own - 1
-            (job.loss(model, inputs).mean() / own).backward()
+                model.require_backward_grad_sync = turn == turns - 1
+            (job.loss(model, inputs).mean() / turns).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.optim.clip)
         for group in optimizer.param_groups:
             group["lr"] = job.rate(step)
@@ -100,14 +100,16 @@ def _report(times: list[tuple[float, float]], ranks: int) -> None:
 
 def measure(name: str, steps: int, folder: Path) -> dict[str, float]:
     """Run one contestant to its end; return its samples a second."""
-    own = [sys.executable, "-m", "benchmarks.layouts"]
+    program = [sys.executable, "-m", "benchmarks.layouts"]
     if name in OURS:
         profile = ROOT / "accelerate_configs" / f"{OURS[name]}.yaml"
         launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(profile)]
-        own = [*launcher, "--main_process_port", "0", "-m", "benchmarks.layouts"]
-    known = {**os.environ, "LAYOUTS_FOLDER": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [*own, "--one", name, "--steps", str(steps)]
-    result = subprocess.run(command, env=known, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=900)
+        program = [*launcher, "--main_process_port", "0", "-m", "benchmarks.layouts"]
+    environment = {**os.environ, "LAYOUTS_FOLDER": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [*program, "--one", name, "--steps", str(steps)]
+    result = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=900
+    )
     line = next(line for line in result.stdout.splitlines() if line.startswith('{"by_clock"'))
     return json.loads(line)
 
@@ -130,14 +132,14 @@ def main() -> None:
         torch.multiprocessing.spawn(by_loop, (2, options.steps, port), nprocs=2)
         return None
     names = (*OURS, *BY_HAND)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    speeds_by_name: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for turn in range(options.rounds):
         for name in names[:: -1 if turn % 2 else 1]:
             with tempfile.TemporaryDirectory() as folder:
-                found[name].append(measure(name, options.steps, Path(folder, "run")))
-            print(turn, name, found[name][-1], flush=True)
+                speeds_by_name[name].append(measure(name, options.steps, Path(folder, "run")))
+            print(turn, name, speeds_by_name[name][-1], flush=True)
     print(f"{time.strftime('%Y-%m-%d')}, {describe(machine())}")
-    for name, turns in found.items():
+    for name, turns in speeds_by_name.items():
         said = []
         for kind in turns[0]:
             speeds = [turn[kind] for turn in turns]

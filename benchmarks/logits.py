@@ -89,12 +89,12 @@ def main() -> None:
         return print(json.dumps(measure(*asked.child, *shape)))
     sizes = [f"--{name}={value}" for name, value in zip(("vocabulary", "tokens", "width"), shape, strict=True)]
     for precision in PRECISIONS:
-        found: dict[str, list[dict]] = {way: [] for way in WAYS}
+        measured_by_way: dict[str, list[dict]] = {way: [] for way in WAYS}
         for way in WAYS * asked.times:
             command = [sys.executable, "-m", "benchmarks.logits", "--child", way, precision, *sizes]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found[way].append(json.loads(done.stdout))
-        for way, each in found.items():
+            measured_by_way[way].append(json.loads(done.stdout))
+        for way, each in measured_by_way.items():
             seconds = sorted(one["seconds"] for one in each)
             memory = statistics.median(one["bytes"] for one in each) / 1e9
             print(f"{precision} {way:<8} {memory:6.2f} GB  {seconds[0]:6.2f} to {seconds[-1]:6.2f} s", end="")

@@ -48,8 +48,8 @@ def train(words: list[str]) -> None:
             if run.steps_done == 3:
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 held = psutil.Process().memory_info().rss / 1024
-                found = {"before": before / 1024, "held": held / 1024, "peak": peak / 1024, "parameters": parameters}
-                print(f"\n{json.dumps(found)}", flush=True)
+                numbers = {"before": before / 1024, "held": held / 1024, "peak": peak / 1024, "parameters": parameters}
+                print(f"\n{json.dumps(numbers)}", flush=True)
 
 
 RETURNING = {"MALLOC_MMAP_THRESHOLD_": "1000000"}
@@ -66,10 +66,10 @@ def launch(profile: str, words: list[str], environment: dict[str, str]) -> list[
             capture_output=True,
             text=True,
         )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"before"')]
-    if done.returncode or not found:
+    printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"before"')]
+    if done.returncode or not printed:
         sys.exit(done.stdout + done.stderr)
-    return found
+    return printed
 
 
 def main() -> None:
@@ -83,11 +83,11 @@ def main() -> None:
     shape = f"--scratch.width {options.width} --scratch.layers {options.layers} --scratch.heads 12"
     lm.load_data(parse(lm.Config, FLAGS.split()))  # tokenize once, for all layouts
     for profile, environment in itertools.product(("ddp_cpu", "fsdp_cpu"), ({}, RETURNING)):
-        found = launch(profile, [*FLAGS.split(), *shape.split()], environment)
-        peak, held, before = (max(process[name] for process in found) for name in ("peak", "held", "before"))
-        count = found[0]["parameters"]
+        processes = launch(profile, [*FLAGS.split(), *shape.split()], environment)
+        peak, held, before = (max(process[name] for process in processes) for name in ("peak", "held", "before"))
+        count = processes[0]["parameters"]
         allocator = "giving back" if environment else "as it is"
-        print(f"{profile:<9} {count:,} parameters, {len(found)} processes, allocator {allocator}: at most", end=" ")
+        print(f"{profile:<9} {count:,} parameters, {len(processes)} processes, allocator {allocator}: at most", end=" ")
         print(f"{peak:,.0f} MB each, {held:,.0f} MB after the third step, {before:,.0f} MB before there was a model")
 
 

@@ -52,11 +52,11 @@ def main() -> None:
         edges = sum(len(block["senders"]) for block in ours["graph"]["blocks"])
         print(f"samestep: {len(ours['graph']['features']):,} nodes and {edges:,} edges in the first micro-batch")
         print(f"pyg: {batch.num_nodes:,} nodes and {batch.num_edges:,} edges in the first micro-batch")
-        found: dict[str, list[float]] = {name: [] for name in sources}
+        speeds_by_name: dict[str, list[float]] = {name: [] for name in sources}
         for number in range(options.rounds):
             for name in list(sources)[:: -1 if number % 2 else 1]:
-                found[name].append(speed(sources[name], options.steps, options.batch))
-    for name, speeds in found.items():
+                speeds_by_name[name].append(speed(sources[name], options.steps, options.batch))
+    for name, speeds in speeds_by_name.items():
         print(f"{name:9}{statistics.median(speeds):8.0f} samples/s ({min(speeds):.0f} to {max(speeds):.0f})")
     print(f"torch {torch.__version__}, torch_geometric {version('torch_geometric')}, options {vars(options)}")
 

@@ -81,8 +81,8 @@ def main() -> None:
         for loop in reversed(loops.values()):  # as nested runs would end
             loop.close()
     quarter = blocks // 4
-    for key, found in times.items():
-        early, late = (statistics.median(part) for part in (found[1 : quarter + 1], found[-quarter:]))
+    for key, milliseconds in times.items():
+        early, late = (statistics.median(part) for part in (milliseconds[1 : quarter + 1], milliseconds[-quarter:]))
         print(f"{key:<22} {early:.3f} ms of processor time a step at first, {late:.3f} ms at the end")
     print(f"memory held by all three: {held[quarter] / 1e6:.0f} MB after a quarter, {held[-1] / 1e6:.0f} MB at the end")
 

@@ -56,7 +56,7 @@ def rows(small: bool) -> list[Row]:
     def of(micro: int, turns: int = 2) -> str:
         return f"--run.micro-batch {micro} --run.global-batch {micro * turns}"
 
-    found = [
+    all_rows = [
         Row("lm 1.1B", "lm", f"{lm} --scratch.tokenizer byte --data.packing concat {of(2)}"),
         Row("lm, 4,096 tokens", "lm", f"{middle} --data.packing concat {of(batch // 4)}"),
         *(
@@ -72,8 +72,8 @@ def rows(small: bool) -> list[Row]:
         Row("gan", "gan", f"--data.size {16 if small else 64} --width {8 if small else 64} {of(batch)}", "fp32"),
     ]
     if find_spec("monai"):
-        found.append(Row("seg", "seg", of(4 if small else 16)))
-    return found
+        all_rows.append(Row("seg", "seg", of(4 if small else 16)))
+    return all_rows
 
 
 KEPT = ("peak", "measured", "ratio", "reserved", "cublas", "failed")
@@ -91,12 +91,12 @@ def predict(recipe: Path, flags: list[str], device: str, precision: str, memory:
     profile = profiles.read(str(profiles.FOLDER / ("cpu.yaml" if device == "cpu" else "gpu.yaml")))
     settings = {**profile.settings, "mixed_precision": "no" if precision == "fp32" else precision}
     profile = dataclasses.replace(profile, settings=settings)
-    found = largest_micro_batch.MicroBatchSearch([profile], memory)
-    body = Body(lambda run, plan, *data: footprint.batches(found.asking(run, plan), run, plan, *data))
+    search = largest_micro_batch.MicroBatchSearch([profile], memory)
+    body = Body(lambda run, plan, *data: footprint.batches(search.asking(run, plan), run, plan, *data))
     recipe_file.run_to_loop(recipe, flags, body)
     if body.failed:
         raise SystemExit(f"{recipe} could not be counted: {body.failed}")
-    return dataclasses.asdict(found.found[largest_micro_batch.key(profile)])
+    return dataclasses.asdict(search.found[largest_micro_batch.key(profile)])
 
 
 def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict[str, Any]:
@@ -106,12 +106,12 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
 
     os.environ |= {"ACCELERATE_MIXED_PRECISION": "no" if precision == "fp32" else precision}
     os.environ |= {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
-    found: dict[str, Any] = {}
+    byte_counts: dict[str, Any] = {}
     batches = Run.batches
 
     def watched(run, *args, **options) -> Iterator:
         models = [local_shard(t) for m in run.accelerator.models for t in (*m.parameters(), *m.buffers())]
-        with (_on_cpu if device == "cpu" else _on_gpu)(found, models):
+        with (_on_cpu if device == "cpu" else _on_gpu)(byte_counts, models):
             yield from batches(run, *args, **options)
 
     Run.batches = watched
@@ -119,27 +119,27 @@ def measure(recipe: Path, flags: list[str], device: str, precision: str) -> dict
     sys.argv = [str(recipe), *flags]
     sys.path[0] = str(recipe.parent)
     runpy.run_path(str(recipe), run_name="__main__")
-    return found
+    return byte_counts
 
 
 @contextmanager
-def _on_gpu(found: dict[str, Any], models: list) -> Iterator[None]:
+def _on_gpu(byte_counts: dict[str, Any], models: list) -> Iterator[None]:
     import torch
 
     before = torch.cuda.memory_allocated() - sum(t.nbytes for t in models)
     torch.cuda.reset_peak_memory_stats()
     yield
     torch.cuda.synchronize()
-    found["measured"] = torch.cuda.max_memory_allocated() - before
-    found["reserved"] = torch.cuda.max_memory_reserved()
+    byte_counts["measured"] = torch.cuda.max_memory_allocated() - before
+    byte_counts["reserved"] = torch.cuda.max_memory_reserved()
     held = torch.cuda.memory_allocated()
     if clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None):  # in torch 2.11 to 2.13
         clear()
-        found["cublas"] = held - torch.cuda.memory_allocated()  # in the measurement, but not in the prediction
+        byte_counts["cublas"] = held - torch.cuda.memory_allocated()  # in the measurement, but not in the prediction
 
 
 @contextmanager
-def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
+def _on_cpu(byte_counts: dict[str, Any], models: list) -> Iterator[None]:
     import torch
 
     from app.commands.plan.live_storage import LiveStorages
@@ -151,8 +151,8 @@ def _on_cpu(found: dict[str, Any], models: list) -> Iterator[None]:
     storages.add(models)
     with _allocations() as total, storages:
         yield
-    found["measured"] = max(total) - (max(now) - sum(t.nbytes for t in models))
-    found["tensors"] = max(storages.most.values())  # without memory that kernels allocate inside
+    byte_counts["measured"] = max(total) - (max(now) - sum(t.nbytes for t in models))
+    byte_counts["tensors"] = max(storages.most.values())  # without memory that kernels allocate inside
 
 
 @contextmanager
@@ -160,31 +160,31 @@ def _allocations() -> Iterator[list[int]]:
     """Yield a list; after the block it has the bytes in use by torch's CPU allocator after each change."""
     from torch.profiler import ProfilerActivity, profile
 
-    found: list[int] = []
+    totals: list[int] = []
 
     def collect(events) -> None:
         for event in events:
             if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
-                found.append(event.extra_fields.total_allocated)
+                totals.append(event.extra_fields.total_allocated)
             collect(event.children)
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        yield found
+        yield totals
     collect(profiler.profiler.kineto_results.experimental_event_tree())
 
 
 def child(words: list[str]) -> None:
     """Predict or measure in a separate process: predict|measure FILE DEVICE PRECISION RECIPE FLAGS..."""
     what, out, device, precision, recipe, *flags = words
-    found = {"predict": predict, "measure": measure}[what](Path(recipe), flags, device, precision)
-    Path(out).write_text(json.dumps(found))
+    numbers = {"predict": predict, "measure": measure}[what](Path(recipe), flags, device, precision)
+    Path(out).write_text(json.dumps(numbers))
 
 
 def compare(row: Row, device: str, folder: Path) -> dict[str, Any]:
     """Predict and train one row; a failure is in the result with its error."""
     flags = [*row.flags.split(), *QUIET.split(), "--run.steps", "3", "--optim.warmup", "0"]
     flags += ["--sample-length", "0"] if row.recipe == "lm" else []
-    found: dict[str, Any] = {"flags": " ".join(flags), "precision": row.precision, "device": device}
+    result: dict[str, Any] = {"flags": " ".join(flags), "precision": row.precision, "device": device}
     environment = {**os.environ, "PYTHONPATH": search_path(), "HF_HUB_OFFLINE": "1"}
     for what in ("predict", "measure"):
         file, run = folder / f"{what}.json", folder / "run"
@@ -193,11 +193,11 @@ def compare(row: Row, device: str, folder: Path) -> dict[str, Any]:
         try:
             done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            return {**found, "failed": f"{what}: not ended after {LIMIT} s"}
+            return {**result, "failed": f"{what}: not ended after {LIMIT} s"}
         if done.returncode:
-            return {**found, "failed": f"{what}: {(done.stdout + done.stderr)[-2000:]}"}
-        found |= json.loads(file.read_text())
-    return {**found, "ratio": found["peak"] / found["measured"]}
+            return {**result, "failed": f"{what}: {(done.stdout + done.stderr)[-2000:]}"}
+        result |= json.loads(file.read_text())
+    return {**result, "ratio": result["peak"] / result["measured"]}
 
 
 def main() -> None:
@@ -212,22 +212,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "predicted.json")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    known: dict[str, Any] = {"machine": machine(), "small": options.small, "rows": {}}
+    report: dict[str, Any] = {"machine": machine(), "small": options.small, "rows": {}}
     print(f"{'row':<28} {'predicted':>12} {'measured':>12} {'ratio':>6}   bytes, on {device}")
     for row in rows(options.small):
         if options.only and not any(part in row.name for part in options.only):
             continue
         name = f"{row.name}, {row.precision}"
         with tempfile.TemporaryDirectory() as folder:
-            found = known["rows"][name] = compare(row, device, Path(folder))
+            result = report["rows"][name] = compare(row, device, Path(folder))
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(known, indent=1) + "\n")
-        print(json.dumps({"row": name, **{key: found[key] for key in KEPT if key in found}}), flush=True)
-        if "failed" in found:
-            print(f"{name:<28} {found['failed']}", flush=True)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps({"row": name, **{key: result[key] for key in KEPT if key in result}}), flush=True)
+        if "failed" in result:
+            print(f"{name:<28} {result['failed']}", flush=True)
         else:
-            print(f"{name:<28} {found['peak']:>12,} {found['measured']:>12,} {found['ratio']:>6.3f}", flush=True)
-    if any("failed" in found for found in known["rows"].values()):
+            print(f"{name:<28} {result['peak']:>12,} {result['measured']:>12,} {result['ratio']:>6.3f}", flush=True)
+    if any("failed" in result for result in report["rows"].values()):
         sys.exit("some rows failed")
 
 

@@ -28,8 +28,8 @@ def samestep(config, folder: str) -> dict[str, float]:
     from recipes import dpo
 
     pairs = held_out(config)
-    found = recipe_run(dpo, config, folder)
-    return judged(config.model, f"{folder}/model", pairs) | {name: found[name] for name in KEPT}
+    scores = recipe_run(dpo, config, folder)
+    return judged(config.model, f"{folder}/model", pairs) | {name: scores[name] for name in KEPT}
 
 
 def trl(config, folder: str, cached: bool = True) -> dict[str, float]:
@@ -85,9 +85,9 @@ def judged(start: str, folder: str, pairs: list[dict[str, str]]) -> dict[str, fl
     before, after = (torch.tensor([likelihoods(model, pairs) for model in (start, folder)]).double()).unbind()
     gained = after - before
     margin = gained[:, 0] - gained[:, 1]
-    found = {"reward_accuracy": (margin > 0).double().mean(), "margin": margin.mean()}
-    found["likelier"] = (after[:, 0] > after[:, 1]).double().mean()
-    return {name: value.item() for name, value in found.items()}
+    scores = {"reward_accuracy": (margin > 0).double().mean(), "margin": margin.mean()}
+    scores["likelier"] = (after[:, 0] > after[:, 1]).double().mean()
+    return {name: value.item() for name, value in scores.items()}
 
 
 def likelihoods(folder: str, pairs: list[dict[str, str]]) -> list[list[float]]:
@@ -101,9 +101,9 @@ def likelihoods(folder: str, pairs: list[dict[str, str]]) -> list[list[float]]:
     @torch.no_grad()
     def of(prompt: str, answer: str) -> float:
         words = tokenizer(tokenizer.bos_token + prompt, add_special_tokens=False)["input_ids"]
-        own = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        logits = model(torch.tensor([words + own])).logits[0, len(words) - 1 : -1]
-        return logits.double().log_softmax(-1)[range(len(own)), own].sum().item()
+        answer_ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        logits = model(torch.tensor([words + answer_ids])).logits[0, len(words) - 1 : -1]
+        return logits.double().log_softmax(-1)[range(len(answer_ids)), answer_ids].sum().item()
 
     return [[of(pair["prompt"], pair[kind]) for kind in ("chosen", "rejected")] for pair in pairs]
 

@@ -25,27 +25,27 @@ def as_table(rows: dict[str, dict]) -> str:
     return table(head, lines, right=(2, 3, 5, 6))
 
 
-def plot(known: dict, file: Path) -> None:
+def plot(report: dict, file: Path) -> None:
     """Draw each ratio with its quartiles and its target, on a logarithmic scale."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    lines = [(f"{name} / {peer}", p) for name, row in known["rows"].items() for peer, p in row["peers"].items()]
+    lines = [(f"{name} / {peer}", p) for name, row in report["rows"].items() for peer, p in row["peers"].items()]
     figure, axes = pyplot.subplots(figsize=(9, 0.28 * len(lines) + 1.2), layout="constrained")
-    for place, (_, found) in enumerate(lines):
-        axes.plot(found["quartiles"], [place, place], color="0.6", linewidth=4, solid_capstyle="butt")
-        axes.plot(found["ratio"], place, "o", color="C0")
-        if found["target"]:
-            axes.plot(found["target"], place, "|", color="C3", markersize=12)
+    for place, (_, compared) in enumerate(lines):
+        axes.plot(compared["quartiles"], [place, place], color="0.6", linewidth=4, solid_capstyle="butt")
+        axes.plot(compared["ratio"], place, "o", color="C0")
+        if compared["target"]:
+            axes.plot(compared["target"], place, "|", color="C3", markersize=12)
     axes.axvline(1.0, color="0.8", zorder=0)
     axes.set(xscale="log", yticks=range(len(lines)), yticklabels=[name for name, _ in lines])
     axes.set_xticks(ticks := [0.8, 1, 1.5, 2, 3], [str(tick) for tick in ticks], minor=False)
     axes.minorticks_off()
     axes.invert_yaxis()
     axes.set_xlabel("items a second, ours to theirs: median and quartiles; red: to be reached")
-    axes.set_title(describe(known["machine"]), fontsize=8)
+    axes.set_title(describe(report["machine"]), fontsize=8)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
 
@@ -75,7 +75,7 @@ def machine() -> dict:
 
 def commit() -> str:
     """Return the project's commit, and whether files differ from it."""
-    found = []
+    answers = []
     for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
             done = subprocess.run(
@@ -83,8 +83,8 @@ def commit() -> str:
             )
         except (OSError, subprocess.SubprocessError):
             return "unknown"
-        found.append(done.stdout.strip())
-    name, changed = found
+        answers.append(done.stdout.strip())
+    name, changed = answers
     return f"{name or 'unknown'}{', changed' if changed else ''}"
 
 

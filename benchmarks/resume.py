@@ -74,10 +74,10 @@ def main() -> None:
     cases += [("accelerate", samples, min(STEP, samples // BATCH // 2)) for samples in SMALLER]
     for case in cases:
         words = [sys.executable, "-m", "benchmarks.resume", "--child", *map(str, case)]
-        found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+        measured = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
         who, samples, step = case
         print(f"{who:<10} {samples:>13,} samples, step {step:>7,}: ", end="")
-        print(f"{found['seconds']:.3f} s to the first batch, {found['bytes'] / 1e6:.1f} MB more", flush=True)
+        print(f"{measured['seconds']:.3f} s to the first batch, {measured['bytes'] / 1e6:.1f} MB more", flush=True)
 
 
 if __name__ == "__main__":

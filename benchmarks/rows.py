@@ -16,18 +16,18 @@ STARTS = 8
 
 def run_rows(chosen: list[Work], rounds: int, file: Path, machine: dict) -> dict:
     """Run rows; print each, and add it to those in the file; return all of them."""
-    known = json.loads(file.read_text()) if file.exists() else {"rows": {}}
-    known["machine"] = machine
+    report = json.loads(file.read_text()) if file.exists() else {"rows": {}}
+    report["machine"] = machine
     file.parent.mkdir(parents=True, exist_ok=True)
     for work in chosen:
         start = time.monotonic()
-        known["rows"][work.name] = compare(work, rounds)
-        file.write_text(json.dumps(known, indent=1) + "\n")
-        print(as_table({work.name: known["rows"][work.name]}))
+        report["rows"][work.name] = compare(work, rounds)
+        file.write_text(json.dumps(report, indent=1) + "\n")
+        print(as_table({work.name: report["rows"][work.name]}))
         print(f"({time.monotonic() - start:.0f} s)\n", flush=True)
-    file.with_suffix(".md").write_text(f"{describe(machine)}\n\n```\n{as_table(known['rows'])}\n```\n")
-    plot(known, file.with_suffix(".png"))
-    return known
+    file.with_suffix(".md").write_text(f"{describe(machine)}\n\n```\n{as_table(report['rows'])}\n```\n")
+    plot(report, file.with_suffix(".png"))
+    return report
 
 
 def compare(work: Work, rounds: int) -> dict:
@@ -35,7 +35,7 @@ def compare(work: Work, rounds: int) -> dict:
     warm_up = 1 if work.evaluate else WARM_UP
     each = -(-max(rounds, 3) // work.sessions)  # quartiles need a few
     total = warm_up + each * work.steps + 1
-    found: list[Contestant] = []
+    measured: list[Contestant] = []
     for session in range(1 if work.start else work.sessions):
         with tempfile.TemporaryDirectory() as folder:
             contestants = work.contestants(Path(folder, "run"), total)
@@ -43,21 +43,21 @@ def compare(work: Work, rounds: int) -> dict:
                 start_up(contestants, min(rounds, STARTS))
             else:
                 take_turns(contestants, each, work.steps, warm_up)
-        for new, old in zip(contestants, found, strict=session > 0):
+        for new, old in zip(contestants, measured, strict=session > 0):
             new.turns[:0], new.peak = old.turns, max(new.peak, old.peak)
-        found = contestants
-    return summary(work, found, total)
+        measured = contestants
+    return summary(work, measured, total)
 
 
 def summary(work: Work, contestants: list[Contestant], total: int) -> dict:
     """Compare the first contestant with each of the others."""
     ours, *peers = contestants
-    found = {"date": time.strftime("%Y-%m-%d"), "rounds": len(ours.turns), "sessions": work.sessions, "steps": total}
-    found |= {"samestep": about(ours), "peers": {}}
+    numbers = {"date": time.strftime("%Y-%m-%d"), "rounds": len(ours.turns), "sessions": work.sessions, "steps": total}
+    numbers |= {"samestep": about(ours), "peers": {}}
     for peer in peers:
         compared = against(ours, peer, 1 if work.start else work.sessions)
-        found["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
-    return found
+        numbers["peers"][peer.name] = {**about(peer), **compared, "target": work.targets[peer.name]}
+    return numbers
 
 
 def about(contestant: Contestant) -> dict:

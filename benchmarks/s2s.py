@@ -20,8 +20,8 @@ KEPT = ("eval/chrf", "eval/same", "by_clock", "by_processor")
 def samestep(config, folder: str) -> dict[str, float]:
     """Train with the recipe."""
     config.generate.samples = 0
-    found = recipe_run(s2s, config, folder)
-    return {name.removeprefix("eval/"): found[name] for name in KEPT}
+    scores = recipe_run(s2s, config, folder)
+    return {name.removeprefix("eval/"): scores[name] for name in KEPT}
 
 
 def trainer(config, folder: str) -> dict[str, float]:
@@ -41,9 +41,9 @@ def trainer(config, folder: str) -> dict[str, float]:
 
     def encode(rows):
         sources = [f"{data.prefix}{text}" for text in rows[data.source]]
-        found = tokenizer(sources, truncation=True, max_length=data.max_source)
+        inputs = tokenizer(sources, truncation=True, max_length=data.max_source)
         targets = tokenizer(text_target=rows[data.target], truncation=True, max_length=data.max_target)
-        return {**found, "labels": targets["input_ids"]}
+        return {**inputs, "labels": targets["input_ids"]}
 
     def encoded(rows) -> Dataset:
         return rows.map(encode, batched=True, remove_columns=rows.column_names)

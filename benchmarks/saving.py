@@ -112,16 +112,16 @@ def measure(group: list[str], gigabytes: float, rounds: int, folder: Path) -> No
     """Let ways of saving take turns, and print what each took."""
     kinds = {WAYS[name][0] for name in group}
     benches = {kind: Bench(folder / f"run-{kind}", gigabytes, kind) for kind in sorted(kinds)}
-    found: dict[str, list[tuple]] = {name: [] for name in group}
+    times_by_way: dict[str, list[tuple]] = {name: [] for name in group}
     for number in range(rounds + 1):
         for name in group:
             kind, save = WAYS[name]
             times = benches[kind].seconds(partial(save, benches[kind], folder / "accelerate"))
             shutil.rmtree(folder / "accelerate", ignore_errors=True)
             if number:  # the first round allocates, and is not counted
-                found[name].append(times)
+                times_by_way[name].append(times)
     weights = sum(p.numel() for p in benches[kinds.pop()].run.accelerator._models[0].parameters())
-    for name, rows in found.items():
+    for name, rows in times_by_way.items():
         call, steps, disk = (statistics.median(times) for times in zip(*rows, strict=True))
         row = {"saved": name, "gigabytes": weights * 12 / 1e9, "call_seconds": call, "with_5_steps_seconds": steps}
         print(json.dumps({**row, "until_on_disk_seconds": disk, "rounds": rounds}), flush=True)

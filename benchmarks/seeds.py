@@ -61,9 +61,9 @@ def recipe_run(recipe: ModuleType, config: Any, folder: str) -> dict[str, float]
 
     config.run.dir = folder
     with patch.multiple(Run, batches=watched, step=noted):
-        found = recipe.main(config)
+        scores = recipe.main(config)
     lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return found | watch.speeds(max(line.get("samples", 0) for line in lines))
+    return scores | watch.speeds(max(line.get("samples", 0) for line in lines))
 
 
 def timed(watch: Watch) -> Any:
@@ -110,19 +110,19 @@ def compare(module: str, about: str | None, recipe: ModuleType, contestants: dic
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", choices=contestants, help=argparse.SUPPRESS)
     options, more = parser.parse_args(words[:cut]), words[cut + 1 :]
-    given = [*flags.split(), *QUIET.split(), *more]
+    recipe_flags = [*flags.split(), *QUIET.split(), *more]
     if options.one:
-        return _one(recipe, contestants[options.one], given)
-    found: dict[str, list[dict]] = {name: [] for name in options.only}
+        return _one(recipe, contestants[options.one], recipe_flags)
+    scores_by_name: dict[str, list[dict]] = {name: [] for name in options.only}
     for seed in options.seeds:
         for name in options.only[:: -1 if seed % 2 else 1]:
-            command = [sys.executable, "-m", module, "--one", name, "--", *given, "--run.seed", str(seed)]
+            command = [sys.executable, "-m", module, "--one", name, "--", *recipe_flags, "--run.seed", str(seed)]
             with tempfile.TemporaryDirectory() as cache:  # so that each prepares its data itself
-                own = {**os.environ, "HF_DATASETS_CACHE": cache}
-                result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=own)
-            found[name].append(json.loads(result.stdout.splitlines()[-1]))
-            print(seed, name, found[name][-1], flush=True)
-    for name, runs in found.items():
+                environment = {**os.environ, "HF_DATASETS_CACHE": cache}
+                result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+            scores_by_name[name].append(json.loads(result.stdout.splitlines()[-1]))
+            print(seed, name, scores_by_name[name][-1], flush=True)
+    for name, runs in scores_by_name.items():
         said = []
         for score in runs[0]:
             values = [run[score] for run in runs]
@@ -130,7 +130,7 @@ def compare(module: str, about: str | None, recipe: ModuleType, contestants: dic
             said.append(f"{score} {statistics.mean(values):.4g} +- {spread:.2g}")
         print(f"{name:10} {', '.join(said)}")
     if options.out:
-        told = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "flags": given, "found": found}
+        told = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "flags": recipe_flags, "found": scores_by_name}
         options.out.write_text(json.dumps(told, indent=1) + "\n")
 
 

@@ -18,8 +18,8 @@ KEPT = ("eval/f1", "eval/accuracy", "by_clock", "by_processor")
 
 def samestep(config, folder: str) -> dict[str, float]:
     """Train with the recipe."""
-    found = recipe_run(tag, config, folder)
-    return {name.removeprefix("eval/"): found[name] for name in KEPT}
+    scores = recipe_run(tag, config, folder)
+    return {name.removeprefix("eval/"): scores[name] for name in KEPT}
 
 
 def trainer(config, folder: str) -> dict[str, float]:
@@ -40,24 +40,24 @@ def trainer(config, folder: str) -> dict[str, float]:
     codes = {name: code for code, name in enumerate(tags.names)}
 
     def encode(rows):
-        words, own = rows[config.data.tokens], rows[config.data.tags]
-        found = tokenizer(words, is_split_into_words=True, truncation=True, max_length=config.data.max_length)
-        found["labels"] = []
-        for row, names in enumerate(own):
-            places = found.word_ids(row)
+        words, row_tags = rows[config.data.tokens], rows[config.data.tags]
+        inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length=config.data.max_length)
+        inputs["labels"] = []
+        for row, names in enumerate(row_tags):
+            places = inputs.word_ids(row)
             begins = [word is not None and (not i or word != places[i - 1]) for i, word in enumerate(places)]
-            found["labels"].append([codes[names[w]] if b else -100 for w, b in zip(places, begins, strict=True)])
-        return found
+            inputs["labels"].append([codes[names[w]] if b else -100 for w, b in zip(places, begins, strict=True)])
+        return inputs
 
     def encoded(table) -> Dataset:
         rows = Dataset.from_list(list(table.select_columns([config.data.tokens, config.data.tags])))
         return rows.map(encode, batched=True, remove_columns=rows.column_names)
 
-    def scores(found):
-        pairs = [(guess[truth != -100], truth[truth != -100]) for guess, truth in zip(*found, strict=True)]
+    def scores(predicted):
+        pairs = [(guess[truth != -100], truth[truth != -100]) for guess, truth in zip(*predicted, strict=True)]
         guesses, truths = ([[tags.names[i] for i in row] for row in side] for side in zip(*pairs, strict=True))
-        own = {"f1": seqeval.metrics.f1_score(truths, guesses)}
-        return own | {"accuracy": seqeval.metrics.accuracy_score(truths, guesses)}
+        entities = {"f1": seqeval.metrics.f1_score(truths, guesses)}
+        return entities | {"accuracy": seqeval.metrics.accuracy_score(truths, guesses)}
 
     watch, train = Watch(), encoded(tables.train)
     steps = -(-int(len(train) * config.run.epochs) // config.run.global_batch)
@@ -70,9 +70,9 @@ def trainer(config, folder: str) -> dict[str, float]:
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )  # fmt: skip
     how.train()
-    found = how.evaluate()
+    scored = how.evaluate()
     samples = steps * config.run.global_batch
-    return {"f1": found["eval_f1"], "accuracy": found["eval_accuracy"], **watch.speeds(samples)}
+    return {"f1": scored["eval_f1"], "accuracy": scored["eval_accuracy"], **watch.speeds(samples)}
 
 
 if __name__ == "__main__":

@@ -55,17 +55,17 @@ def collect(names: list[str], folder: Path, python: str, tags: list[str]) -> lis
 
 def needed(files: list[Path], python: str) -> list[str]:
     """Return the dependencies that are not among the packages, with the versions that all of them accept."""
-    own, found = set(), {}
+    packages, limits_by_name = set(), {}
     for file in files:
         with zipfile.ZipFile(file) as archive:
             (name,) = (n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
             about = Parser().parsestr(archive.read(name).decode())
-        own.add(_plain(about["Name"]))
+        packages.add(_plain(about["Name"]))
         for line in map(Requirement, about.get_all("Requires-Dist", [])):
             if line.marker is None or line.marker.evaluate({"python_version": python, "extra": ""}):
                 name = _plain(line.name)
-                found[name] = found.get(name, SpecifierSet()) & line.specifier
-    return [f"{name}{limits}" for name, limits in sorted(found.items()) if name not in own]
+                limits_by_name[name] = limits_by_name.get(name, SpecifierSet()) & line.specifier
+    return [f"{name}{limits}" for name, limits in sorted(limits_by_name.items()) if name not in packages]
 
 
 def main() -> None:

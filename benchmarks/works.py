@@ -61,19 +61,19 @@ class Work:
         own_folder = ["--run.dir", str(folder)]
         first = Contestant(f"{self.first}, first" if self.first in self.targets else self.first, [], self.gpu)
         first.command = [*ours, self.first, self.recipe, *kind, "--", *flags, *own_folder]
-        found = [first]
+        contestants = [first]
         if self.start:
             script = [sys.executable, str(ROOT / "benchmarks/peers/script.py"), *script_arguments(flags, folder.parent)]
-            return [*found, *(Contestant(peer, script) for peer in self.targets)]
+            return [*contestants, *(Contestant(peer, script) for peer in self.targets)]
         for peer in self.targets:
             if peer == ORDINARY:
                 other = ["--run.dir", str(folder.with_name(peer)), "--run.exact", "false"]
                 command = [*ours, "samestep", self.recipe, *kind, "--", *flags, *other]
-                found.append(Contestant(peer, command, self.gpu))
+                contestants.append(Contestant(peer, command, self.gpu))
                 continue
             name, *options = peer.split()
-            found.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags], self.gpu))
-        return found
+            contestants.append(Contestant(peer, [*theirs, name, self.recipe, *kind, *options, "--", *flags], self.gpu))
+        return contestants
 
 
 def script_arguments(flags: list[str], folder: Path) -> list[str]:
@@ -99,19 +99,19 @@ def works(texts: dict[str, str]) -> list[Work]:
     Args:
         texts: flags of further text sets for the classifier, by name.
     """
-    found = []
+    classifiers = []
     for name, flags in {"builtin": "", **texts}.items():
         for bf16 in (False, True):
             kind = "bf16" if bf16 else "fp32"
             one = f"{CLS} {flags} --run.global-batch 32"
-            found.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 2, bf16))
+            classifiers.append(Work(f"cls {name} {kind}", "cls", one, PEERS, 2, bf16))
         four = f"{CLS} --data.max-length 256 {flags} --run.global-batch 128"
         sorted_targets = {"trainer --own-order": 1.5, "accelerated": 1.5}
-        found.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 1))
+        classifiers.append(Work(f"cls {name} 4 x 32", "cls", four, sorted_targets, 1))
     pairs, one_at_a_time = f"{CLS} --run.global-batch 64", f"{CLS} --run.global-batch 32"
     return [
         Work("noise", "cls", one_at_a_time, {"bare": 0.0}, 2, first="bare"),
-        *found,
+        *classifiers,
         Work("lm packed", "lm", f"{LM} {UNEVEN}", {"bare --variant padded": 1.5}, 4),
         Work("lm blocks", "lm", f"{LM} --data.packing concat", {"bare": 0.98, "trainer": 1.0}, 4),
         Work("img", "img", IMG, PEERS, 4),

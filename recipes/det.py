@@ -55,12 +55,12 @@ def load_data(
     from app.data.boxes import detections
     from app.tasks.detection.networks import detector_processor
 
-    tables, found, names = detections.load_boxes(config.data, needs)
+    tables, boxes_by_set, names = detections.load_boxes(config.data, needs)
     if config.model:
         processor = detector_processor(config.model, config.data.size)
     else:
-        processor = detections.own_processor(found["train"].column, config.data.size)
-    sets = {name: detections.load_images_of(table, processor, config.data) for name, table in found.items()}
+        processor = detections.own_processor(boxes_by_set["train"].column, config.data.size)
+    sets = {name: detections.load_images_of(table, processor, config.data) for name, table in boxes_by_set.items()}
     train_rows = sets.pop("train")
     if not config.model:
         processor.image_mean, processor.image_std = train_rows.images.statistics(processor.rescale_factor)
@@ -101,14 +101,14 @@ def evaluate(
     for micro in run.evaluation(model, rows, collate, weights=rows.weights):
         output = model(**micro.inputs)
         size = height, width
-        found, truth = boxes_of(output, processor, size), truth_of(micro.inputs["labels"], size)
-        scores.update(micro.weight, found, truth, loss=output.loss)
-        pictures = zip(micro.inputs["pixel_values"], truth, found, strict=True)
+        detected, truth = boxes_of(output, processor, size), truth_of(micro.inputs["labels"], size)
+        scores.update(micro.weight, detected, truth, loss=output.loss)
+        pictures = zip(micro.inputs["pixel_values"], truth, detected, strict=True)
         shown += [panel(*each, names) for each in list(pictures)[: PICTURES - len(shown)]]
     run.log_images({"eval/boxes": shown})
-    found = scores.compute()
-    del found["eval/samples"]
-    return found
+    results = scores.compute()
+    del results["eval/samples"]
+    return results
 
 
 def main(config: Config) -> dict[str, float]:

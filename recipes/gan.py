@@ -109,23 +109,23 @@ def describe(real: "Images", held_out: "Images") -> "tuple[tuple[Tensor, Tensor]
 
     from app.training.scores.frechet import PixelFrechet, moments_of
 
-    known = moments_of(torch.from_numpy(pixels) for pixels in real.some(10_000))
-    score = PixelFrechet(known)
+    moments = moments_of(torch.from_numpy(pixels) for pixels in real.some(10_000))
+    score = PixelFrechet(moments)
     for pixels in held_out.some(10_000):
         score.update(torch.from_numpy(pixels))
-    return known, f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
+    return moments, f"{len(real):,} images of {real.shape[2]} x {real.shape[3]}; {len(held_out):,} held out are at " + (
         f"{score.alone()['frechet']:.4f} (eval/frechet; 0 is the same)"
     )
 
 
-def evaluate(run: Run, generator: "nn.Module", latents: Latents, known: "tuple[Tensor, Tensor]") -> dict[str, float]:
+def evaluate(run: Run, generator: "nn.Module", latents: Latents, moments: "tuple[Tensor, Tensor]") -> dict[str, float]:
     """Compare generated images with real ones, and draw some of them."""
     import torch
 
     from app.tasks.vision.pictures import sheet
     from app.training.scores.frechet import PixelFrechet
 
-    scores, shown = run.scores_of(PixelFrechet(known)), list[torch.Tensor]()
+    scores, shown = run.scores_of(PixelFrechet(moments)), list[torch.Tensor]()
     for micro in run.evaluation(generator, latents, torch.stack):
         made = ((generator(micro.inputs) + 1) * 127.5).round().byte()
         scores.update(micro.weight, made)
@@ -147,7 +147,7 @@ def main(config: Config) -> dict[str, float]:
             real, held_out = load_data(config, run.needs)
         generator, discriminator = build_models(config)
         latents, channels = Latents(config.samples, config.latent), generator.config.channels
-        known, about = describe(real, held_out)
+        moments, about = describe(real, held_out)
         run.say(about)
         generator, optimizer = run.prepare(generator, config.optim)
         discriminator, optimizer_d = run.prepare(discriminator, config.optim_d, averaged=False)
@@ -166,7 +166,7 @@ def main(config: Config) -> dict[str, float]:
                 run.backward(softplus(-discriminator(made)).mean(), micro, "loss/generator")
             run.step(optimizer)
             if run.due(config.run.eval_every):
-                run.evaluate(evaluate, generator, latents, known)
+                run.evaluate(evaluate, generator, latents, moments)
         return run.finish(generator, use=USE_IT)
 
 

@@ -130,10 +130,10 @@ def evaluate(
     for micro in run.evaluation(model, rows, collate):
         logits, truth = model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs["labels"]
         scores.update(micro.weight, logits, truth, loss=cross_entropy(logits, truth))
-    found = scores.compute()
+    results = scores.compute()
     if classes <= MOST_CLASSES:
         run.log_images({"eval/confusion": [confusion(counts.matrix().numpy(), labels.names)]})
-    return found
+    return results
 
 
 def main(config: Config) -> dict[str, float]:

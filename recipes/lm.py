@@ -125,10 +125,10 @@ def predict(model: "nn.Module", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor
     """
     from app.tasks.language.attention import model_inputs
 
-    known = model_inputs(inputs)
-    targets = known.pop("targets")
+    arguments = model_inputs(inputs)
+    targets = arguments.pop("targets")
     with logits.told(model, targets):
-        return model(**known).logits, targets
+        return model(**arguments).logits, targets
 
 
 def loss_of(model: "nn.Module", inputs: dict[str, Any], criterion: Callable[..., Any]) -> "Tensor":
@@ -155,18 +155,18 @@ def evaluate(
         predicted = predict(model, micro.inputs)
         scores.update(micro.weight, *predicted, loss=criterion(*predicted))
         del predicted  # logits are large: not two of them at a time
-    found = scores.compute()
-    loss, tokens = found["eval/loss"], found.pop("eval/samples")
-    found["eval/perplexity"] = math.exp(min(loss, 700.0))
+    results = scores.compute()
+    loss, tokens = results["eval/loss"], results.pop("eval/samples")
+    results["eval/perplexity"] = math.exp(min(loss, 700.0))
     if not config.masked:  # what is masked is only a part of the text
-        found["eval/bits_per_byte"] = loss * tokens / math.log(2) / blocks.documents.bytes
+        results["eval/bits_per_byte"] = loss * tokens / math.log(2) / blocks.documents.bytes
     with run.logger.time_aside():
         if config.sample_length and config.masked:
             run.say(filled_in(model, tokenizer, blocks, collate, config.sample_length))
         elif config.sample_length:
             prompt = config.sample or beginning(blocks, tokenizer)
             run.say(sample_text(model, tokenizer, prompt, config.sample_length, config.run.seed))
-    return found | {"eval/tokens": tokens}
+    return results | {"eval/tokens": tokens}
 
 
 def main(config: Config) -> dict[str, float]:

@@ -97,7 +97,7 @@ def evaluate(
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.weights):
         predicted = seq2seq.predict(model, micro.inputs)
         scores.update(micro.weight, *predicted, loss=criterion(*predicted))
-    found, asked = scores.compute(), config.generate
+    results, asked = scores.compute(), config.generate
     if asked.rows:
         some = Evenly(rows, asked.rows)
         written = seq2seq_generation.written(
@@ -106,9 +106,9 @@ def evaluate(
         with run.logger.time_aside():
             texts = some.texts()
             quality = text_scores(written, [text["target"] for text in texts], asked.tokenize)
-            found |= {f"eval/{name}": value for name, value in quality.items()}
+            results |= {f"eval/{name}": value for name, value in quality.items()}
             run.say(seq2seq_generation.beside(written, texts, asked.samples))
-    return found | {"eval/tokens": found.pop("eval/samples")}
+    return results | {"eval/tokens": results.pop("eval/samples")}
 
 
 def main(config: Config) -> dict[str, float]:

@@ -89,8 +89,8 @@ def evaluate(
     for micro in run.evaluation(model, rows, collate, rows.lengths, weights=rows.token_weights):
         output = model(**micro.inputs)
         scores.update(micro.weight, output.logits, micro.inputs["labels"], loss=output.loss)
-    found = scores.compute()
-    return found | {"eval/tokens": found.pop("eval/samples")}
+    results = scores.compute()
+    return results | {"eval/tokens": results.pop("eval/samples")}
 
 
 def main(config: Config) -> dict[str, float]:

@@ -52,12 +52,12 @@ def panels(runs: Sequence[History]) -> list[Panel]:
     names = list(dict.fromkeys(name for run in runs for name in run.columns))
 
     def take(title: str, *starts: str) -> list[Panel]:
-        found = tuple(name for name in names if name.split("/")[0] in starts)
-        return [Panel(title, found)] if found else []
+        panel_names = tuple(name for name in names if name.split("/")[0] in starts)
+        return [Panel(title, panel_names)] if panel_names else []
 
-    known = {"loss", "loss_mean", "eval", "lr", "grad_norm", *SPEEDS}
+    first_parts = {"loss", "loss_mean", "eval", "lr", "grad_norm", *SPEEDS}
     scores = [name for name in names if ScoreName.parse(name)]
-    others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in known and name not in scores]
+    others = [Panel(name, (name,)) for name in names if name.split("/")[0] not in first_parts and name not in scores]
     return [
         *take("loss", "loss", "loss_mean"),
         *_scores(scores),
@@ -78,14 +78,14 @@ def _scores(names: list[str]) -> list[Panel]:
     further = {name: main for name, main in mains.items() if name != main and main in names}
     names = [name for name in names if name not in further]
     of_classes = {name: [other for other in names if other.startswith((f"{name}_", f"{name}/"))] for name in names}
-    of_classes = {name: found for name, found in of_classes.items() if len(found) > 1}
-    taken = {name for found in of_classes.values() for name in found}
+    of_classes = {name: of_class for name, of_class in of_classes.items() if len(of_class) > 1}
+    taken = {name for of_class in of_classes.values() for name in of_class}
     shown = []
     for name in names:
         same = [other for other, main in further.items() if main == name]
         shown += [] if name in taken and not same else [Panel(name, (name, *same))]
-        if found := of_classes.get(name):
-            shown.append(Panel(f"{name} by class", tuple(found), by_class=len(found) > FEW))
+        if of_class := of_classes.get(name):
+            shown.append(Panel(f"{name} by class", tuple(of_class), by_class=len(of_class) > FEW))
     return shown
 
 
@@ -93,33 +93,33 @@ def curves_of(panel: Panel, run: History) -> list[Curve]:
     """List a run's curves in a panel, those behind first."""
     averaged = any(name.split("/")[0] == "loss_mean" for name in run.columns)
     seen: Counter[str] = Counter()
-    found = []
+    curves = []
     for name in panel.names:
         start = name.split("/")[0]
         if run.column(name)[0]:
-            found.append(Curve(name, seen[start], behind=averaged and start == "loss"))
+            curves.append(Curve(name, seen[start], behind=averaged and start == "loss"))
         seen[start] += 1
-    return sorted(found, key=lambda curve: not curve.behind)
+    return sorted(curves, key=lambda curve: not curve.behind)
 
 
 def marks(run: History) -> list[Mark]:
     """List the steps after which a run was resumed, with the layout and the settings that had changed."""
     changed = {segment.step: segment.changed for segment in run.record.segments}
-    found: dict[int, str] = {}
+    text_by_step: dict[int, str] = {}
     before = None
     for launch in run.launches:
         step, layout = launch.step, launch.layout
         if 0 < step < run.step and before is not None:
             settings = [f"{name} {old} to {new}" for name, (old, new) in changed.get(step, {}).items()]
-            found[step] = ", ".join(["resumed" if layout == before else f"resumed on {layout}", *settings])
+            text_by_step[step] = ", ".join(["resumed" if layout == before else f"resumed on {layout}", *settings])
         before = layout
-    return [Mark(step, text) for step, text in found.items()]
+    return [Mark(step, text) for step, text in text_by_step.items()]
 
 
-def neighbours(found: Sequence[Mark], apart: float) -> list[list[Mark]]:
+def neighbours(in_order: Sequence[Mark], apart: float) -> list[list[Mark]]:
     """Put marks together that are fewer than `apart` steps after the first of them: their texts would overlap."""
     groups: list[list[Mark]] = []
-    for mark in found:
+    for mark in in_order:
         if groups and mark.step - groups[-1][0].step < apart:
             groups[-1].append(mark)
         else:
@@ -158,8 +158,8 @@ def turns_of(runs: Sequence[History], drawn: Sequence[Sequence[Curve]]) -> dict[
         By the place of the run and the name of the curve.
     """
     alike: dict[str, list[tuple[int, str]]] = {}
-    for place, (run, found) in enumerate(zip(runs, drawn, strict=True)):
-        for curve in found:
+    for place, (run, curves) in enumerate(zip(runs, drawn, strict=True)):
+        for curve in curves:
             if not curve.behind:
                 alike.setdefault(repr(run.column(curve.name)), []).append((place, curve.name))
     return {key: Turn(number, len(keys)) for keys in alike.values() for number, key in enumerate(keys)}
@@ -214,12 +214,12 @@ def _draw_curves(axis: Any, panel: Panel, runs: Sequence[History], told: bool) -
     """
     last, thick = max(run.step for run in runs), widths(len(runs))
     drawn = [curves_of(panel, run) for run in runs]
-    several = max(len([curve for curve in found if not curve.behind]) for found in drawn) > 1
+    several = max(len([curve for curve in curves if not curve.behind]) for curves in drawn) > 1
     turns = turns_of(runs, drawn)
     if all(turn.of > 1 for turn in turns.values()) and len(runs) > 1:
         axis.set_title(f"{panel.title} (the same in {'both' if len(runs) == 2 else f'all {len(runs)}'})", fontsize=10)
-    for place, (run, label, found) in enumerate(zip(runs, labels(runs), drawn, strict=True)):
-        for curve in found:
+    for place, (run, label, curves) in enumerate(zip(runs, labels(runs), drawn, strict=True)):
+        for curve in curves:
             steps, values = run.column(curve.name)
             look = {"color": f"C{place}", "linestyle": ("-", "--", ":")[curve.style % 3], "linewidth": thick[place]}
             look |= {"marker": "." if has_markers(curve, len(steps)) else "", "alpha": 1 if thick[place] < 2 else 0.5}
@@ -268,8 +268,8 @@ def _draw_classes(axis: Any, panel: Panel, runs: Sequence[History]) -> None:
     """Draw the last value of each class as a dot."""
     places = range(len(panel.names))
     for place, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        found = [(x, y) for x, y in zip(last_values(panel, run), places, strict=True) if x is not None]
-        axis.plot([x for x, _ in found], [y for _, y in found], ".", color=f"C{place}", label=label)
+        dots = [(x, y) for x, y in zip(last_values(panel, run), places, strict=True) if x is not None]
+        axis.plot([x for x, _ in dots], [y for _, y in dots], ".", color=f"C{place}", label=label)
     axis.set_yticks(list(places), class_names(panel), fontsize=min(7, 110 / len(panel.names)))
     axis.invert_yaxis()
     axis.grid(axis="y", linewidth=0.3)

@@ -27,10 +27,10 @@ class Kind:
         """Tell whether a folder is one of this command's."""
         try:
             text = read_bytes(folder / self.mark)
-            found = json.loads(text) if text else {}
+            content = json.loads(text) if text else {}
         except (OSError, ValueError, RecursionError):
             return False
-        return not text or (bool(self.has) and isinstance(found, dict) and found.keys() >= set(self.has))
+        return not text or (bool(self.has) and isinstance(content, dict) and content.keys() >= set(self.has))
 
     def make_room(self, folder: Path, keep: bool = False) -> Path:
         """Make the folder, and empty it if it is there.

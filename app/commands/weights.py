@@ -81,9 +81,9 @@ def averaged(options: Options, config: dict[str, Any]) -> bool:
 
 def averaging(config: dict[str, Any]) -> EMAConfig:
     """Return a run's settings of averages."""
-    usual, given = vars(EMAConfig()), section(config, "ema")
+    usual, of_run = vars(EMAConfig()), section(config, "ema")
     kinds = {name: (int, float) if isinstance(value, float) else type(value) for name, value in usual.items()}
-    return EMAConfig(**{name: given[name] for name in usual if isinstance(given.get(name), kinds[name])})
+    return EMAConfig(**{name: of_run[name] for name in usual if isinstance(of_run.get(name), kinds[name])})
 
 
 def scores_of(record: "Record", config: dict[str, Any], averaged: bool) -> dict[str, Any]:
@@ -93,4 +93,6 @@ def scores_of(record: "Record", config: dict[str, Any], averaged: bool) -> dict[
         return scores if averaged else {}
     names = {name: ScoreName.parse(name) for name in scores}
     kind = AVERAGE if averaged else PLAIN
-    return {str(known._replace(kind=PLAIN)): scores[n] for n, known in names.items() if known and known.kind == kind}
+    return {
+        str(parsed._replace(kind=PLAIN)): scores[n] for n, parsed in names.items() if parsed and parsed.kind == kind
+    }

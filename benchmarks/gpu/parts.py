@@ -114,10 +114,10 @@ def chosen(words: Sequence[str], parts: Sequence[Part] = PARTS) -> list[Part]:
     Raises:
         SystemExit: a word selects none.
     """
-    found = []
+    selected = []
     for word in words:
         named = [part for part in parts if part.name == word] or [p for p in parts if p.name.startswith(word)]
         if not named:
             raise SystemExit(f"no part is called {word}; there are {', '.join(part.name for part in parts)}")
-        found += named
-    return [part for part in parts if part in found] if words else list(parts)
+        selected += named
+    return [part for part in parts if part in selected] if words else list(parts)

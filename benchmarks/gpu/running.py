@@ -63,15 +63,15 @@ def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: C
     """Run a command, show and pass on its output so far, and return how it ended."""
     start, text, size = time.monotonic(), "", 0
     process = _start(words, printed, notes)
-    known = set(family(process.pid))
+    processes = set(family(process.pid))
     try:
         with printed.open(errors="replace") as output:
             while True:
-                known.update(family(process.pid))
+                processes.update(family(process.pid))
                 ended = process.poll() is not None
                 late = not ended and time.monotonic() - start > limit
                 if late:
-                    kill(known)
+                    kill(processes)
                 new = output.read()
                 sys.stdout.write(new)
                 sys.stdout.flush()
@@ -82,7 +82,7 @@ def _follow(words: list[str], printed: Path, notes: Path, limit: float, learn: C
                     break
                 time.sleep(0.5)
     finally:
-        kill(known)  # whatever ends this call; also processes that an ended part has left
+        kill(processes)  # whatever ends this call; also processes that an ended part has left
         process.wait()
         shutil.rmtree(printed.with_suffix(".tmp"), ignore_errors=True)
     return "out of time" if late else "failed" if process.returncode else "passed"
@@ -109,17 +109,17 @@ def _start(words: list[str], printed: Path, notes: Path) -> subprocess.Popen:
 
 def _learned(text: str) -> dict[str, Any]:
     """Read the output so far: lines of JSON, and results of tests with the reasons of skips."""
-    found, tests = [], {}
+    results, tests = [], {}
     for line in text.splitlines():
         if line.startswith('{"'):
             try:
-                found.append(json.loads(line))
+                results.append(json.loads(line))
             except json.JSONDecodeError:
                 continue  # the line is still being written
         elif match := TEST.match(line):
             name, verdict, reason = match.groups()
             tests[name] = f"{verdict.lower()}: {reason}" if reason else verdict.lower()
-    return {"found": found, "tests": tests}
+    return {"found": results, "tests": tests}
 
 
 def _write(file: Path, result: dict[str, Any]) -> None:

@@ -77,9 +77,9 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
             failed += [contestant.name for contestant in group]
         for contestant in group:
             if len(contestant.turns) == rounds:
-                found = about(contestant)
-                used = {"mfu": found["items_per_second"] * flops / most} if most else {}
-                say(row=work.name, contestant=contestant.name, **found, **used, seconds=time.monotonic() - start)
+                numbers = about(contestant)
+                used = {"mfu": numbers["items_per_second"] * flops / most} if most else {}
+                say(row=work.name, contestant=contestant.name, **numbers, **used, seconds=time.monotonic() - start)
     ours, *peers = contestants
     for peer in peers:
         if len(ours.turns) == len(peer.turns) == rounds:
@@ -88,9 +88,9 @@ def measure(work: Work, rounds: int, folder: Path, flops: float = 0.0, most: flo
     return failed
 
 
-def say(**found) -> None:
+def say(**result) -> None:
     """Print a result as JSON."""
-    print(json.dumps(found), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 def work_of(name: str, small: bool, folder: Path) -> Work:

@@ -59,7 +59,7 @@ def _tests(tests: dict[str, str]) -> str:
 
 def _details(result: dict) -> list[str]:
     """Return a part's results as text; for a failed part, the end of its output."""
-    lines = [_flat(found) for found in result["found"]]
+    lines = [_flat(row) for row in result["found"]]
     lines += [f"{name}: {verdict}" for name, verdict in result["tests"].items() if not verdict.startswith("passed")]
     if "left" in result:
         lines += [_flat(row) for row in _rows(result["left"])]
@@ -71,12 +71,12 @@ def _details(result: dict) -> list[str]:
 def _rows(content: Any) -> list[dict]:
     """Return a file's rows, or the whole file as one row."""
     lists = [content] if isinstance(content, list) else list(content.values()) if isinstance(content, dict) else []
-    found = [rows for rows in lists if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)]
-    return found[0] if found else [{"content": content} if not isinstance(content, dict) else content]
+    tables = [rows for rows in lists if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)]
+    return tables[0] if tables else [{"content": content} if not isinstance(content, dict) else content]
 
 
-def _flat(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_short(value)}" for name, value in found.items())
+def _flat(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_short(value)}" for name, value in row.items())
 
 
 def _short(value: Any) -> str:

@@ -23,12 +23,12 @@ def train(job: Job, gate: Gate, wrap: str = "", compiled: bool = False) -> None:
         model = torch.compile(model)
     optimizer = job.optimizer()
     size, turns = job.run.micro_batch, job.turns // world
-    own = [
+    micro_batches = [
         range(first := (step * job.turns + rank * turns + turn) * size, first + size)
         for step in range(job.steps)
         for turn in range(turns)
     ]
-    loader = DataLoader(job.rows, batch_sampler=own, collate_fn=job.collate, **job.loading)
+    loader = DataLoader(job.rows, batch_sampler=micro_batches, collate_fn=job.collate, **job.loading)
     gate.begin()
     batches = iter(loader)
     for step in range(job.steps):

@@ -94,9 +94,9 @@ def train(job, gate) -> None:
     patches = job.rows.rows
     images = [{"image": case["image"], "label": case["mask"]} for case in patches.cases]
     changes = mt.Compose([mt.ToTensord(KEYS, track_meta=False), *augmentation(patches.patch[0], patches.each)])
-    own = CacheDataset(images, changes, progress=False)
+    cached = CacheDataset(images, changes, progress=False)
     size = job.run.global_batch // patches.each
-    loader = DataLoader(own, batch_size=size, shuffle=True, drop_last=True)
+    loader = DataLoader(cached, batch_size=size, shuffle=True, drop_last=True)
     loss_of = DiceCELoss(to_onehot_y=True, softmax=True)
     gate.begin()
     for _ in steps(job.model, loader, loss_of, job.optimizer(), lambda step: job.rate(step) / job.optim.lr, job.steps):

@@ -25,8 +25,8 @@ def main() -> None:
     rows, labels = Dataset.from_file(tokens), torch.from_numpy(np.load(labels))
 
     def collate(places: list[int]) -> dict[str, torch.Tensor]:
-        ids = [torch.tensor(found) for found in rows[places]["input_ids"]]
-        masks = [torch.ones(len(found), dtype=torch.long) for found in ids]
+        ids = [torch.tensor(row_ids) for row_ids in rows[places]["input_ids"]]
+        masks = [torch.ones(len(row_ids), dtype=torch.long) for row_ids in ids]
         padded = {"input_ids": pad_sequence(ids, True), "attention_mask": pad_sequence(masks, True)}
         return {**padded, "labels": labels[places]}
 

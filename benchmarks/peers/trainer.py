@@ -30,8 +30,8 @@ def train(job: Job, gate: Gate, own_order: bool = False, compiled: bool = False)
 def evaluate(job: Job, gate: Gate) -> None:
     """Evaluate accuracy repeatedly."""
 
-    def accuracy(found):
-        return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+    def accuracy(predicted):
+        return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
 
     trainer = _trainer(job, gate, False, False, compute_metrics=accuracy, eval_dataset=job.eval_rows)
     gate.begin()

@@ -75,8 +75,8 @@ def fits(profile: "Profile") -> Iterator[Finding]:
     name = f"profile {profile.name}"
     kind = f"{profile.in_short}, {profile.precision}"
     yield Finding(name, f"{kind}, {'CPU' if profile.on_cpu else 'GPU'}")
-    for found, fix in profile.troubles:
-        yield Finding(name, found, TROUBLE, fix)
+    for trouble, fix in profile.troubles:
+        yield Finding(name, trouble, TROUBLE, fix)
     gpus = gpus_here()
     here = -(-profile.processes // profile.machines)
     if not profile.on_cpu and here > gpus:

@@ -33,14 +33,14 @@ def versions() -> Iterator[Finding]:
         locked = dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE))
     for name in PACKAGES:
         try:
-            found = importlib.metadata.version(name)
+            installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield Finding(name, "not installed", TROUBLE, f"make setup, or pip install {name}")
             continue
         wanted = locked.get(name)
-        same = wanted is None or found.partition("+")[0] == wanted.partition("+")[0]
+        same = wanted is None or installed.partition("+")[0] == wanted.partition("+")[0]
         fix = "" if same else f"tests ran on {wanted}"
-        yield Finding(name, found, "ok" if same else NOTE, fix)
+        yield Finding(name, installed, "ok" if same else NOTE, fix)
     for module, package in MODULES.items():
         if package not in PACKAGES and not is_installed(module):
             yield Finding(package, "not installed", NOTE, f"if something asks for it: pip install {package}")
@@ -176,8 +176,8 @@ def hub() -> Iterator[Finding]:
     # In addition to the request's own limit: looking up a name may take long.
     for finding in look("hub", lambda: _ask(address), 2 * _SECONDS):
         reached = finding.verdict == OK
-        found = finding.found if reached else f"{address} cannot be reached: {finding.found}"
-        yield Finding("hub", found, finding.verdict if reached else NOTE, "" if reached else f"{fix}{_NO_WAIT}")
+        answer = finding.found if reached else f"{address} cannot be reached: {finding.found}"
+        yield Finding("hub", answer, finding.verdict if reached else NOTE, "" if reached else f"{fix}{_NO_WAIT}")
 
 
 def _ask(address: str) -> Iterator[Finding]:

@@ -71,64 +71,69 @@ def main(options: Options, flags: list[str]) -> int:
 
     profiles.read(options.profile).check()  # for its error, before anything else
     if models.is_model(options.run):
-        found = models.of_model(options, flags)
+        chosen = models.of_model(options, flags)
     else:
-        found = subject.of_run(options, history.read(options.run))
+        chosen = subject.of_run(options, history.read(options.run))
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
-        about = {"state": found.state, "averaged": found.averaged, "only": found.only, "result": str(result)}
+        about = {
+            "state": chosen.state,
+            "averaged": chosen.averaged,
+            "only": chosen.only,
+            "result": str(result),
+        }
         job.write_text(json.dumps(about))
-        status = _launch(options.profile, found, job, flags)
+        status = _launch(options.profile, chosen, job, flags)
         if status or not result.exists():
             return status or 1
         numbers = json.loads(result.read_text())
-    _show(numbers, found.name)
-    write_json(options.json, {**found.about, **numbers})
+    _show(numbers, chosen.name)
+    write_json(options.json, {**chosen.about, **numbers})
     if options.json:
         print(f"\nall numbers: {options.json}")
     return 0
 
 
-def _launch(profile: str, found: "Subject", job: Path, flags: list[str]) -> int:
+def _launch(profile: str, chosen: "Subject", job: Path, flags: list[str]) -> int:
     """Run the recipe on the profile's processes, with its loop entered once to evaluate; return the exit status."""
-    own = [str(job), str(found.recipe), found.imports, *found.flags, *flags]
+    words = [str(job), str(chosen.recipe), chosen.imports, *chosen.flags, *flags]
     sys.stdout.flush()
     # -P and the path: the working folder may have an `app` of somebody else.
     paths = [str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-P", "-m", "app", "launch", profile, str(WORKER), *own]
+    command = [sys.executable, "-P", "-m", "app", "launch", profile, str(WORKER), *words]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
 
 
-def _show(found: dict[str, Any], what: str) -> None:
+def _show(result: dict[str, Any], what: str) -> None:
     """Print scores, a report of each class or type of entity, and where there are classes, what is confused."""
     from app.rundir.logger import with_meaning
 
     print(f"\n{printable(what)}:")
-    for head in dict.fromkeys(name.partition("/")[0] for name in found["scores"]):  # a line for each set
-        own = {name: value for name, value in found["scores"].items() if name.startswith(f"{head}/")}
-        means = found["meanings"]
-        told = (f"{name} {with_meaning(_short(value), means.get(name))}" for name, value in own.items())
+    for head in dict.fromkeys(name.partition("/")[0] for name in result["scores"]):  # a line for each set
+        of_set = {name: value for name, value in result["scores"].items() if name.startswith(f"{head}/")}
+        means = result["meanings"]
+        told = (f"{name} {with_meaning(_short(value), means.get(name))}" for name, value in of_set.items())
         print("  " + printable(", ".join(told)))
-    for fault in found["warnings"]:
+    for fault in result["warnings"]:
         print(printable(f"  warning: {fault}"))
-    if "entities" in found:
-        _show_each("entity", "support", found["entities"])
-    if "classes" in found:
-        _show_each("class", "samples", found["classes"])
-        _show_confusions(list(found["classes"]), found["confusion"])
-    if "calibration" in found:
-        error = found["calibration"]["error"]
+    if "entities" in result:
+        _show_each("entity", "support", result["entities"])
+    if "classes" in result:
+        _show_each("class", "samples", result["classes"])
+        _show_confusions(list(result["classes"]), result["confusion"])
+    if "calibration" in result:
+        error = result["calibration"]["error"]
         print(
             f"\nexpected calibration error {error:.4f}: probabilities differ from the share that is right by this much"
         )
 
 
-def _show_each(what: str, amount: str, found: dict[str, dict[str, Any]]) -> None:
+def _show_each(what: str, amount: str, scores_by_name: dict[str, dict[str, Any]]) -> None:
     """Print precision, recall and F1 by name."""
     from app.commands.output import table
 
     columns = ("precision", "recall", "f1", amount)
-    rows = [[name, *(_short(row[key]) for key in columns)] for name, row in found.items()]
+    rows = [[name, *(_short(row[key]) for key in columns)] for name, row in scores_by_name.items()]
     print("\n" + table((what, *columns), rows, right=[1, 2, 3, 4]))
 
 

@@ -29,11 +29,11 @@ def is_model(place: Path) -> bool:
     return not place.exists() or any((place / name).is_file() for name in PARTS)
 
 
-def of_model(options: "Options", given: list[str]) -> Subject:
+def of_model(options: "Options", user_flags: list[str]) -> Subject:
     """Return a finished model as it is, scored by the recipe that has trained it, or by one for its task.
 
     Args:
-        given: the user's own flags of the recipe.
+        user_flags: the user's own flags of the recipe.
 
     Raises:
         UserError: there is no such model, no recipe scores it, or it lacks data to be scored on.
@@ -56,7 +56,7 @@ def of_model(options: "Options", given: list[str]) -> Subject:
         loss = config.get("loss")
         flags += ["--loss.weights"] if isinstance(loss, dict) and loss.get("weights") else []
     flags += [
-        *_flags_of(kind, name, config, given),
+        *_flags_of(kind, name, config, user_flags),
         "--model",
         name,
         *eval_flags(data.path, data.split or options.split, config),
@@ -83,10 +83,10 @@ def _origin(folder: Path, asked: str, allowed: bool) -> tuple[trust.Code | None,
         code = code or trust.recipe_of(run.folder, run.record.recipe_folder, allowed)
         file = folder.parent / "config.yaml"
     elif (folder / "training_config.yaml").is_file():  # python -m app export wrote it
-        found = _recipes_in(folder)
-        if not code and len(found) != 1:
-            raise UserError(f"{folder} has {len(found)} files that may be its recipe: name it with --recipe")
-        file, code = folder / "training_config.yaml", code or trust.checked(found[0], "", allowed)
+        recipes = _recipes_in(folder)
+        if not code and len(recipes) != 1:
+            raise UserError(f"{folder} has {len(recipes)} files that may be its recipe: name it with --recipe")
+        file, code = folder / "training_config.yaml", code or trust.checked(recipes[0], "", allowed)
     config = fields_of(file) if file else {}
     if config is None:
         raise UserError(f"{file} is damaged, and has the settings of the recipe: evaluate with --recipe elsewhere")
@@ -148,17 +148,17 @@ def _config(name: str) -> "PreTrainedConfig":
 
 def _recipe(kind: str, allowed: bool) -> trust.Code:
     """Return the recipe that scores a kind of models: this installation's, or one in recipes/ that is vouched for."""
-    own, here = trust.RECIPES / f"{kind}.py", Path("recipes", f"{kind}.py")
-    if own.is_file():
-        return trust.Code(own)
+    installed, here = trust.RECIPES / f"{kind}.py", Path("recipes", f"{kind}.py")
+    if installed.is_file():
+        return trust.Code(installed)
     if not here.is_file():
         raise UserError(f"recipes/{kind}.py, which scores such a model, is not here: give the file with --recipe")
     return trust.checked(here, str(here.resolve().parent), allowed)
 
 
-def _flags_of(kind: str, name: str, config: dict[str, Any], given: list[str]) -> list[str]:
+def _flags_of(kind: str, name: str, config: dict[str, Any], user_flags: list[str]) -> list[str]:
     """Return the flags that a model itself says: the order of its classes, and how it takes its inputs."""
-    asked = {word.partition("=")[0] for word in given}
+    asked = {word.partition("=")[0] for word in user_flags}
     if kind in ("cls", "img", "tag", "det"):
         model = _config(name)
         amounts = model.problem_type == "regression" or (not model.problem_type and model.num_labels == 1)

@@ -51,12 +51,12 @@ def of_run(options: "Options", run: "History") -> Subject:
     state, _ = checkpoints.at(step)
     recipe, imports = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
     flags, only = settings(run.folder / "config.yaml", run.config), ""
-    known = run.config.get("data")
-    known = known if isinstance(known, dict) else {}
+    data_settings = run.config.get("data")
+    data_settings = data_settings if isinstance(data_settings, dict) else {}
     data = data_of(options, run.config)
-    if not data.path and options.split and len(paths := _words(known.get("path"))) == 1:
+    if not data.path and options.split and len(paths := _words(data_settings.get("path"))) == 1:
         data = NamedSet(paths[0], options.split)
-    if data.path and "eval_sets" in known:
+    if data.path and "eval_sets" in data_settings:
         # In addition to the run's own data, because what it has learnt from them (a tokenizer, classes) it learns anew.
         flags, only = [*flags, "--data.eval-sets", f"{GIVEN}={'::'.join(filter(None, data))}"], GIVEN
     else:
@@ -109,9 +109,11 @@ def eval_flags(data: str, split: str, config: dict[str, Any]) -> list[str]:
         config: settings that the recipe reads too; theirs of other data are cleared.
     """
     settings = config.get("data")
-    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    data_settings: dict[str, Any] = settings if isinstance(settings, dict) else {}
     flags = ["--data.eval-path", data] if data else []
     if data:
-        flags += ["--data.eval-sets"] if known.get("eval_sets") else []
-        flags += [f"--data.{name.replace('_', '-')}=" for name in ("eval_split", "eval_masks") if known.get(name)]
+        flags += ["--data.eval-sets"] if data_settings.get("eval_sets") else []
+        flags += [
+            f"--data.{name.replace('_', '-')}=" for name in ("eval_split", "eval_masks") if data_settings.get(name)
+        ]
     return [*flags, *(["--data.eval-split", split] if split else [])]

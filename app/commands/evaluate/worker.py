@@ -66,15 +66,15 @@ class Evaluation(Purpose):
 
     def result(self) -> dict[str, Any]:
         """Return the scores with what is to be said of them, and what the metrics report besides."""
-        found: dict[str, Any] = {
+        numbers: dict[str, Any] = {
             "scores": self.scores,
             "meanings": self.meanings,
             "warnings": self.faults,
         }
         for metric in self.of_main_set:
             if metric.total:  # it was computed
-                found |= metric.report()
-        return found
+                numbers |= metric.report()
+        return numbers
 
 
 def main() -> None:

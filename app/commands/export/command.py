@@ -69,31 +69,31 @@ def main(options: Options) -> int:
     run = history.read(options.run)
     checkpoints = CheckpointStore(run.folder / "checkpoints", 0, 1, best=run.asked_best)
     chosen = _steps(options, checkpoints)
-    found = [checkpoints.at(step) for step in chosen]
-    for state, record in found:
+    saved = [checkpoints.at(step) for step in chosen]
+    for state, record in saved:
         if record.layout.is_bound:
             raise UserError(f"{state}: only DeepSpeed can read its checkpoints; finish the run, which writes model/")
     if options.push:
         upload.check(options.push)
     name = f"step-{chosen[-1]:08d}" if len(chosen) == 1 else f"average-{chosen[0]:08d}-{chosen[-1]:08d}"
     target = Path(options.to) if options.to else run.folder / "export" / name
-    kept = bool(options.to) or not options.push
-    if kept and os.path.lexists(target):
+    stays_here = bool(options.to) or not options.push
+    if stays_here and os.path.lexists(target):
         raise UserError(f"{target} exists already: give another folder with --to, or move it away")
     averaged = weights.averaged(options, run.config)
     if options.dry_run:
-        _say_what(options, chosen, found[-1][0], target if kept else None)
+        _say_what(options, chosen, saved[-1][0], target if stays_here else None)
         return 0
     code = trust.recipe_of(run.folder, run.record.recipe_folder, options.trust_code)
-    place = target.parent if kept else Path(tempfile.gettempdir())
-    with _explained(target if kept else place, _bytes_of(found[-1][0]), place):
+    place = target.parent if stays_here else Path(tempfile.gettempdir())
+    with _explained(target if stays_here else place, _bytes_of(saved[-1][0]), place):
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as scratch:
             folder = Path(scratch, "model")
-            _write(run, code, checkpoints, chosen, found, averaged, folder, options)
+            _write(run, code, checkpoints, chosen, saved, averaged, folder, options)
             if options.push:
                 print(upload.push(folder, options.push, options.private, f"{_in_words(chosen)} of {run.name}"))
-            if kept:
+            if stays_here:
                 folder.rename(target)
                 print(f"{target}: {', '.join(sorted(file.name for file in target.iterdir()))}")
     return 0
@@ -172,7 +172,7 @@ def _write(
     code: trust.Code,
     checkpoints: "CheckpointStore",
     steps: list[int],
-    found: list[tuple[Path, Record]],
+    saved: list[tuple[Path, Record]],
     averaged: bool,
     folder: Path,
     options: Options,
@@ -190,20 +190,20 @@ def _write(
     ended = recipe_file.run_to_end(recipe, flags, import_folder=imports)
     accelerator = ended.run.accelerator
     try:
-        sharded.load_mean(accelerator, [str(state) for state, _ in found], averaged)
+        sharded.load_mean(accelerator, [str(state) for state, _ in saved], averaged)
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename} is gone: the run goes on and deletes old checkpoints; export again, or at its end"
         ) from None
-    kept = f"the run has checkpoints of steps {', '.join(map(str, checkpoints.steps()))}"
-    finite.check_model(accelerator, ended.model, found[-1][1].nonfinite, kept)
+    alternatives = f"the run has checkpoints of steps {', '.join(map(str, checkpoints.steps()))}"
+    finite.check_model(accelerator, ended.model, saved[-1][1].nonfinite, alternatives)
     plain = accelerator.unwrap_model(ended.model)
     merged = Merged(plain) if options.merge else None
     plain = merged.model if merged else plain
     save_model(accelerator, plain, folder, *ended.parts, shard=options.shard)
     if merged:
         merged.check(folder)
-    scores = weights.scores_of(found[-1][1], run.config, averaged) if len(found) == 1 else {}  # nobody measured a mean
+    scores = weights.scores_of(saved[-1][1], run.config, averaged) if len(saved) == 1 else {}  # nobody measured a mean
     use = ended.use.format(model=".")
     model_card.write(run, folder, steps[-1], scores, type(plain).__name__, use, _about_weights(steps, averaged))
 

@@ -60,8 +60,8 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
     """Describe the model to the Hub, which shows the scores of a model whose task it knows."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    known = kind_of([kind])
-    task = known.task if known else None
+    model_kind = kind_of([kind])
+    task = model_kind.task if model_kind else None
     # A user's own recipe may mean anything by these names.
     base, data = run.config.get("model"), run.config.get("data")
     paths = data.get("path") if isinstance(data, dict) else None

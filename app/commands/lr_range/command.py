@@ -71,12 +71,12 @@ def main(options: Options, flags: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         rates, losses = _train(options, flags, profile, folder, Path(scratch) / "run")
     smoothed = smooth(losses)
-    found = steepest(rates, smoothed)
-    write_json(str(folder / DATA), {"lr": rates, "loss": losses, "smoothed": smoothed, "steepest": found})
-    drawn = _draw(rates, losses, smoothed, found, folder / CHART)
+    steepest_rate = steepest(rates, smoothed)
+    write_json(str(folder / DATA), {"lr": rates, "loss": losses, "smoothed": smoothed, "steepest": steepest_rate})
+    drawn = _draw(rates, losses, smoothed, steepest_rate, folder / CHART)
     lowest = rates[min(range(len(smoothed)), key=lambda i: smoothed[i])]
-    print(f"the loss falls fastest at {found:.2g}, and is lowest at {lowest:.2g} ({len(rates)} steps)")
-    guesses = [f"{rate:.1g}" for rate in sorted((found, lowest / 10))]
+    print(f"the loss falls fastest at {steepest_rate:.2g}, and is lowest at {lowest:.2g} ({len(rates)} steps)")
+    guesses = [f"{rate:.1g}" for rate in sorted((steepest_rate, lowest / 10))]
     print(f"try --optim.lr {' to '.join(dict.fromkeys(guesses))}")
     print(f"{folder / DATA}{f', {folder / CHART}' if drawn else ' (a picture needs matplotlib)'}")
     return 0
@@ -100,9 +100,9 @@ def _train(
     from app.rundir.metrics_file import Follower
 
     points = [f"{s}:{(options.low / options.high) ** (1 - s / (options.steps - 1))!r}" for s in range(options.steps)]
-    own = {"dir": str(run_folder), "steps": str(options.steps), "log-every": "1"}
-    own |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
-    words = [word for name, value in own.items() for word in (f"--run.{name}", value)]
+    settings = {"dir": str(run_folder), "steps": str(options.steps), "log-every": "1"}
+    settings |= {"eval-every": "1000000000", "save-every": "1000000000", "save-async": "false"}
+    words = [word for name, value in settings.items() for word in (f"--run.{name}", value)]
     words += [
         "--run.trackers",
         "--optim.lr",
@@ -173,7 +173,7 @@ def steepest(rates: list[float], smoothed: list[float]) -> float:
     return rates[max(falls, key=lambda i: falls[i])]
 
 
-def _draw(rates: list[float], losses: list[float], smoothed: list[float], found: float, path: Path) -> bool:
+def _draw(rates: list[float], losses: list[float], smoothed: list[float], steepest_rate: float, path: Path) -> bool:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -182,7 +182,7 @@ def _draw(rates: list[float], losses: list[float], smoothed: list[float], found:
     axis = figure.subplots()
     axis.plot(rates, losses, color="lightgrey", label="loss of a step")
     axis.plot(rates, smoothed, label="smoothed")
-    axis.axvline(found, color="grey", linestyle=":", label=f"falls fastest: {found:.2g}")
+    axis.axvline(steepest_rate, color="grey", linestyle=":", label=f"falls fastest: {steepest_rate:.2g}")
     axis.set(xscale="log", xlabel="learning rate", ylabel="loss")
     # A loss that has diverged would leave nothing to see of the others.
     low, high = min(smoothed), max(smoothed[: max(3, len(smoothed) // 4)])

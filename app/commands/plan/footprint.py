@@ -90,14 +90,14 @@ def largest(plan: BatchPlan) -> MicroBatch:
         steps = [0]
     else:
         steps = np.unique(np.linspace(0, plan.steps - 1, min(plan.steps, LOOKED_AT)).astype(int)).tolist()
-    found, most = MicroBatch(np.zeros(0, int), np.zeros(0, int), 0, None), (-1, -1)
+    costliest, most = MicroBatch(np.zeros(0, int), np.zeros(0, int), 0, None), (-1, -1)
     for step in steps:
         for ids, epochs in plan.micro_batches(step):
             longest = None if plan.lengths is None else int(plan.lengths[ids].max())
             cost = (len(ids) * (longest or 1), longest or 1)
             if cost > most:
-                found, most = MicroBatch(ids, epochs, len(ids), longest), cost
-    return found
+                costliest, most = MicroBatch(ids, epochs, len(ids), longest), cost
+    return costliest
 
 
 def batches(
@@ -152,11 +152,11 @@ def _one_step(run: Any, question: Question, micro: MicroBatch, inputs: Any, coun
             current = CurrentStep(1, StepMetrics(run.accelerator, step), batch)
             with run.trial.trying(current), writing_nothing():
                 yield batch
-    found: list[int] = []
-    map_tensors(lambda t: found.append(t.nbytes), inputs)
+    input_bytes: list[int] = []
+    map_tensors(lambda t: input_bytes.append(t.nbytes), inputs)
     most = storages.most
     counts["gradients"] = sum(storages.rounded(p.nbytes) for p in dict.fromkeys(trained))
-    counts |= {"inputs": sum(found), "first": most[FIRST], "later": most[LATER], "update": most[UPDATE]}
+    counts |= {"inputs": sum(input_bytes), "first": most[FIRST], "later": most[LATER], "update": most[UPDATE]}
     counts["uncast"] = storages.most_without[LATER]
 
 

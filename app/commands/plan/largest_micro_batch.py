@@ -115,11 +115,11 @@ class MicroBatchSearch:
                     continue
 
     def _about(self, recipe: _Recipe, profile: Profile, plan: BatchPlan) -> Generator[Question, Footprint, Peak]:
-        own, space = plan.micro_batch, room(profile, self.asked)
-        most_held = yield from self._peak(recipe, profile, plan, own)
-        footprint = self._known[_question(profile, own)]
+        planned, space = plan.micro_batch, room(profile, self.asked)
+        most_held = yield from self._peak(recipe, profile, plan, planned)
+        footprint = self._known[_question(profile, planned)]
         rows, longest = footprint.micro.rows, footprint.micro.longest
-        counted = Peak(most_held, activations(footprint, profile), rows, longest, own, space)
+        counted = Peak(most_held, activations(footprint, profile), rows, longest, planned, space)
         if space is None:
             return counted
         # On a CPU, a checkpoint's copies are in the same memory.
@@ -127,8 +127,8 @@ class MicroBatchSearch:
         # Every data rank needs a micro-batch of its own.
         most = plan.global_batch // profile.data_ranks
         sizes = [2**power for power in range(most.bit_length())]
-        sizes = sorted({*sizes, min(own, most), most})
-        fits, too_large = yield from self._search(recipe, profile, plan, sizes, {own: most_held}, limit)
+        sizes = sorted({*sizes, min(planned, most), most})
+        fits, too_large = yield from self._search(recipe, profile, plan, sizes, {planned: most_held}, limit)
         return dataclasses.replace(counted, fits=fits, too_large=too_large, too_much=most_held > limit)
 
     def _search(
@@ -163,7 +163,7 @@ class MicroBatchSearch:
         return peak(self._known[question], profile, recipe.held(profile, sized), turns, is_exact, gathered)
 
 
-def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, gathered: int) -> int:
+def peak(footprint: Footprint, profile: Profile, held: memory.Memory, turns: int, is_exact: bool, gathered: int) -> int:
     """Return the most bytes that one process of a profile holds at any time.
 
     Args:
@@ -172,10 +172,10 @@ def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is
         gathered: bytes of weights that FSDP2 gathers at once.
     """
     # The loader copies the next step to a GPU while this one is computed.
-    inputs = found.inputs * turns * (1 if profile.on_cpu else 2)
+    inputs = footprint.inputs * turns * (1 if profile.on_cpu else 2)
     if profile.is_fsdp:
-        beside = activations(found, profile) + gathered
-        updating = max(0, found.update - found.held - found.gradients) // profile.shards
+        beside = activations(footprint, profile) + gathered
+        updating = max(0, footprint.update - footprint.held - footprint.gradients) // profile.shards
         if profile.offloads and not profile.on_cpu:
             # Shards are on the host, and updated there; gradients that FSDP2 sums over turns are whole, and here.
             return (held.gradients if turns > 1 else 0) + beside + inputs
@@ -183,15 +183,15 @@ def peak(found: Footprint, profile: Profile, held: memory.Memory, turns: int, is
     # Only the first turn creates gradients, unless DDP's buckets hold them from the start. Exact mode frees them after
     # each turn.
     fresh = is_exact or (turns == 1 and profile.wrapping != "DDP")
-    most = found.first if fresh else max(found.first, found.later)
-    buckets = found.gradients if profile.wrapping == "DDP" and (is_exact or turns > 1) else 0
-    return max(most, found.update) + held.sums + buckets + inputs
+    most = footprint.first if fresh else max(footprint.first, footprint.later)
+    buckets = footprint.gradients if profile.wrapping == "DDP" and (is_exact or turns > 1) else 0
+    return max(most, footprint.update) + held.sums + buckets + inputs
 
 
-def activations(found: Footprint, profile: Profile) -> int:
+def activations(footprint: Footprint, profile: Profile) -> int:
     """Return what a later turn holds at its peak in addition to what training holds all the time."""
     keeps_casts = not profile.is_fsdp or profile.precision == "fp32" or profile.compiled
-    return (found.later if keeps_casts else found.uncast) - found.held - found.gradients
+    return (footprint.later if keeps_casts else footprint.uncast) - footprint.held - footprint.gradients
 
 
 def gathered_bytes(models: list[nn.Module], profile: Profile, cut: Cut) -> int:

@@ -107,13 +107,15 @@ def weigh(
     Args:
         averages: of parameters; counted with what the optimizer keeps for each.
     """
-    known = {p: tensors for optimizer in optimizers for p, tensors in remembered(optimizer).items()}
+    shapes_by_parameter = {p: tensors for optimizer in optimizers for p, tensors in remembered(optimizer).items()}
     for parameter, average in (averages or {}).items():
-        tensors = known.get(parameter, ())
-        known[parameter] = None if tensors is None else (*tensors, Shape.of(average))
+        tensors = shapes_by_parameter.get(parameter, ())
+        shapes_by_parameter[parameter] = None if tensors is None else (*tensors, Shape.of(average))
     parameters, elsewhere = {p: None for model in models for p in model.parameters()}, base_model.parameters(models)
     buffers = {b: b.nbytes for model in models for b in model.buffers()}
-    weights = [Weight(Shape.of(p), p.requires_grad, known.get(p, ()), p not in elsewhere) for p in parameters]
+    weights = [
+        Weight(Shape.of(p), p.requires_grad, shapes_by_parameter.get(p, ()), p not in elsewhere) for p in parameters
+    ]
     return weights, sum(buffers.values())
 
 
@@ -146,7 +148,7 @@ def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ..
         held_whole = getattr(optimizer, "held_whole", ())
         states = {p: begin(torch.empty_like(p, device="meta")) for p in parameters}
         return {p: tuple(Shape.of(v, name in held_whole) for name, v in s.items()) for p, s in states.items()}
-    found = {}
+    shapes_by_parameter = {}
     for group in optimizer.param_groups:
         hollow = [torch.empty_like(p, device="meta").requires_grad_() for p in group["params"]]
         for parameter in hollow:
@@ -163,8 +165,8 @@ def remembered(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Shape, ..
         for parameter, double in zip(group["params"], hollow, strict=True):
             state = twin.state.get(double) or optimizer.state.get(parameter, {})
             shapes = tuple(Shape.of(value) for value in state.values() if isinstance(value, Tensor))
-            found[parameter] = shapes if whole or shapes else None
-    return found
+            shapes_by_parameter[parameter] = shapes if whole or shapes else None
+    return shapes_by_parameter
 
 
 def per_process(weights: list[Weight], buffers: int, profile: Profile, turns: int, exact: bool, beside: bool) -> Memory:

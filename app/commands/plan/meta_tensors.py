@@ -21,9 +21,9 @@ def emptied(models: list[nn.Module], optimizers: list[torch.optim.Optimizer], cu
         for model in models:
             for module in model.modules():
                 held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-                for own in held:
-                    stack.callback(partial(own.update, dict(own)))
-                    own.update({n: _hollow(t, hollow, cut) for n, t in own.items() if t is not None})
+                for tensors in held:
+                    stack.callback(partial(tensors.update, dict(tensors)))
+                    tensors.update({n: _hollow(t, hollow, cut) for n, t in tensors.items() if t is not None})
         for optimizer in optimizers:
             stack.callback(setattr, optimizer, "state", optimizer.state)
             optimizer.state = type(optimizer.state)(dict)
@@ -39,8 +39,8 @@ def part(tensor: Tensor, cut: tuple[int, int] | None) -> Tensor:
     return twin if cut is None else twin.chunk(cut[1], cut[0])[0].clone()
 
 
-def _hollow(tensor: Tensor, known: dict[Tensor, Tensor], cut: Cut) -> Tensor:
-    if tensor not in known:
+def _hollow(tensor: Tensor, twins: dict[Tensor, Tensor], cut: Cut) -> Tensor:
+    if tensor not in twins:
         twin = part(tensor, cut.get(tensor))
-        known[tensor] = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-    return known[tensor]
+        twins[tensor] = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+    return twins[tensor]

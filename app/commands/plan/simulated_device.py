@@ -109,9 +109,9 @@ class SimulatedDevice:
             return
         with ExitStack() as stack:
             for model in models:
-                own = model.__dict__.get("forward")
+                instance_forward = model.__dict__.get("forward")
                 model.forward = convert_outputs_to_fp32(self._cast_inside(model.forward))
-                stack.callback(_restore_forward, model, own)
+                stack.callback(_restore_forward, model, instance_forward)
             yield
 
     def _cast_inside(self, forward: Callable) -> Callable:
@@ -150,13 +150,13 @@ class SimulatedDevice:
             return tensor
         if not (tensor.requires_grad and tensor.is_leaf and tensor.dtype == torch.float32) or tensor._is_view():
             return tensor.to(self.dtype)
-        known = self._copies.get(id(tensor))
-        if known is None:
+        tensor_and_copy = self._copies.get(id(tensor))
+        if tensor_and_copy is None:
             with self.storages.copying():
-                known = tensor, tensor.to(self.dtype)
+                tensor_and_copy = tensor, tensor.to(self.dtype)
             if self._keeping:
-                self._copies[id(tensor)] = known
-        return known[1]
+                self._copies[id(tensor)] = tensor_and_copy
+        return tensor_and_copy[1]
 
     def _raised(self, args: tuple, kwargs: dict, _) -> tuple[tuple, dict]:
         return _each(lambda t: t.float() if _castable(t) else t, args, kwargs)
@@ -169,11 +169,11 @@ class SimulatedDevice:
             return (*args[:place], args[place] or torch.float32, *args[place + 1 :]), kwargs
         return args, {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
 
-    def _copied(self, tensor: Tensor, *, device: Any = None, non_blocking: bool = False, **known: Any) -> Tensor:
+    def _copied(self, tensor: Tensor, *, device: Any = None, non_blocking: bool = False, **settings: Any) -> Tensor:
         """Leave this device, for the host's memory, with what nobody waits for, such as activations that go there."""
         with _below():
             if not (non_blocking and tensor.is_meta and device is not None and torch.device(device).type == "cpu"):
-                return _aten._to_copy(tensor, device=device, non_blocking=non_blocking, **known)
+                return _aten._to_copy(tensor, device=device, non_blocking=non_blocking, **settings)
             # A tensor that is on a CPU already is not copied.
             return tensor if self.device == "cpu" else torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
 
@@ -201,8 +201,8 @@ class SimulatedDevice:
             width = q.shape[-1]
             if width % 8:
                 q, k, v = (nn.functional.pad(t, (0, 8 - width % 8)) for t in (q, k, v))
-            found = _aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, scale=scale)[0]
-            return found[..., :width]
+            attended = _aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, scale=scale)[0]
+            return attended[..., :width]
         if q.ndim == 4 and (not grouped or q.shape[1] == k.shape[1]):
             if mask is not None:
                 mask = mask.expand(*q.shape[:3], k.shape[2])
@@ -219,10 +219,10 @@ class SimulatedDevice:
         return operation(q, k, v, dropout, causal, attn_mask=mask, scale=scale)[0]
 
 
-def _restore_forward(model: nn.Module, own: Any) -> None:
+def _restore_forward(model: nn.Module, instance_forward: Any) -> None:
     del model.forward
-    if own is not None:
-        model.forward = own
+    if instance_forward is not None:
+        model.forward = instance_forward
 
 
 def known(name: str, device: str) -> bool:

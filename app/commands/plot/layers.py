@@ -30,8 +30,8 @@ def names(run: History) -> list[str]:
 
 def column(run: History, name: str, what: str) -> tuple[list[int], list[float | None]]:
     """Return the steps and the values of a number of one layer; None for one that a logarithmic axis cannot show."""
-    found = [(line["step"], line["layers"][name][what]) for line in run.diagnostics if name in line["layers"]]
-    return [step for step, _ in found], [value or None for _, value in found]
+    points = [(line["step"], line["layers"][name][what]) for line in run.diagnostics if name in line["layers"]]
+    return [step for step, _ in points], [value or None for _, value in points]
 
 
 def heat(run: History) -> Heat:
@@ -58,7 +58,7 @@ def figure(run: History) -> Any:
     from plotly.graph_objects import Heatmap, Scatter
     from plotly.subplots import make_subplots
 
-    layers, found = names(run), heat(run)
+    layers, heat_map = names(run), heat(run)
     below = [{"colspan": 2}, None]
     drawn = make_subplots(
         2, 2, specs=[[{}, {}], below], subplot_titles=[*CHARTS, HEAT], vertical_spacing=0.16, horizontal_spacing=0.1
@@ -75,7 +75,7 @@ def figure(run: History) -> Any:
     bar = {"title": "% of numbers", "len": 0.42, "y": 0.2}
     hover = "%{z:.3g}% from 2^%{y}<br>step %{x}<extra></extra>"
     shares = Heatmap(
-        x=found.steps, y=found.powers, z=found.shares, colorscale=_COLOURS, colorbar=bar, hovertemplate=hover
+        x=heat_map.steps, y=heat_map.powers, z=heat_map.shares, colorscale=_COLOURS, colorbar=bar, hovertemplate=hover
     )
     drawn.add_trace(shares, row=2, col=1)
     drawn.update_yaxes(title_text="size of numbers, power of 2", row=2, col=1)
@@ -93,7 +93,7 @@ def draw(runs: Sequence[History], file: Path) -> None:
     picture = Figure(figsize=(15, 3.4 * len(runs) + 0.4), layout="constrained")
     rows = picture.subplots(len(runs), 3, squeeze=False)
     for run, label, axes in zip(runs, labels(runs), rows, strict=True):
-        layers, found = names(run), heat(run)
+        layers, heat_map = names(run), heat(run)
         colours = matplotlib.colormaps[_COLOURS]
         for axis, (title, what) in zip(axes, CHARTS.items(), strict=False):
             for place, name in enumerate(layers):
@@ -107,9 +107,9 @@ def draw(runs: Sequence[History], file: Path) -> None:
         order.ax.set_yticklabels(["first weight", "last"], fontsize=7)
         if len(layers) <= _FEW:
             axes[0].legend(fontsize=6)
-        if found.powers:
-            shares = [[float("nan") if share is None else share for share in row] for row in found.shares]
-            mesh = axes[2].pcolormesh(found.steps, found.powers, shares, cmap=_COLOURS, shading="nearest")
+        if heat_map.powers:
+            shares = [[float("nan") if share is None else share for share in row] for row in heat_map.shares]
+            mesh = axes[2].pcolormesh(heat_map.steps, heat_map.powers, shares, cmap=_COLOURS, shading="nearest")
             picture.colorbar(mesh, ax=axes[2], label="% of numbers")
         axes[2].set_title(f"{label}: {HEAT}", fontsize=10)
         axes[2].set_ylabel("size of numbers, power of 2", fontsize=8)

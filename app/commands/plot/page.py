@@ -182,8 +182,8 @@ def _figure(runs: Sequence[History]) -> Any:
         looks = zip(runs, map(escape, labels(runs)), _colours(len(runs)), widths(len(runs)), strict=True)
         turns = turns_of(runs, [curves_of(panel, run) for run in runs])
         for nth, (run, label, colour, width) in enumerate(looks):
-            own = {name: turn for (of, name), turn in turns.items() if of == nth}
-            for trace in _traces(panel, run, label, colour, width, own):
+            turn_by_name = {name: turn for (of, name), turn in turns.items() if of == nth}
+            for trace in _traces(panel, run, label, colour, width, turn_by_name):
                 front = trace.meta not in ("raw", "behind")
                 figure.add_trace(trace.update(showlegend=front and label not in named), **place)
                 named |= {label} if front else set()

@@ -65,10 +65,10 @@ class Detector:
             output = self.model(pixel_values=inputs["pixel_values"].to(self.device))
         sizes = [(image.height, image.width) for image in images]
         each = found_in(output, self.processor, sizes, threshold)
-        return [(image, self._plain(found)) for image, found in zip(images, each, strict=True)]
+        return [(image, self._plain(detected)) for image, detected in zip(images, each, strict=True)]
 
-    def _plain(self, found: dict[str, Any]) -> Found:
-        values = {name: tensor.float().cpu().numpy() for name, tensor in found.items()}
+    def _plain(self, tensors: dict[str, Any]) -> Found:
+        values = {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
         order = np.argsort(-values["scores"], kind="stable")
         labels = [self.names[int(label)] for label in values["labels"][order]]
         return Found(values["boxes"][order].astype(float), labels, values["scores"][order].astype(float))
@@ -108,10 +108,10 @@ class Ids:
         self.classes = {name: place for place, name in enumerate(names, 1)}
         if not file:
             return
-        found = read_fields("--annotations", file)
+        content = read_fields("--annotations", file)
         with reading("--annotations", file, KeyError, TypeError, advice="give a file in COCO's format"):
-            self._images = {Path(str(image["file_name"])).name: image["id"] for image in found["images"]}
-            self.classes = {str(each["name"]): each["id"] for each in found["categories"]}
+            self._images = {Path(str(image["file_name"])).name: image["id"] for image in content["images"]}
+            self.classes = {str(each["name"]): each["id"] for each in content["categories"]}
         if lost := [name for name in names if name not in self.classes]:
             there = ", ".join(self.classes)
             raise UserError(f"--annotations {file}: it has no category {lost[0]}, a class of the model; it has {there}")
@@ -134,7 +134,7 @@ def main(options: "Options", model: str, data: dict[str, Any], rows: "Dataset") 
     from app.data.images.image_column import ImageColumn
 
     name = options.image or data.get("image") or "image"
-    kept = tables.to_copy(rows, options.keep) if options.keep else None
+    copies = tables.to_copy(rows, options.keep) if options.keep else None
     file, column, detector = Path(options.to or tables.FILE), ImageColumn(rows, name), Detector(model)
     coco = file.suffix == ".json"
     if options.annotations and not coco:
@@ -143,12 +143,14 @@ def main(options: "Options", model: str, data: dict[str, Any], rows: "Dataset") 
     pictures = _pictures(options, file)
     results, count = list[dict[str, Any]](), 0
     with tables.Writer(file) as writer:
-        for row, (image, found) in enumerate(_each(detector, column, options)):
+        for row, (image, detected) in enumerate(_each(detector, column, options)):
             path = column.path(row)
             if pictures:
-                _draw(image, found, detector.names).save(pictures / f"{Path(path).stem or 'row'}-{row}.png")
-            known = kept[row] if kept else {}
-            for box, label, score in zip(found.boxes.tolist(), found.labels, found.scores.tolist(), strict=True):
+                _draw(image, detected, detector.names).save(pictures / f"{Path(path).stem or 'row'}-{row}.png")
+            copied = copies[row] if copies else {}
+            for box, label, score in zip(
+                detected.boxes.tolist(), detected.labels, detected.scores.tolist(), strict=True
+            ):
                 count += 1
                 if coco:
                     left, top, right, bottom = box
@@ -156,7 +158,7 @@ def main(options: "Options", model: str, data: dict[str, Any], rows: "Dataset") 
                     results.append({**about, "bbox": [left, top, right - left, bottom - top], "score": score})
                     continue
                 corners = dict(zip(("left", "top", "right", "bottom"), box, strict=True))
-                writer.add({"row": row, **known, "file": path, "prediction": label, "probability": score, **corners})
+                writer.add({"row": row, **copied, "file": path, "prediction": label, "probability": score, **corners})
         if coco:
             writer.whole(json.dumps(results))
     drawn = f"; drawn in {pictures}" if pictures else ""
@@ -183,11 +185,11 @@ def _pictures(options: "Options", file: Path) -> Path | None:
     return folder
 
 
-def _draw(image: "Image", found: Found, names: list[str]) -> "Image":
+def _draw(image: "Image", detected: Found, names: list[str]) -> "Image":
     """Draw what is found over the image."""
     from PIL import Image
 
     from app.tasks.detection.pictures import drawn
 
-    labels = [names.index(label) for label in found.labels]
-    return Image.fromarray(drawn(np.asarray(image.convert("RGB")), found.boxes, labels, names, found.scores))
+    labels = [names.index(label) for label in detected.labels]
+    return Image.fromarray(drawn(np.asarray(image.convert("RGB")), detected.boxes, labels, names, detected.scores))

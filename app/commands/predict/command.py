@@ -129,7 +129,7 @@ def main(options: Options) -> int:
     columns = (*OWN, *(OF_TAGS[options.each] if task == TAGS else ("file",) if task == IMAGES else ()))
     _check_kept(rows, options.keep, columns)
     copies = tables.to_copy(rows, options.keep) if options.keep else None
-    right = Right(rows, run_data.get("label") or "label", options.keep)
+    accuracy = Right(rows, run_data.get("label") or "label", options.keep)
     lines_of = _lines_of_tags if task == TAGS else partial(_lines_of_rows, task=task)
     kinds = copies.features.arrow_schema if copies and options.each == "row" else None
     count = 0
@@ -139,8 +139,8 @@ def main(options: Options) -> int:
             for place, line in enumerate(lines):
                 values = copied if options.each == "row" else _at(copied, place, len(lines))
                 writer.add({"row": count - 1, **values, **line})
-                right.count(copied, line)
-    print(f"{file}: {count:,} {'row' if count == 1 else 'rows'}{right}")
+                accuracy.count(copied, line)
+    print(f"{file}: {count:,} {'row' if count == 1 else 'rows'}{accuracy}")
     return 0
 
 

@@ -32,11 +32,11 @@ def to_copy(rows: "Dataset", columns: Sequence[str]) -> "Dataset":
     """Return columns to copy into the table; those of images have the files as they are, or their paths."""
     import datasets
 
-    kept = rows.select_columns(list(columns))
-    for name, feature in kept.features.items():
+    copies = rows.select_columns(list(columns))
+    for name, feature in copies.features.items():
         if isinstance(feature, datasets.Image):
-            kept = kept.cast_column(name, datasets.Image(decode=False))
-    return kept
+            copies = copies.cast_column(name, datasets.Image(decode=False))
+    return copies
 
 
 class Writer:

@@ -79,8 +79,8 @@ class Tagger:
 
     def tag(self, rows: Iterator[list[str]], batch: int) -> Iterator[Tagged]:
         """Yield what the model says of each row, in order, reading `batch` rows at a time."""
-        while found := list(islice(rows, batch)):
-            yield from self._tagged(found, batch)
+        while next_rows := list(islice(rows, batch)):
+            yield from self._tagged(next_rows, batch)
 
     def _tagged(self, rows: list[list[str]], batch: int) -> list[Tagged]:
         """Tag rows. A long one is cut into windows; a token's tag is from where most of the row is around it."""
@@ -91,7 +91,7 @@ class Tagger:
             rows, is_split_into_words=True, truncation=True, max_length=self.longest, stride=stride,
             return_overflowing_tokens=True, return_attention_mask=False,
         )  # fmt: skip
-        found = [Tagged(row, np.full((len(row), len(self.tags)), np.nan, np.float32)) for row in rows]
+        tagged_rows = [Tagged(row, np.full((len(row), len(self.tags)), np.nan, np.float32)) for row in rows]
         nearest = [np.full(len(row), -1) for row in rows]  # how far each token is from its window's ends
         pieces = [np.array(ids, np.int32) for ids in encoded["input_ids"]]
         for low in range(0, len(pieces), batch):
@@ -100,29 +100,29 @@ class Tagger:
                 logits = self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()}).logits
             shares = logits.float().softmax(-1).cpu().numpy()
             left = self.tokenizer.padding_side == "left"
-            for window, own in enumerate(shares, low):
+            for window, window_shares in enumerate(shares, low):
                 row, length = encoded["overflow_to_sample_mapping"][window], len(pieces[window])
-                own = own[-length:] if left else own[:length]
+                window_shares = window_shares[-length:] if left else window_shares[:length]
                 words = np.array([-1 if word is None else word for word in encoded.word_ids(window)])
                 places = np.flatnonzero((words >= 0) & (np.diff(words, prepend=-1) != 0))
                 inside = np.minimum(places, length - 1 - places)
                 better = inside > nearest[row][words[places]]
                 nearest[row][words[places[better]]] = inside[better]
-                found[row].shares[words[places[better]]] = own[places[better]]
-        return found
+                tagged_rows[row].shares[words[places[better]]] = window_shares[places[better]]
+        return tagged_rows
 
 
 def lines(tags: list[str], tagged: Tagged, each: str) -> list[dict[str, Any]]:
     """Return the lines of a table for a row: one with lists, or one for each token (`each`)."""
-    known = ~np.isnan(tagged.shares[:, 0])
-    best = np.where(known, np.nan_to_num(tagged.shares).argmax(-1), -1)
+    has_tag = ~np.isnan(tagged.shares[:, 0])
+    best = np.where(has_tag, np.nan_to_num(tagged.shares).argmax(-1), -1)
     chosen = [tags[i] if i >= 0 else None for i in best]
     sure = [float(share[i]) if i >= 0 else None for share, i in zip(tagged.shares, best, strict=True)]
     if each == "row":
         return [{"tokens": tagged.tokens, "prediction": chosen, "probability": sure}]
-    found = []
+    token_lines = []
     for place, token in enumerate(tagged.tokens):
-        shares = [float(share) if known[place] else None for share in tagged.shares[place]]
+        shares = [float(share) if has_tag[place] else None for share in tagged.shares[place]]
         about = {"place": place, "token": token, "prediction": chosen[place], "probability": sure[place]}
-        found.append({**about, **{f"p/{tag}": share for tag, share in zip(tags, shares, strict=True)}})
-    return found
+        token_lines.append({**about, **{f"p/{tag}": share for tag, share in zip(tags, shares, strict=True)}})
+    return token_lines

@@ -71,8 +71,8 @@ def continued(
     for start in range(0, len(rows), batch):
         ids = [_prompt(template, rows, column, row) for row in range(start, min(start + batch, len(rows)))]
         read = tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(device)
-        found = network.generate(**read, max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id)
-        new = found[:, read["input_ids"].shape[1] :]
+        sequences = network.generate(**read, max_new_tokens=longest, pad_token_id=tokenizer.pad_token_id)
+        new = sequences[:, read["input_ids"].shape[1] :]
         yield from ({"prediction": text} for text in tokenizer.batch_decode(new, skip_special_tokens=True))
 
 

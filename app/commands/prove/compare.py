@@ -91,15 +91,15 @@ def compare(reference: Trace, other: Trace, tolerances: Tolerances) -> Compariso
     for step in common:
         a, b = reference.steps[step], other.steps[step]
         scale = _scale(reference.steps[common[0]]["weights"], a["weights"], buffers)
-        found: list[Difference] = []
+        differences: list[Difference] = []
         if step:
-            found += _computed(a, b, tolerances)
+            differences += _computed(a, b, tolerances)
             quiet |= _quiet(a["gradients"], tolerances.quiet)
-        found += _kept(a, b, buffers, quiet, scale, tolerances.weights)
-        for difference in found:
+        differences += _kept(a, b, buffers, quiet, scale, tolerances.weights)
+        for difference in differences:
             difference.step = step
-        result.first = result.first or next(iter(found), None)
-        result.tensor = result.tensor or next((d for d in found if d.what in TENSORS), None)
+        result.first = result.first or next(iter(differences), None)
+        result.tensor = result.tensor or next((d for d in differences if d.what in TENSORS), None)
         if step:
             apart = _distances(a["weights"], b["weights"])
             weights = math.hypot(*(apart[name] for name in apart.keys() - buffers - quiet))
@@ -118,8 +118,8 @@ def _computed(a: dict, b: dict, tolerances: Tolerances) -> Iterator[Difference]:
         yield Difference("inputs", fed)
     for name, there, here in _losses(a, b):
         if relative(there, here) > tolerances.loss:
-            own = _pairs(a["losses"].get(name, {}), b["losses"].get(name, {}))
-            places = [f"micro-batch {i}" for i, *losses in own if relative(*losses) > tolerances.loss]
+            loss_pairs = _pairs(a["losses"].get(name, {}), b["losses"].get(name, {}))
+            places = [f"micro-batch {i}" for i, *losses in loss_pairs if relative(*losses) > tolerances.loss]
             yield Difference("loss" if places else "loss weights", places, there, here, relative(there, here))
     for _, there, here in _columns(a, b, "grad_norm"):
         if relative(there, here) > tolerances.gradient:
@@ -142,8 +142,10 @@ def _kept(a: dict, b: dict, buffers: set[str], quiet: set[str], scale: float, to
     apart = _distances(a["weights"], b["weights"])
     weights = {name: _ratio(apart[name], scale) for name in apart if name not in buffers | quiet}
     yield from _far("weights", weights, tolerance)
-    own = {name: _ratio(apart[name], a["weights"].get(name, {}).get("norm")) for name in apart if name in buffers}
-    yield from _far("buffers", own, tolerance)
+    buffer_distances = {
+        name: _ratio(apart[name], a["weights"].get(name, {}).get("norm")) for name in apart if name in buffers
+    }
+    yield from _far("buffers", buffer_distances, tolerance)
 
 
 def _far(what: str, sizes: dict[str, float], tolerance: float) -> Iterator[Difference]:

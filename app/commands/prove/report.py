@@ -71,16 +71,16 @@ class Report:
 
     def tell_rounding(self, row: Row, reference: Trial, other: Trial) -> None:
         """Decide whether a suspect differs by rounding alone, from the reference and the suspect in exact mode."""
-        found = compare(reference.trace, other.trace, EXACT)
+        exactly = compare(reference.trace, other.trace, EXACT)
         ended = reference.ended or other.ended
         if ended:
             row.notes.append(f"rounding or not: exact mode cannot tell ({ended})")
-        elif found.first:
-            row.notes.append(f"it is not rounding alone: in exact mode too it is different ({found.first})")
+        elif exactly.first:
+            row.notes.append(f"it is not rounding alone: in exact mode too it is different ({exactly.first})")
         else:
             row.verdict = ROUNDING
             row.notes.append(
-                f"in exact mode it has the bits of the reference in all {found.steps} steps: what differs here is "
+                f"in exact mode it has the bits of the reference in all {exactly.steps} steps: what differs here is "
                 "rounding, which this training makes grow"
             )
 
@@ -173,8 +173,8 @@ def _notes(reference: Trial, row: Row, exact: bool) -> list[str]:
 
 
 def _growths(row: Row) -> dict[str, Growth]:
-    found = {what: row.comparison.growth(what) for what in row.comparison.deviations}
-    return {what: growth for what, growth in found.items() if growth}
+    growths = {what: row.comparison.growth(what) for what in row.comparison.deviations}
+    return {what: growth for what, growth in growths.items() if growth}
 
 
 def _in_words(tolerances: Tolerances) -> str:

@@ -151,9 +151,9 @@ def reason(output: str) -> str:
         if line.startswith("error: "):
             more = itertools.takewhile(lambda other: other.startswith("  "), lines[position + 1 :])
             return "\n".join([line, *more])
-    found = next((match for match in map(_ERROR.match, lines) if match), None)
-    if found:
-        return found[1]
+    first_error = next((match for match in map(_ERROR.match, lines) if match), None)
+    if first_error:
+        return first_error[1]
     # Such as a flag that the recipe does not have. The launcher's own traceback comes after it.
     return "\n".join(output.partition("Traceback (most recent call last)")[0].strip().splitlines()[-12:])
 

@@ -61,10 +61,10 @@ def settings_named(asked: Sequence[str], runs: Sequence[History]) -> list[str]:
 
 def _setting_named(asked: str, runs: Sequence[History], problem: str) -> str:
     name = asked.removeprefix("--").replace("-", "_")
-    known = {known for run in runs for known in flatten(run.config)}
-    if name in known:
+    setting_names = {each for run in runs for each in flatten(run.config)}
+    if name in setting_names:
         return name
-    near = difflib.get_close_matches(name, known, 3) or sorted(k for k in known if name in k.split("."))
+    near = difflib.get_close_matches(name, setting_names, 3) or sorted(k for k in setting_names if name in k.split("."))
     advice = f"did you mean {' or '.join(near)}?" if near else "a run's config.yaml has them all, as in optim.lr"
     raise UserError(f"{problem}; {advice}")
 
@@ -81,8 +81,8 @@ def ordered(runs: Sequence[History], by: str) -> list[History]:
     if name in _COLUMNS:
         value = _COLUMNS[name]
     else:
-        known = ", ".join(_COLUMNS)
-        dotted = _setting_named(name, runs, f"--sort {by}: it is neither a setting of a run nor one of {known}")
+        columns = ", ".join(_COLUMNS)
+        dotted = _setting_named(name, runs, f"--sort {by}: it is neither a setting of a run nor one of {columns}")
 
         def value(run: History) -> Any:
             return setting(run, dotted)

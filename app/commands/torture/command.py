@@ -75,8 +75,8 @@ def main(options: Options, flags: list[str]) -> int:
     print("\n".join(bad))
     ends = f"{torture.finished} runs finished, {len(lost)} lost, {len(torture.differences)} differ"
     print(f"{len(torture.kills)} kills, {ends}")
-    found = {"kills": [vars(kill) for kill in torture.kills], "finished": torture.finished, "lost": lost}
-    write_json(options.json, {"recipe": str(options.recipe), **found, "differences": torture.differences})
+    result = {"kills": [vars(kill) for kill in torture.kills], "finished": torture.finished, "lost": lost}
+    write_json(options.json, {"recipe": str(options.recipe), **result, "differences": torture.differences})
     return int(bool(bad))
 
 
@@ -86,8 +86,8 @@ def _flags(options: Options, flags: list[str]) -> list[str]:
     for name in ("kills", "save_every"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
-    own = ["--run.log-every", "1", "--run.save-every", str(options.save_every), "--run.resume", "auto"]
-    return [*flags, *(["--run.exact", "true"] if len(options.profiles) > 1 else []), *own, "--run.trackers"]
+    torture_flags = ["--run.log-every", "1", "--run.save-every", str(options.save_every), "--run.resume", "auto"]
+    return [*flags, *(["--run.exact", "true"] if len(options.profiles) > 1 else []), *torture_flags, "--run.trackers"]
 
 
 def _places(options: Options) -> tuple[list[profiles.Profile], Path]:

@@ -90,10 +90,10 @@ class Torture:
             while len(self.kills) < kills and self._until_killed(folder, chance):
                 self.say(f"kill {len(self.kills)}/{kills}: {_in_words(self.kills[-1])}")
             self._finish(folder, chance)
-            found = compare(expected, outcome(folder))
+            differences = compare(expected, outcome(folder))
             self.finished += 1
-            self.differences += [f"{folder.name}: {text}" for text in found]
-            self.say(f"{folder.name} finished: {found[0] if found else 'the same as the untouched run'}")
+            self.differences += [f"{folder.name}: {text}" for text in differences]
+            self.say(f"{folder.name} finished: {differences[0] if differences else 'the same as the untouched run'}")
 
     def _until_killed(self, folder: Path, chance: random.Random) -> bool:
         """Start or resume a run and kill it; return False if it finished before that."""
