@@ -71,7 +71,7 @@ def checkpoint_activations(model: "PreTrainedModel", how: ActivationCheckpointin
                 block._gradient_checkpointing_func = partial(_offloaded, block._gradient_checkpointing_func)
 
 
-def _policy(_context: Any, operation: Any, *args: Any, **known: Any) -> CheckpointPolicy:
+def _policy(_context: Any, operation: Any, *args: Any, **more: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -86,6 +86,6 @@ def _to_host(tensor: Tensor) -> tuple[torch.device, Tensor]:
     return tensor.device, tensor.to("cpu", non_blocking=True)
 
 
-def _to_device(kept: tuple[torch.device, Tensor]) -> Tensor:
-    device, tensor = kept
+def _to_device(moved: tuple[torch.device, Tensor]) -> Tensor:
+    device, tensor = moved
     return tensor.to(device, non_blocking=True)

@@ -94,17 +94,19 @@ def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.nd
         # Their mean over samples is 1, so that the learning rate keeps its meaning.
         return np.divide(counts.sum(), counts * np.count_nonzero(counts), where=counts > 0, out=np.zeros(len(counts)))
     try:
-        found = np.array([float(text) for text in settings.weights])
+        weights = np.array([float(text) for text in settings.weights])
     except ValueError:
-        found = np.array([-1.0])
-    good = len(found) == len(names) and np.isfinite(found).all() and (found >= 0).all() and (found * counts).any()
+        weights = np.array([-1.0])
+    good = (
+        len(weights) == len(names) and np.isfinite(weights).all() and (weights >= 0).all() and (weights * counts).any()
+    )
     if not good:
         first = ", ".join(names[:MOST]) + (" ..." if len(names) > MOST else "")
         raise UserError(
             f"--loss.weights {' '.join(settings.weights)}: give {BALANCED}, or one number for each of the {len(names)} "
             f"classes, in this order: {first}"
         )
-    return found
+    return weights
 
 
 def check_problem(problem: str) -> None:

@@ -253,9 +253,9 @@ class UNetScratch:
 
 def check_unet(shape: UNetScratch, patch: tuple[int, ...]) -> None:
     """Raise a UserError for numbers that no U-Net for patches of these sides, in voxels, can have."""
-    given = " ".join(map(str, shape.channels))
+    channels = " ".join(map(str, shape.channels))
     if len(shape.channels) < 2 or min(shape.channels) < 1:
-        raise UserError(f"--scratch.channels {given}: give two or more levels, each with at least one channel")
+        raise UserError(f"--scratch.channels {channels}: give two or more levels, each with at least one channel")
     if shape.units < 0:
         raise UserError(f"--scratch.units {shape.units}: must be at least 0")
     check_dropout(shape.dropout)

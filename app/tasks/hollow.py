@@ -43,8 +43,8 @@ def load_shapes(kind: type[Any], name: str, settings: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig
 
-    own = {key: value for key, value in settings.items() if key not in ("dtype", "ignore_mismatched_sizes")}
+    config_settings = {key: value for key, value in settings.items() if key not in ("dtype", "ignore_mismatched_sizes")}
     with torch.device("meta"):
         return kind.from_config(
-            AutoConfig.from_pretrained(name, trust_remote_code=False, **own), dtype=settings["dtype"]
+            AutoConfig.from_pretrained(name, trust_remote_code=False, **config_settings), dtype=settings["dtype"]
         )

@@ -116,10 +116,10 @@ def load_model(
 
     def load() -> "PreTrainedModel":
         with loading(name, "weights"):
-            model, found = kind.from_pretrained(name, trust_remote_code=False, **asked, output_loading_info=True)
+            model, loading_info = kind.from_pretrained(name, trust_remote_code=False, **asked, output_loading_info=True)
         check_ids(name, config, getattr(model, "generation_config", None), "generation_config.json")
-        check_sizes(name, model, found["mismatched_keys"], may_differ)
-        new.extend(sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}))
+        check_sizes(name, model, loading_info["mismatched_keys"], may_differ)
+        new.extend(sorted({*loading_info["missing_keys"], *(key[0] for key in loading_info["mismatched_keys"])}))
         return model
 
     def shapes() -> "PreTrainedModel":
@@ -176,8 +176,8 @@ def _timm_processor(config: "PreTrainedConfig") -> ImageProcessor:
 
     about = config.pretrained_cfg or {}
     _, height, width = about.get("input_size", (3, 224, 224))
-    known = {k: about[name] for k, name in (("image_mean", "mean"), ("image_std", "std")) if name in about}
-    return cast(ImageProcessor, ViTImageProcessorPil(size={"height": height, "width": width}, **known))
+    normalization = {k: about[name] for k, name in (("image_mean", "mean"), ("image_std", "std")) if name in about}
+    return cast(ImageProcessor, ViTImageProcessorPil(size={"height": height, "width": width}, **normalization))
 
 
 def check_timm(name: str, kind: str = "") -> None:

@@ -35,12 +35,12 @@ def check_vocabulary(
     rows = rows_of(config)
     if rows is None:
         return
-    known = tokenizer.get_vocab()
+    number_by_token = tokenizer.get_vocab()
     for each in (*NOT_OF_TEXTS, *unused):
         token = getattr(tokenizer, each, None)
         if isinstance(token, str):
-            known.pop(token, None)
-    token, largest = max(known.items(), key=lambda item: item[1])
+            number_by_token.pop(token, None)
+    token, largest = max(number_by_token.items(), key=lambda item: item[1])
     if largest >= rows:
         raise UserError(
             f"--model {name}: its tokenizer has tokens up to {largest} ({token!r}), and the model embeds {rows} (0 to "
@@ -103,12 +103,12 @@ def _embeddings(model: "PreTrainedModel") -> set[str]:
         embedded = model.get_input_embeddings()
     except NotImplementedError:  # a model of images may not say it
         return set()
-    own = {id(value) for value in embedded.parameters()} if embedded is not None else set()
-    return {key for key, value in model.named_parameters(remove_duplicate=False) if id(value) in own}
+    embedding_ids = {id(value) for value in embedded.parameters()} if embedded is not None else set()
+    return {key for key, value in model.named_parameters(remove_duplicate=False) if id(value) in embedding_ids}
 
 
 def rows_of(config: "PreTrainedConfig") -> int | None:
     """Return for how many tokens a model has embeddings; None if it has none, or its config does not say it."""
     parts = (config.get_text_config(), getattr(config, "encoder", None), getattr(config, "decoder", None))
-    found = [getattr(part, field, None) for part in parts for field in ("vocab_size", "decoder_vocab_size")]
-    return min((size for size in found if isinstance(size, int) and size > 0), default=None)
+    sizes = [getattr(part, field, None) for part in parts for field in ("vocab_size", "decoder_vocab_size")]
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=None)

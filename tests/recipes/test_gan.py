@@ -47,8 +47,8 @@ def test_the_distance_is_that_of_two_normal_distributions():
     assert abs(metric.alone()["frechet"]) < 1e-9 and whole.alone() == parts.alone()
     assert whole.alone()["frechet"] > 0.01
     small = real.reshape(90, 8, 2, 8, 2).float().mean((2, 4)).flatten(1).numpy() / 255
-    assert np.allclose(metric.known[0], small.mean(0), atol=1e-3)
-    assert np.allclose(metric.known[1], np.cov(small.T, bias=True), atol=1e-4)
+    assert np.allclose(metric.real_moments[0], small.mean(0), atol=1e-3)
+    assert np.allclose(metric.real_moments[1], np.cov(small.T, bias=True), atol=1e-4)
 
 
 def test_both_models_go_on_on_another_layout_and_the_generator_loads_elsewhere(tmp_path, data_cache):

@@ -52,8 +52,8 @@ def dense_loss(heat: Tensor, corners: Tensor, labels: Labels) -> Tensor:
         shares = peaks * mine
         shares = (shares / shares.sum((2, 3), keepdim=True).clamp(min=1e-9)).sum(1)
         wanted = corners_from(boxes).gather(1, owner.flatten(1)[..., None].expand(-1, -1, 4))
-    found = corners.flatten(2).transpose(1, 2)
-    apart = (1 - generalised_iou(found, wanted)) * shares.flatten(1)
+    predicted = corners.flatten(2).transpose(1, 2)
+    apart = (1 - generalised_iou(predicted, wanted)) * shares.flatten(1)
     return (_heat_loss(heat, truth) + BOX_SHARE * apart.sum()) / weight_of(labels)
 
 
@@ -158,9 +158,9 @@ class SetLoss:
         """Return the sum over images of one layer's loss."""
         real, classes, there = padded(labels, logits.shape[-1])
         image, query, target = self._match(logits, boxes, real, classes.where(there, 0), there, config)
-        found, wanted = boxes[image, query], real[image, target]
-        apart = l1_loss(found, wanted, reduction="sum")
-        overlap = 1 - generalised_iou(corners_from(found), corners_from(wanted))
+        predicted, wanted = boxes[image, query], real[image, target]
+        apart = l1_loss(predicted, wanted, reduction="sum")
+        overlap = 1 - generalised_iou(corners_from(predicted), corners_from(wanted))
         return (
             self._class_loss(logits, (image, query), classes[image, target], labels, config)
             + config.bbox_loss_coefficient * apart
@@ -215,7 +215,7 @@ class SetLoss:
         overlap = generalised_iou(corners_from(boxes)[:, :, None], corners_from(real)[:, None])
         cost = config.class_cost * kind + config.bbox_cost * apart - config.giou_cost * overlap
         counts, costs = there.sum(1).tolist(), cost.nan_to_num(1e9).cpu().numpy()
-        pairs = [linear_sum_assignment(own[:, :count]) for own, count in zip(costs, counts, strict=True)]
+        pairs = [linear_sum_assignment(of_image[:, :count]) for of_image, count in zip(costs, counts, strict=True)]
         images = np.repeat(np.arange(len(pairs)), [len(queries) for queries, _ in pairs])
         columns = (images, *(np.concatenate(each) for each in zip(*pairs, strict=True)))
         return tuple(torch.as_tensor(each, device=logits.device) for each in columns)  # type: ignore[return-value]  # three of them

@@ -45,8 +45,8 @@ def detector_processor(name: str, size: int) -> "ImageProcessor":
     """
     make_known()
     processor = load_processor(name)
-    own = dict(processor.size)
-    processor = load_processor(name, size or (0 if own.get("height") and own.get("width") else SIZE))
+    default_size = dict(processor.size)
+    processor = load_processor(name, size or (0 if default_size.get("height") and default_size.get("width") else SIZE))
     # Boxes are fractions of the whole image; with a margin they would not be.
     cast(Any, processor).do_pad = False
     return processor

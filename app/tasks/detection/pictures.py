@@ -16,20 +16,20 @@ LARGE = 1280  # longer side of a picture from which on lines and names grow with
 LIGHT = (0.3, 0.6, 0.1)  # what red, green and blue add to the brightness of a colour
 
 
-def panel(image: Tensor, truth: dict[str, Tensor], found: dict[str, Tensor], names: Sequence[str]) -> np.ndarray:
+def panel(image: Tensor, truth: dict[str, Tensor], detected: dict[str, Tensor], names: Sequence[str]) -> np.ndarray:
     """Draw one image twice: with its true boxes, and with those that were found.
 
     Args:
         image: [channels, height, width], of any range of values.
         truth: `boxes` (left, top, right, bottom, in pixels) and `labels`.
-        found: the same, and `scores`; boxes below SURE are left out.
+        detected: the same, and `scores`; boxes below SURE are left out.
 
     Returns:
         A picture, uint8 [height, width, 3].
     """
-    sure = found["scores"] >= SURE
-    kept = {name: values[sure] for name, values in found.items()}
-    left, right = (_drawn(image, boxes, names) for boxes in (truth, kept))
+    sure = detected["scores"] >= SURE
+    sure_boxes = {name: values[sure] for name, values in detected.items()}
+    left, right = (_drawn(image, boxes, names) for boxes in (truth, sure_boxes))
     return np.concatenate([left, np.full((len(left), GAP, 3), 255, np.uint8), right], axis=1)
 
 

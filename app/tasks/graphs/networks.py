@@ -47,12 +47,12 @@ class GAT(nn.Module):
         hidden = self.values(values)
         by_head = hidden.unflatten(1, (self.heads, -1))
         sends, receives = (by_head * self.sends).sum(2), (by_head[:count] * self.receives).sum(2)
-        own = nn.functional.leaky_relu(sends[:count] + receives, 0.2)
+        receiver_scores = nn.functional.leaky_relu(sends[:count] + receives, 0.2)
         scores = nn.functional.leaky_relu(sums.at_senders(sends, edges) + sums.at_receivers(receives, edges), 0.2)
-        shares, own_shares = sums.softmax(scores, own, edges)
+        shares, own_shares = sums.softmax(scores, receiver_scores, edges)
         sent = sums.at_senders(hidden, edges).unflatten(1, (self.heads, -1)) * self.dropout(shares).unsqueeze(2)
-        kept = by_head[:count] * self.dropout(own_shares).unsqueeze(2)
-        return sums.edges_sum(sent.flatten(1), edges) + kept.flatten(1) + self.bias
+        from_receivers = by_head[:count] * self.dropout(own_shares).unsqueeze(2)
+        return sums.edges_sum(sent.flatten(1), edges) + from_receivers.flatten(1) + self.bias
 
 
 class NodeClassifier(nn.Module):
@@ -113,14 +113,14 @@ def load_for(
         UserError: it does not take these features or hops, or has other classes.
     """
     network, config = finished(folder), read_config(folder) or {}
-    own = config["arguments"]
-    if own["inputs"] != width:
-        raise UserError(f"--model {folder} takes {own['inputs']} features, and the nodes have {width}")
+    arguments = config["arguments"]
+    if arguments["inputs"] != width:
+        raise UserError(f"--model {folder} takes {arguments['inputs']} features, and the nodes have {width}")
     if config["classes"] != classes:
         raise UserError(
             f"--model {folder} has the classes {' '.join(config['classes'])}, and the data {' '.join(classes)}: give "
             "--data.classes in the model's order"
         )
-    if own["layers"] != layers:
-        raise UserError(f"--model {folder} has {own['layers']} layers, and --data.fanout gives {layers} numbers")
-    return network, Shape(own, classes, fanouts, undirected)
+    if arguments["layers"] != layers:
+        raise UserError(f"--model {folder} has {arguments['layers']} layers, and --data.fanout gives {layers} numbers")
+    return network, Shape(arguments, classes, fanouts, undirected)

@@ -66,5 +66,5 @@ class Shape:
 def read_config(folder: str) -> dict[str, Any] | None:
     """Read config.json of a network that recipes/graph.py has written; None if it is none."""
     file = Path(folder) / CONFIG
-    found = read_fields("--model", file) if file.is_file() else {}
-    return found if found.get("model_type") == KIND else None
+    fields = read_fields("--model", file) if file.is_file() else {}
+    return fields if fields.get("model_type") == KIND else None

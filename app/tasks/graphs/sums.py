@@ -66,19 +66,19 @@ def edges_sum(values: Tensor, edges: Edges) -> Tensor:
     return _Sum.apply(values, single[:-1], edges["starts"], receivers(edges), single)
 
 
-def softmax(scores: Tensor, own: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
+def softmax(scores: Tensor, receiver_scores: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
     """Return the softmax over the edges of each receiver and the receiver itself.
 
     Args:
         scores: of the edges, [edges, heads].
-        own: of the receivers themselves, [receivers, heads].
+        receiver_scores: of the receivers themselves, [receivers, heads].
 
     Returns:
         The shares of both, in these shapes.
     """
     place = receivers(edges).unsqueeze(1).expand_as(scores)
     # A maximum is the same in any order, and no gradient goes through it.
-    largest = own.detach().scatter_reduce(0, place, scores.detach(), "amax")
-    raised, own_raised = (scores - largest.gather(0, place)).exp(), (own - largest).exp()
+    largest = receiver_scores.detach().scatter_reduce(0, place, scores.detach(), "amax")
+    raised, own_raised = (scores - largest.gather(0, place)).exp(), (receiver_scores - largest).exp()
     total = own_raised + edges_sum(raised, edges)
     return raised / at_receivers(total, edges), own_raised / total

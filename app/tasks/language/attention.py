@@ -171,27 +171,27 @@ def starts_of(position_ids: Tensor) -> Tensor:
     """
     places = position_ids.numpy().reshape(-1) == 0
     places[:: position_ids.shape[1]] = True
-    found = np.flatnonzero(places)
-    length = max(_MARGIN, 1 << len(found).bit_length())
-    return torch.from_numpy(np.concatenate([found, np.full(length - len(found), len(places))]).astype(np.int32))
+    starts = np.flatnonzero(places)
+    length = max(_MARGIN, 1 << len(starts).bit_length())
+    return torch.from_numpy(np.concatenate([starts, np.full(length - len(starts), len(places))]).astype(np.int32))
 
 
 def model_inputs(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return the arguments of a model: masks are made on the device from what a batch knows about its documents."""
-    own = (*NUMBERS.values(), BOTH_WAYS)
-    known: dict[str, Any] = {name: value for name, value in inputs.items() if name not in own}
+    of_masks = (*NUMBERS.values(), BOTH_WAYS)
+    arguments: dict[str, Any] = {name: value for name, value in inputs.items() if name not in of_masks}
     if BOTH_WAYS not in inputs:
-        known["use_cache"] = False  # with a cache, transformers would ignore where documents begin
+        arguments["use_cache"] = False  # with a cache, transformers would ignore where documents begin
     if NUMBERS["both"] in inputs:
-        known["attention_mask"] = document_mask(inputs[NUMBERS["both"]], causal=False)
+        arguments["attention_mask"] = document_mask(inputs[NUMBERS["both"]], causal=False)
     elif NUMBERS["mask"] in inputs:
-        known["attention_mask"] = document_mask(inputs[NUMBERS["mask"]])
+        arguments["attention_mask"] = document_mask(inputs[NUMBERS["mask"]])
     elif NUMBERS["flex"] in inputs:
-        known[STARTS] = block_mask(inputs[NUMBERS["flex"]])
+        arguments[STARTS] = block_mask(inputs[NUMBERS["flex"]])
     elif STARTS in inputs and "torch._dynamo" in sys.modules:
         # The number of documents changes from batch to batch, which must not compile the model again.
-        torch._dynamo.maybe_mark_dynamic(known[STARTS], 0)
-    return known
+        torch._dynamo.maybe_mark_dynamic(arguments[STARTS], 0)
+    return arguments
 
 
 def document_mask(numbers: Tensor, causal: bool = True) -> Tensor:

@@ -39,9 +39,9 @@ def _known() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def padded(**known) -> Tensor | None:
+    def padded(**mask_arguments) -> Tensor | None:
         unread = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(**known | (unread if known.get("attention_mask") is not None else {}))
+        return sdpa_mask(**mask_arguments | (unread if mask_arguments.get("attention_mask") is not None else {}))
 
     AttentionInterface.register("samestep_causal", sdpa_attention_forward)
     AttentionInterface.register("samestep_varlen", varlen)
@@ -65,11 +65,11 @@ def hands_on(model: "PreTrainedModel") -> bool:
     before = model.config._attn_implementation
     hollow = {name: torch.empty_like(tensor, device="meta") for name, tensor in _tensors_of(model)}
     ids = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    known = {"input_ids": ids, "position_ids": ids, "use_cache": False, "documents": ids}
+    inputs = {"input_ids": ids, "position_ids": ids, "use_cache": False, "documents": ids}
     model.set_attn_implementation("samestep_probe")
     try:
         with torch.no_grad():
-            torch.func.functional_call(model, hollow, (), known)
+            torch.func.functional_call(model, hollow, (), inputs)
     except (RuntimeError, TypeError, ValueError):
         return False
     finally:
@@ -109,8 +109,8 @@ def varlen(
     # Rotary positions make queries and keys fp32 under autocast, which casts for sdpa but not for this function.
     kind = _half(value)
     flat = [each.transpose(1, 2).reshape(count * size, -1, width).to(kind) for each in (query, key, value)]
-    found = attend(*flat, documents, documents, size, size, scale=scaling, window_size=(-1, 0), **fewer)
-    return found.view(count, size, heads, width), None
+    attended = attend(*flat, documents, documents, size, size, scale=scaling, window_size=(-1, 0), **fewer)
+    return attended.view(count, size, heads, width), None
 
 
 def flex(
@@ -128,8 +128,8 @@ def flex(
     if documents is None:
         return _one_document(module, query, key, value, dropout, scaling)
     query, key = query.to(value.dtype), key.to(value.dtype)
-    found = _flex(query.device.type)(query, key, value, block_mask=documents, scale=scaling, enable_gqa=True)
-    return found.transpose(1, 2).contiguous(), None
+    attended = _flex(query.device.type)(query, key, value, block_mask=documents, scale=scaling, enable_gqa=True)
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def _flex(device: str):
@@ -153,10 +153,10 @@ def _one_document(module, query, key, value, dropout, scaling) -> tuple[Tensor, 
         )
     causal = query.shape[2] > 1 and query.shape[2] == key.shape[2]
     query, key = query.to(value.dtype), key.to(value.dtype)
-    found = functional.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=True
     )
-    return found.transpose(1, 2).contiguous(), None
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def _half(value: Tensor) -> torch.dtype:

@@ -69,8 +69,8 @@ def hold(model: "PreTrainedModel", accelerator: Any) -> None:
         base_model.remember(model)
     for name, module in chosen:
         packed = Counted(module) if hollow else _packed(module, accelerator.mixed_precision)
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, packed)
+        parent, _, name_in_parent = name.rpartition(".")
+        setattr(model.get_submodule(parent), name_in_parent, packed)
 
 
 def _packed(layer: nn.Linear, precision: str) -> nn.Module:

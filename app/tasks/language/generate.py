@@ -37,7 +37,7 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
     inputs = torch.tensor([ids], device=next(plain.parameters()).device)
     seed_all(seed)
     with evaluating(model):
-        found = plain.generate(
+        written = plain.generate(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=length,
@@ -49,7 +49,7 @@ def sample_text(model: nn.Module, tokenizer: "PreTrainedTokenizerBase", prompt: 
             # FSDP gathers layers from all ranks, so all must go on, also those whose text has ended.
             synced_gpus=not collectives.alone(),
         )
-    text = prompt + cast(str, tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
+    text = prompt + cast(str, tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True))
     return quoted(text)
 
 
@@ -70,10 +70,10 @@ def filled_in(
     inputs = model_inputs(map_tensors(lambda tensor: tensor.to(device), batch))
     targets, before = inputs.pop("targets")[0], inputs["input_ids"][0]
     with evaluating(model):
-        found = model(**inputs).logits[0].argmax(-1)
+        likeliest = model(**inputs).logits[0].argmax(-1)
     # Also where it sees a random token or the right one.
     asked = torch.where(targets == IGNORED, before, tokenizer.mask_token_id)
-    texts = {"masked": asked, "filled in": torch.where(targets == IGNORED, before, found)}
+    texts = {"masked": asked, "filled in": torch.where(targets == IGNORED, before, likeliest)}
     return "\n".join(f"  {title}:\n{quoted(cast(str, tokenizer.decode(ids)))}" for title, ids in texts.items())
 
 

@@ -69,8 +69,8 @@ def likeliest(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def tokens(predicted: Tensor) -> Tensor:
         last = _known(model)
-        known = last.likeliest if last else None
-        return predicted.argmax(-1) if known is None else known
+        computed = last.likeliest if last else None
+        return predicted.argmax(-1) if computed is None else computed
 
     return tokens
 
@@ -111,7 +111,7 @@ def _returns(model: Any, last: nn.Module) -> bool:
     ids = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
     seen: list[Tensor] = []
-    hook = last.register_forward_hook(lambda module, args, found: seen.append(found))
+    hook = last.register_forward_hook(lambda module, args, returned: seen.append(returned))
     try:
         with evaluating(model), NoNumbers():  # checkpointed blocks would say that they use no cache
             logits = functional_call(model, hollow, (), inputs, tie_weights=False).logits

@@ -108,7 +108,7 @@ def add_adapters(model: "PreTrainedModel", lora: Lora, masked: bool = False) -> 
             wrapped = peft.get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(f"--lora.targets {' '.join(lora.targets)}: {' '.join(str(error).split())}") from None
-    for known in wrapped.peft_config.values():  # a set, which would be saved in another order each time
-        cast(Any, known).target_modules = sorted(cast(Any, known).target_modules)
+    for adapter_config in wrapped.peft_config.values():  # a set, which would be saved in another order each time
+        cast(Any, adapter_config).target_modules = sorted(cast(Any, adapter_config).target_modules)
     # What it wraps, `from_pretrained` has left in evaluation mode, without dropout.
     return cast("PreTrainedModel", wrapped.train())

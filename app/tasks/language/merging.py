@@ -45,8 +45,12 @@ class Merged:
         dtype = next(self.model.parameters()).dtype
         kind = cast(Any, type(self.model))
         self.model.to("meta")
-        found = _logits(kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False), self._row)
-        apart = float((found - self._expected).abs().max()) if found.shape == self._expected.shape else math.nan
+        merged_logits = _logits(kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False), self._row)
+        apart = (
+            float((merged_logits - self._expected).abs().max())
+            if merged_logits.shape == self._expected.shape
+            else math.nan
+        )
         allowed = math.sqrt(torch.finfo(dtype).eps) * float(self._expected.abs().max())
         if not apart <= allowed:  # it may be NaN
             raise UserError(
@@ -65,8 +69,8 @@ def _row(model: Any) -> Tensor:
     chosen = torch.linspace(0, tokens - 1, min(SPREAD, tokens)).long().tolist()
     for module in base.modules():
         if isinstance(module, Embedding):
-            for known in module.lora_embedding_A.values():  # [rank, tokens]
-                chosen += known.detach().abs().sum(0).topk(min(CHANGED, known.shape[1])).indices.tolist()
+            for adapter in module.lora_embedding_A.values():  # [rank, tokens]
+                chosen += adapter.detach().abs().sum(0).topk(min(CHANGED, adapter.shape[1])).indices.tolist()
     longest = longest_input(base.config)
     return torch.tensor([chosen[-longest:] if longest else chosen])
 

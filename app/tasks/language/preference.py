@@ -154,14 +154,14 @@ class PreferenceLoss:
     def _divergence(self, teacher: Callable[..., Any], logits: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Return the teacher's divergence from the model, the mean over the tokens of each chosen answer, [pairs]."""
         count, pairs, heat = inputs["chosen_tokens"], len(inputs["tokens"]) // 2, self.distill.temperature
-        own = {**inputs, "input_ids": inputs["input_ids"][:pairs], "places": inputs["places"][:count]}
+        chosen_inputs = {**inputs, "input_ids": inputs["input_ids"][:pairs], "places": inputs["places"][:count]}
         with torch.no_grad():
-            taught = answer_logits(teacher, own)
+            taught = answer_logits(teacher, chosen_inputs)
         both = min(taught.shape[1], logits.shape[1])  # some models have rows behind those of their tokens
         taught = (taught[:, :both].float() / heat).log_softmax(-1)
         learnt = (logits[:count, :both].float() / heat).log_softmax(-1)
         each = functional.kl_div(learnt, taught, reduction="none", log_target=True).sum(-1) * heat**2
-        return _by_answer(each, own) / inputs["tokens"][:pairs]
+        return _by_answer(each, chosen_inputs) / inputs["tokens"][:pairs]
 
 
 def answer_logits(model: Callable[..., Any], inputs: dict[str, Any]) -> Tensor:

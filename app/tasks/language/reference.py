@@ -58,28 +58,28 @@ def add_references(run: Any, model: nn.Module, contents: str, sets: dict[str, Pr
             pairs.reference = np.zeros((len(pairs), 2))
             continue
         file = cache_folder() / f"reference-{_key(run, model, pairs)}.npy"
-        found = _read(file, len(pairs))
-        if not all(collectives.gather(found is not None)):
+        log_probs = _read(file, len(pairs))
+        if not all(collectives.gather(log_probs is not None)):
             run.say(f"computing what the model says of {len(pairs):,} pairs{f' of {name}' if name else ''}, once")
-            found = _computed(run, model, pairs)
+            log_probs = _computed(run, model, pairs)
             with using_cache():
-                collectives.from_each_machine(functools.partial(_write, file, found))
-        pairs.reference = found
+                collectives.from_each_machine(functools.partial(_write, file, log_probs))
+        pairs.reference = log_probs
 
 
 def _key(run: Any, model: nn.Module, pairs: PreferenceTable) -> str:
     """Name all that the numbers depend on."""
     ours, asked = run.accelerator, run.config
-    kept = sorted({str(parameter.dtype) for parameter in model.parameters()})  # --optim.updates rounds weights
-    numerics = ours.device.type, ours.mixed_precision, asked.exact, asked.slices, kept, torch.__version__
+    weight_dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})  # --optim.updates rounds weights
+    numerics = ours.device.type, ours.mixed_precision, asked.exact, asked.slices, weight_dtypes, torch.__version__
     return key_of(FORMAT, pairs.fingerprint, asked.micro_batch, pairs.multiple, *numerics, logits.kind(model))
 
 
 def _read(file: Path, rows: int) -> np.ndarray | None:
     """Return the numbers that a file keeps; None if it is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, EOFError):
-        found = np.load(file)
-        return found if found.shape == (rows, 2) and np.isfinite(found).all() else None
+        log_probs = np.load(file)
+        return log_probs if log_probs.shape == (rows, 2) and np.isfinite(log_probs).all() else None
     return None
 
 
@@ -90,13 +90,13 @@ def _write(file: Path, values: np.ndarray) -> None:
 
 
 def _computed(run: Any, model: nn.Module, pairs: PreferenceTable) -> np.ndarray:
-    own: list[tuple[np.ndarray, np.ndarray]] = []
+    computed_here: list[tuple[np.ndarray, np.ndarray]] = []
     for micro in run.evaluation(model, pairs, pairs.collate, pairs.lengths):
         sums = log_probabilities(answer_logits(model, micro.inputs), micro.inputs)
         if micro.weight:
-            own.append((micro.ids, sums.view(2, -1).T.cpu().numpy()))
+            computed_here.append((micro.ids, sums.view(2, -1).T.cpu().numpy()))
     values = np.full((len(pairs), 2), np.nan)
-    for part in collectives.gather(own):
+    for part in collectives.gather(computed_here):
         for ids, both in part:
             values[ids] = both
     return values

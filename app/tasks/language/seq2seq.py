@@ -137,9 +137,9 @@ def predict(model: nn.Module, inputs: dict[str, Tensor], smoothing: float = 0.0)
     With --logits chunked, the logits are losses, [rows, length], with smoothed labels. The decoder sees the targets one
     place later, moved by the model's own function.
     """
-    known = dict(inputs)
-    targets = known.pop("labels")
+    encoder_inputs = dict(inputs)
+    targets = encoder_inputs.pop("labels")
     plain = cast(Any, naming.plain([model])[0])
     before = plain.prepare_decoder_input_ids_from_labels(labels=targets)
     with logits.told(model, targets, smoothing):
-        return model(**known, decoder_input_ids=before, use_cache=False).logits, targets
+        return model(**encoder_inputs, decoder_input_ids=before, use_cache=False).logits, targets

@@ -56,7 +56,7 @@ def written(
     """
     plain = cast(Any, naming.plain([model])[0])
     sharded = is_sharded(plain)
-    own: dict[int, str] = {}
+    texts_here: dict[int, str] = {}
     for micro in run.evaluation(model, rows, collate, rows.lengths):
         if not micro.weight and not sharded:
             continue
@@ -72,11 +72,11 @@ def written(
             )
         if micro.weight:
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            own |= dict(zip(micro.ids.tolist(), map(str.strip, texts), strict=True))
-    found: dict[int, str] = {}
-    for part in collectives.gather(own):
-        found |= part
-    return [found[row] for row in range(len(rows))]
+            texts_here |= dict(zip(micro.ids.tolist(), map(str.strip, texts), strict=True))
+    text_by_row: dict[int, str] = {}
+    for part in collectives.gather(texts_here):
+        text_by_row |= part
+    return [text_by_row[row] for row in range(len(rows))]
 
 
 @contextmanager

@@ -31,13 +31,13 @@ def load_teacher(
         return None
     flag = f"--distill.teacher {distill.teacher}"
     try:
-        own, config = read_tokenizer(distill.teacher, tokenizer.model_max_length)
-        if own.get_vocab() != tokenizer.get_vocab():
+        teacher_tokenizer, config = read_tokenizer(distill.teacher, tokenizer.model_max_length)
+        if teacher_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UserError(
-                f"{flag}: its tokens are not those of the model ({len(own):,} and {len(tokenizer):,} of them), so "
-                "their probabilities cannot be compared: give a teacher with the same tokenizer"
+                f"{flag}: its tokens are not those of the model ({len(teacher_tokenizer):,} and {len(tokenizer):,} of "
+                "them), so their probabilities cannot be compared: give a teacher with the same tokenizer"
             )
-        check_vocabulary(distill.teacher, config, own)
+        check_vocabulary(distill.teacher, config, teacher_tokenizer)
         teacher = load_language_model(distill.teacher, masked=False, trained=False, needs=run.needs)
     except UserError as error:
         raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error

@@ -26,10 +26,10 @@ def sliding_window(
     """
     from monai.inferers import sliding_window_inference
 
-    own = passes(len(images), images.shape[2:], window, at_once, overlap)
-    most = max(collectives.gather(own))
+    passes_here = passes(len(images), images.shape[2:], window, at_once, overlap)
+    most = max(collectives.gather(passes_here))
     logits = sliding_window_inference(images, window, at_once, predict, overlap, mode="gaussian")
-    for _ in range(most - own):
+    for _ in range(most - passes_here):
         predict(images.new_zeros(1, images.shape[1], *window))
     return cast(Tensor, logits)  # as `predict` returns tensors
 
@@ -37,7 +37,7 @@ def sliding_window(
 def passes(count: int, sides: Sequence[int], window: Sequence[int], at_once: int, overlap: float) -> int:
     """Count the forward passes that MONAI makes over `count` images with these sides, in voxels."""
     windows = count
-    for side, own in zip(sides, window, strict=True):
-        step = max(1, int(own * (1 - overlap)))
-        windows *= math.ceil(max(side - own, 0) / step) + 1
+    for side, window_side in zip(sides, window, strict=True):
+        step = max(1, int(window_side * (1 - overlap)))
+        windows *= math.ceil(max(side - window_side, 0) / step) + 1
     return math.ceil(windows / at_once)

@@ -77,8 +77,8 @@ def fixed() -> Iterator[None]:
 
 def in_force() -> dict[str, Any]:
     """Return the current settings by name, for run.json."""
-    found = {name: choice.read() for name, choice in CHOICES.items() if name not in ("matmul", "cudnn_tf32")}
-    found |= {name: value[0] for name, value in found.items() if isinstance(value, tuple)}
-    found["deterministic"] = torch.are_deterministic_algorithms_enabled()
-    found["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    return found
+    setting_by_name = {name: choice.read() for name, choice in CHOICES.items() if name not in ("matmul", "cudnn_tf32")}
+    setting_by_name |= {name: value[0] for name, value in setting_by_name.items() if isinstance(value, tuple)}
+    setting_by_name["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    setting_by_name["cublas_workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    return setting_by_name

@@ -146,24 +146,24 @@ class ExactGradients(Gradients):
         A sum is exact only if every partial sum, in any order, is below the limit. So the bound adds up absolute
         values, even if gradients cancel.
         """
-        found, large = {}, ""
+        trouble_by_kind, large = {}, ""
         largest, (share, reach, name) = self.largest_norm.item(), self.grid.survey()
         if largest >= LIMIT:
             large = f"the gradient's norm has been {largest:.4g}"
         elif reach >= LIMIT:
             large = f"sums over some of a step's micro-batches may reach {reach:.4g} in the gradient of {name}"
         if large:
-            found["large"] = (
+            trouble_by_kind["large"] = (
                 f"{large}; sums are exact below {LIMIT:.0f}, so from here on other "
                 "layouts may differ: lower --optim.lr, or scale the loss down"
             )
         if share > 0.01:
-            found["small"] = (
+            trouble_by_kind["small"] = (
                 f"{share:.0%} of the gradient's nonzero values are below half the grid's unit (2**-{GRID + 1}) and "
                 "count as 0: scale the loss up"
             )
-        new = [f"warning: --run.exact: {text}" for kind, text in found.items() if kind not in self.said]
-        self.said |= set(found)
+        new = [f"warning: --run.exact: {text}" for kind, text in trouble_by_kind.items() if kind not in self.said]
+        self.said |= set(trouble_by_kind)
         return new
 
 

@@ -55,16 +55,16 @@ class Grid:
     def _counted(self, gradient: Tensor, parameter: int, in_place: bool = False) -> Tensor:
         """Return each value's nearest grid point, as a multiple of the unit, and count what the grid loses."""
         present = gradient != 0
-        found = grid_rounding.to_numbers(gradient, self.points, in_place)
-        self.counts += torch.stack([(present & (found == 0)).sum(), present.sum()])
-        self.reach[parameter] += found.abs().amax() if found.numel() else 0.0
-        return found
+        multiples = grid_rounding.to_numbers(gradient, self.points, in_place)
+        self.counts += torch.stack([(present & (multiples == 0)).sum(), present.sum()])
+        self.reach[parameter] += multiples.abs().amax() if multiples.numel() else 0.0
+        return multiples
 
     def nearest(self, parameter: int, gradient: Tensor) -> Tensor:
         """Round the gradient of parameter number `parameter` to the grid."""
         if isinstance(gradient, DTensor):  # of a layer that is split
-            own = self.nearest(parameter, gradient.to_local())
-            return accelerate_patches.sharded_like(gradient, own)
+            rounded_shard = self.nearest(parameter, gradient.to_local())
+            return accelerate_patches.sharded_like(gradient, rounded_shard)
         if self.counting:
             return self._counted(gradient, parameter).div_(self.points)
         return grid_rounding.nearest(gradient, self.points)
@@ -82,8 +82,8 @@ class Grid:
             return
         pieces = sums.split([gradient.numel() for gradient in gradients])
         for index, (gradient, piece) in enumerate(zip(gradients, pieces, strict=True)):
-            found = self._counted(gradient, parameter + index, in_place=True).reshape(-1)
-            piece.copy_(found) if fresh else piece.add_(found)
+            multiples = self._counted(gradient, parameter + index, in_place=True).reshape(-1)
+            piece.copy_(multiples) if fresh else piece.add_(multiples)
 
     def survey(self) -> tuple[float, float, str]:
         """Return what all ranks have counted. Every rank takes part, in one all-reduce.
@@ -92,11 +92,11 @@ class Grid:
             The share of nonzero values that were rounded to 0 since the last call; an upper bound, in units of the
             gradient, of any partial sum over the last step's micro-batches; and the name of its parameter.
         """
-        found = torch.cat([self.counts, self.reach.nan_to_num(0.0, 0.0, 0.0)])
+        counted = torch.cat([self.counts, self.reach.nan_to_num(0.0, 0.0, 0.0)])
         if not collectives.alone():
-            dist.all_reduce(found)
+            dist.all_reduce(counted)
         self.counts.zero_()
-        lost, present, *reach = found.tolist()
+        lost, present, *reach = counted.tolist()
         furthest = max(range(len(reach)), key=reach.__getitem__)
         return lost / present if present else 0.0, reach[furthest] / 2.0**GRID, self.names[furthest]
 
@@ -169,9 +169,9 @@ class Sums:
             shaped = gradient.view(shard.shape)
             # The optimizer's multi-tensor kernels need gradients with the strides of their weights.
             alike = shaped.stride() == shard.stride()
-            own = shaped if alike else torch.empty_like(shard).copy_(shaped)
+            strided = shaped if alike else torch.empty_like(shard).copy_(shaped)
             split = isinstance(parameter, DTensor)
-            parameter.grad = accelerate_patches.sharded_like(cast(DTensor, parameter), own) if split else own
+            parameter.grad = accelerate_patches.sharded_like(cast(DTensor, parameter), strided) if split else strided
 
     def _piece(self, run: range) -> Tensor:
         return self.flat[self.starts[run.start] : self.starts[run.stop]]

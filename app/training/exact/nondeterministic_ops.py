@@ -72,8 +72,8 @@ def explained(error: BaseException | None) -> UserError | None:
     if not isinstance(error, RuntimeError) or REFUSED not in str(error):
         return None
     name = str(error).partition(REFUSED)[0].split("\n")[-1].strip()
-    known = find(name)
-    advice = f"{known.documented}: {known.instead}" if known else "use another torch operation"
+    operation = find(name)
+    advice = f"{operation.documented}: {operation.instead}" if operation else "use another torch operation"
     return UserError(
         f"--run.exact: the model or the loss uses {name}, which sums in a different order each time on GPUs; {advice}; "
         "or use --run.exact false"

@@ -77,9 +77,9 @@ def norm(parameters: list[nn.Parameter], limit: float, columns: dict[Tensor, int
     apart: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for parameter in parameters:
         groups = tuple(_shard_groups(parameter.grad)) if isinstance(parameter.grad, DTensor) else ()
-        slices, own = (columns or {}).get(parameter, 1), local_gradient(parameter)
+        slices, gradient = (columns or {}).get(parameter, 1), local_gradient(parameter)
         # A parameter without dimensions cannot be cut.
-        apart.setdefault(groups, []).extend(own.chunk(slices, dim=-1) if slices > 1 else [own])
+        apart.setdefault(groups, []).extend(gradient.chunk(slices, dim=-1) if slices > 1 else [gradient])
     sums = []
     for groups, gradients in apart.items():
         blocks = _blocks(gradients, grid_rounding.piece(gradients[0].device))

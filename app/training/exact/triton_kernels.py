@@ -29,12 +29,12 @@ def _add(values, sums, points, count, fresh: tl.constexpr, block: tl.constexpr):
 
 
 @triton.jit
-def _nearest(values, found, points, count, block: tl.constexpr):
+def _nearest(values, rounded, points, count, block: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     there = places < count
     unit = tl.load(points)
     numbers = _numbers(tl.load(values + places, there, other=0.0), unit)
-    tl.store(found + places, tl.div_rn(numbers, tl.zeros_like(numbers) + unit), there)
+    tl.store(rounded + places, tl.div_rn(numbers, tl.zeros_like(numbers) + unit), there)
 
 
 def add(values: Tensor, sums: Tensor, points: Tensor, fresh: bool) -> None:
@@ -47,7 +47,7 @@ def add(values: Tensor, sums: Tensor, points: Tensor, fresh: bool) -> None:
 
 def nearest(values: Tensor, points: Tensor) -> Tensor:
     """Round contiguous float32 values to the grid."""
-    found, count = torch.empty_like(values), values.numel()
+    rounded, count = torch.empty_like(values), values.numel()
     if count:
-        _nearest[(triton.cdiv(count, BLOCK),)](values, found, points, count, BLOCK, enable_fp_fusion=False)
-    return found
+        _nearest[(triton.cdiv(count, BLOCK),)](values, rounded, points, count, BLOCK, enable_fp_fusion=False)
+    return rounded

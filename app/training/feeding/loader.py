@@ -92,12 +92,12 @@ def load(
         augment: changes one row; its random generator is seeded by (seed, epoch, sample). See `inputs_of`.
         fetch: stages after collate, each in a thread of its own; see `fetching.ahead`.
     """
-    own, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
+    steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
-        plain = map(_or_raise, map(own.__getitem__, steps))
+        plain = map(_or_raise, map(steps_of_rank.__getitem__, steps))
         return ahead(plain, stages, device) if stages else plain
     loader = DataLoader(
-        own,
+        steps_of_rank,
         batch_size=None,
         sampler=steps,
         num_workers=workers,

@@ -58,7 +58,7 @@ class Audit:
                 of_name = losses.setdefault(name, {})
                 of_name[turn.index] = of_name.get(turn.index, 0.0) + loss.item()
         everywhere = collectives.gather((inputs, losses))
-        all_inputs = {index: found for inputs, _ in everywhere for index, found in inputs.items()}
+        all_inputs = {index: input_hash for inputs, _ in everywhere for index, input_hash in inputs.items()}
         names = sorted({name for _, losses in everywhere for name in losses})
         all_losses = {n: {i: v for _, losses in everywhere for i, v in losses.get(n, {}).items()} for n in names}
         self._write(done, {"inputs": all_inputs, "losses": all_losses, "gradients": self._gradients})

@@ -31,9 +31,9 @@ class BeforeStep:
         self._modules = [module for model in naming.plain(accelerator.models) for module in model.modules()]
         constant, changing = base_model.parameters(accelerator.models), _changed_in_forward(self._modules)
         weights = {p: None for module in self._modules for p in module._parameters.values() if p is not None}
-        kept = [p for p in weights if p not in constant and (p in changing or not p.requires_grad)]
+        changeable = [p for p in weights if p not in constant and (p in changing or not p.requires_grad)]
         buffers = [b for module in self._modules for b in module._buffers.values() if b is not None]
-        self._tensors = [(tensor, _copied(tensor)) for tensor in dict.fromkeys((*kept, *buffers))]
+        self._tensors = [(tensor, _copied(tensor)) for tensor in dict.fromkeys((*changeable, *buffers))]
         self._places = [dict(module._buffers) for module in self._modules]
         self._temporary = [set(module._non_persistent_buffers_set) for module in self._modules]
         self._attributes = [_attributes(module) for module in self._modules]

@@ -69,8 +69,8 @@ class Diagnostics:
             yield
             return
         scale = 1 / self._accelerator.scaler.get_scale() if self._accelerator.scaler else 1.0
-        known = naming.parameter_names(self._accelerator.models)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p in known]
+        name_by_parameter = naming.parameter_names(self._accelerator.models)
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p in name_by_parameter]
         sharded = any(isinstance(p, DTensor) for p in parameters)
         before = [self._own(p, sharded).clone() for p in parameters]
         rows = [self._measure(p, sharded, scale) for p in parameters]
@@ -82,8 +82,10 @@ class Diagnostics:
         if sharded:
             dist.all_reduce(table)
         alone = len(self._accelerator.models) == 1
-        names = [known[p].removeprefix("models.0.") if alone else known[p] for p in parameters]
-        self._layers |= {name: found for name, row in zip(names, table.tolist(), strict=True) if (found := _read(row))}
+        names = [name_by_parameter[p].removeprefix("models.0.") if alone else name_by_parameter[p] for p in parameters]
+        self._layers |= {
+            name: measured for name, row in zip(names, table.tolist(), strict=True) if (measured := _read(row))
+        }
 
     def _measure(self, parameter: nn.Parameter, sharded: bool, scale: float) -> Tensor:
         """Return a row of numbers of a weight that can be added up over ranks.
@@ -130,8 +132,8 @@ class Diagnostics:
 
 def _read(row: list[float]) -> dict[str, Any]:
     """Return what a row says of a weight, summed over ranks; empty if it had no gradient."""
-    given, counts, sums = row[0], row[1 : _BINS + 2], row[_BINS + 2 :]
-    if not given:
+    has_gradient, counts, sums = row[0], row[1 : _BINS + 2], row[_BINS + 2 :]
+    if not has_gradient:
         return {}
     weight, gradient, update = (_root(sums[place : place + _PARTS]) for place in range(0, len(sums), _PARTS))
     histogram = {str(LOWEST + place): int(count) for place, count in enumerate(counts[:-1]) if count}

@@ -150,11 +150,11 @@ def _tell(loop: StepLoop, use: str, used: int) -> None:
 
 def _faults(loop: StepLoop) -> list[str]:
     """Say what makes the result worth little: what the metrics saw, and a loss that no evaluation saw fall."""
-    found = loop.services.remarks.lines()
+    faults = loop.services.remarks.lines()
     losses = loop.services.logger.column(EVALUATED)
     if len(losses) > 1 and losses[0] - min(losses) < FALLS * abs(losses[0]):
-        found.append(f"{EVALUATED} did not fall: {losses[0]:.4f} in the first evaluation, {losses[-1]:.4f} now: {TRY}")
-    return found
+        faults.append(f"{EVALUATED} did not fall: {losses[0]:.4f} in the first evaluation, {losses[-1]:.4f} now: {TRY}")
+    return faults
 
 
 def _choose_weights(loop: StepLoop) -> int:

@@ -43,12 +43,12 @@ class LossMeans:
             self._steps = dict(saved["steps"])
             for name, parts in saved["sums"].items():
                 # The sums were over all ranks, so one data rank goes on with them.
-                own = (
+                start_sums = (
                     [math.nan if part is None else part for part in parts]
                     if accelerator.data_rank == 0
                     else [0.0] * PARTS
                 )
-                self._sums[name] = torch.tensor(own, dtype=torch.float64, device=accelerator.device)
+                self._sums[name] = torch.tensor(start_sums, dtype=torch.float64, device=accelerator.device)
 
     def add(self, step: int, losses: list[tuple[str, Turn, Tensor]], weight: float) -> None:
         """Add a step, counted from 1; the host does not wait for the device.
@@ -96,8 +96,8 @@ class LossMeans:
         self._read = _by_name(names, sums)
         if not self._whole:
             return {}
-        known = [(name, parts) for name, parts in self._read.items() if self._steps.get(name)]
-        return {_mean_of(name): reproducible_sums.total(parts) / self._steps[name] for name, parts in known}
+        averaged = [(name, parts) for name, parts in self._read.items() if self._steps.get(name)]
+        return {_mean_of(name): reproducible_sums.total(parts) / self._steps[name] for name, parts in averaged}
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as plain values. Every rank takes part, and may wait for its device."""

@@ -97,12 +97,12 @@ class FirstNonfinite:
 
         Every rank takes part, and waits for its device.
         """
-        own = self._read()
-        found = collectives.gather((own, self._ids(own)))
-        step = min((fault.step for fault, _ in found if fault), default=None)
+        fault_here = self._read()
+        fault_by_rank = collectives.gather((fault_here, self._ids(fault_here)))
+        step = min((fault.step for fault, _ in fault_by_rank if fault), default=None)
         if step is None:
             return None
-        first = [(rank, fault, ids) for rank, (fault, ids) in enumerate(found) if fault and fault.step == step]
+        first = [(rank, fault, ids) for rank, (fault, ids) in enumerate(fault_by_rank) if fault and fault.step == step]
         places = {fault.micro: place(fault.micro, rank, ids) for rank, fault, ids in first if fault.micro >= 0}
         what = f"the {'loss' if places else 'gradient'} of step {step + 1} was not finite"
         # A rank knows only the first of its own, so that nobody knows whether all micro-batches failed.

@@ -10,20 +10,20 @@ from app.errors import UserError, did_you_mean
 class Patience:
     """Count evaluations since the last one with a better value of a run's metric."""
 
-    def __init__(self, settings: RunConfig, known: dict[str, Any]):
+    def __init__(self, settings: RunConfig, saved: dict[str, Any]):
         """Go on counting.
 
         Args:
-            known: `record` of the checkpoint from which the run goes on; empty if there is none.
+            saved: `record` of the checkpoint from which the run goes on; empty if there is none.
         """
         self.allowed, self._least, self._named = settings.patience, settings.min_change, settings.best
         self._picks_model = settings.model == "best"
         self.metric = BestMetric.parse(settings.best)
-        if known.get("metric") != settings.best:
-            known = {}
-        self._best: float | None = known.get("best")
-        self._best_step: int = known.get("best_step", 0)
-        self._after: list[int] = list(known.get("after", ()))  # steps of the evaluations since then
+        if saved.get("metric") != settings.best:
+            saved = {}
+        self._best: float | None = saved.get("best")
+        self._best_step: int = saved.get("best_step", 0)
+        self._after: list[int] = list(saved.get("after", ()))  # steps of the evaluations since then
 
     def note(self, step: int, scores: dict[str, float], due: bool) -> None:
         """Count the evaluation of a step, if it had one; one that was evaluated before counts once.

@@ -46,8 +46,8 @@ class Batch:
         for position, turn in enumerate(self._step.turns):
             seed_all(self.gradients.seed, self._step.index, turn.index, self._loops)
             last, self.begun = position == len(self._step.turns) - 1, True
-            kept = self._statistics.turn(turn.index, turn.idle) if self._statistics else nullcontext()
-            with kept, self.gradients.frozen(frozen), self.gradients.turn(models, last):
+            statistics_of_turn = self._statistics.turn(turn.index, turn.idle) if self._statistics else nullcontext()
+            with statistics_of_turn, self.gradients.frozen(frozen), self.gradients.turn(models, last):
                 yield turn
         seed_all(self.gradients.seed, self._step.index, -1, self._loops)
         self._loops += 1

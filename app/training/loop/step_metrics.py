@@ -211,12 +211,12 @@ class StepMetrics:
 
     def _not_finite(self, what: str, value: float) -> Report:
         rank = self.accelerator.process_index
-        own = {
+        places_here = {
             micro.index: place(micro.index, rank, micro.ids.tolist())
             for _, micro, loss in self._trained_losses()
             if micro.weight and not math.isfinite(loss.item())
         }
-        places = {index: line for part in collectives.gather(own) for index, line in part.items()}
+        places = {index: line for part in collectives.gather(places_here) for index, line in part.items()}
         text = f"the {what} of step {self.step.index + 1} is {value}"
         return report(text, places, self.step.micro_count, "every micro-batch's own loss is finite")
 

@@ -25,11 +25,11 @@ class Adafactor(torch.optim.Adafactor):
 
     def begin(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Make the state of a parameter before its first update."""
-        shape, own = parameter.shape, local_shard(parameter.detach())
+        shape, shard = parameter.shape, local_shard(parameter.detach())
         sizes: dict[str, tuple[int, ...]] = {"variance": (*shape,)}
         if len(shape) > 1:
             sizes = {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
-        state = {name: _everywhere(own.new_zeros(size), parameter) for name, size in sizes.items()}
+        state = {name: _everywhere(shard.new_zeros(size), parameter) for name, size in sizes.items()}
         return {"step": torch.zeros(()), **state}
 
     @torch.no_grad()
@@ -44,9 +44,9 @@ class Adafactor(torch.optim.Adafactor):
         state = self.state[parameter]
         if not state:
             state.update(self.begin(parameter))
-        own, whole = local_shard(parameter.detach()), parameter
+        shard, whole = local_shard(parameter.detach()), parameter
         if isinstance(parameter, DTensor):
-            whole = nn.Parameter(wholes.whole(own, parameter).clone())
+            whole = nn.Parameter(wholes.whole(shard, parameter).clone())
             whole.grad = wholes.whole(local_gradient(parameter), parameter)
         # torch's own step, of one weight that is whole; it writes into the tensors of the state.
         alone = torch.optim.Adafactor([whole], foreach=False)
@@ -54,7 +54,7 @@ class Adafactor(torch.optim.Adafactor):
         alone.state[whole] = {name: local_shard(tensor) for name, tensor in state.items()}
         alone.step()
         if whole is not parameter:
-            own.copy_(wholes.part(whole.detach(), parameter))
+            shard.copy_(wholes.part(whole.detach(), parameter))
 
 
 def _everywhere(tensor: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -118,40 +118,42 @@ class LeanAdamW(torch.optim.Optimizer):
     def _update(self, piece: slice, parameter: nn.Parameter, group: dict, state: dict, seed: int | None) -> None:
         """Update some of this rank's rows."""
         assert parameter.grad is not None
-        own, gradient = (_rows(each)[piece] for each in (parameter, parameter.grad))
-        kept = {name: _rows(tensor)[piece] for name, tensor in state.items() if name != "step"}
-        new = own.flatten(1).float()
-        if "compensation" in kept:
-            new = new + kept["compensation"].flatten(1)
-        block = eight_bit.block_of(parameter.shape[1:].numel()) if "exp_avg_root" in kept else 0
+        weights, gradient = (_rows(each)[piece] for each in (parameter, parameter.grad))
+        state_rows = {name: _rows(tensor)[piece] for name, tensor in state.items() if name != "step"}
+        new = weights.flatten(1).float()
+        if "compensation" in state_rows:
+            new = new + state_rows["compensation"].flatten(1)
+        block = eight_bit.block_of(parameter.shape[1:].numel()) if "exp_avg_root" in state_rows else 0
         if block:
             mean, root = (
-                eight_bit.dequantize(kept[name].flatten(1), kept[f"{name}_scale"], block, signed=name == "exp_avg")
+                eight_bit.dequantize(
+                    state_rows[name].flatten(1), state_rows[f"{name}_scale"], block, signed=name == "exp_avg"
+                )
                 for name in ("exp_avg", "exp_avg_root")
             )
             square = root.square_()
         else:
-            mean, square = kept["exp_avg"].flatten(1), kept["exp_avg_sq"].flatten(1)
+            mean, square = state_rows["exp_avg"].flatten(1), state_rows["exp_avg_sq"].flatten(1)
         update(new, gradient.flatten(1).float(), mean, square, group, state["step"].item())
         if block:
             # The root, because it is what updates are divided by, and spans half as many decades.
             for name, value in (("exp_avg", mean), ("exp_avg_root", square.sqrt_())):
                 codes, kept_scales = eight_bit.quantize(value, block, signed=name == "exp_avg")
-                _write(kept[name], codes)
-                _write(kept[f"{name}_scale"], kept_scales)
+                _write(state_rows[name], codes)
+                _write(state_rows[f"{name}_scale"], kept_scales)
         else:
-            _write(kept["exp_avg"], mean)
-            _write(kept["exp_avg_sq"], square)
-        if own.dtype != torch.bfloat16:
-            _write(own, new)
+            _write(state_rows["exp_avg"], mean)
+            _write(state_rows["exp_avg_sq"], square)
+        if weights.dtype != torch.bfloat16:
+            _write(weights, new)
             return
         rounded = new.bfloat16()
         if seed is not None:
             rows, columns = self._places_of(parameter)
             rounded = bf16.stochastic(new, rows[piece], columns, seed)
-        _write(own, rounded)
-        if "compensation" in kept:
-            _write(kept["compensation"], new.sub_(rounded))
+        _write(weights, rounded)
+        if "compensation" in state_rows:
+            _write(state_rows["compensation"], new.sub_(rounded))
 
     def _places_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         if parameter not in self._places:
@@ -177,8 +179,8 @@ def give_seeds(groups: list[dict[str, Any]], model: nn.Module, seed: int) -> Non
 
 def _rows(tensor: Tensor) -> Tensor:
     """Return this rank's rows of a tensor, [rows, ..]; a vector is a column."""
-    own = local_shard(tensor.detach())
-    return own if own.ndim > 1 else own.view(-1, 1)
+    shard = local_shard(tensor.detach())
+    return shard if shard.ndim > 1 else shard.view(-1, 1)
 
 
 def _write(target: Tensor, value: Tensor) -> None:
@@ -189,15 +191,19 @@ def _write(target: Tensor, value: Tensor) -> None:
 
 def _pieces(parameter: Tensor) -> Iterator[slice]:
     """Cut this rank's rows into pieces."""
-    own = _rows(parameter)
-    most = max(1, AT_ONCE // max(1, own.shape[1:].numel()))
-    yield from (slice(start, start + most) for start in range(0, len(own), most))
+    rows = _rows(parameter)
+    most = max(1, AT_ONCE // max(1, rows.shape[1:].numel()))
+    yield from (slice(start, start + most) for start in range(0, len(rows), most))
 
 
 def _scales(parameter: nn.Parameter) -> Tensor:
     """Make a scale for each block of a parameter, [rows, blocks], cut as the parameter is."""
     row = parameter.shape[1:].numel()
-    block, own = eight_bit.block_of(row), local_shard(parameter.detach())
+    block, shard = eight_bit.block_of(row), local_shard(parameter.detach())
     shape = torch.Size((parameter.shape[0], eight_bit.count(row, block)))
-    found = torch.zeros(len(own), eight_bit.count(own.shape[1:].numel(), block), device=own.device)
-    return accelerate_patches.sharded_like(parameter, found, shape) if isinstance(parameter, DTensor) else found
+    local_scales = torch.zeros(len(shard), eight_bit.count(shard.shape[1:].numel(), block), device=shard.device)
+    return (
+        accelerate_patches.sharded_like(parameter, local_scales, shape)
+        if isinstance(parameter, DTensor)
+        else local_scales
+    )

@@ -69,14 +69,14 @@ class Averages:
     def header(self) -> list[str]:
         """Say in a line that there is an average; none if there is not."""
         names = dict.fromkeys(type(optimizer).__name__ for optimizer in self._switching)
-        own = [f"{name}: scores and the finished model have the weights of its eval()" for name in names]
-        if own and any(self._statistics(model) for model in self.accelerator.models):
-            own[-1] += "; running statistics of norms stay those of the weights in training"
+        lines = [f"{name}: scores and the finished model have the weights of its eval()" for name in names]
+        if lines and any(self._statistics(model) for model in self.accelerator.models):
+            lines[-1] += "; running statistics of norms stay those of the weights in training"
         if self.settings is None:
-            return own
+            return lines
         kind = "uniform" if self.settings.uniform else f"decay {self.settings.decay:g}"
         whose = "scores and the finished model are the average's" if self.replaces else "its scores are named ema/..."
-        return [f"average of the weights: {kind}; {whose} (--ema.use {self.settings.use})", *own]
+        return [f"average of the weights: {kind}; {whose} (--ema.use {self.settings.use})", *lines]
 
     def add(self, model: nn.Module, optimizer: torch.optim.Optimizer, averaged: bool = True) -> None:
         """Take a prepared model, which an optimizer updates.
@@ -114,7 +114,7 @@ class Averages:
 
     def _place(self, optimizer: torch.optim.Optimizer) -> int | None:
         """Return the place in the list of models of the one that an optimizer updates; None if it has no average."""
-        return next((place for place, (_, own) in enumerate(self._models) if own is optimizer), None)
+        return next((place for place, (_, updating) in enumerate(self._models) if updating is optimizer), None)
 
     def _averaged(self, place: int) -> list[Tensor]:
         """Return the tensors of a model that may have an average."""
@@ -125,12 +125,12 @@ class Averages:
         """Return a function that puts the average of an optimizer's weights back as it is now."""
         if (place := self._place(optimizer)) is None:
             return lambda: None
-        known, count = self.accelerator.averages, self.counts[place]
-        kept = {known[t]: local_shard(known[t]).clone() for t in self._averaged(place) if t in known}
+        averages, count = self.accelerator.averages, self.counts[place]
+        average_before = {averages[t]: local_shard(averages[t]).clone() for t in self._averaged(place) if t in averages}
 
         def put_back() -> None:
             self.counts[place] = count
-            for average, before in kept.items():
+            for average, before in average_before.items():
                 local_shard(average).copy_(before)
 
         return put_back
@@ -146,9 +146,9 @@ class Averages:
             return
         self._buffers.statistics.fold()
         self.counts[place] = self.counts[place] + 1 if made > self._start else 0
-        rate, known = _rate(settings, self.counts[place]), self.accelerator.averages
+        rate, averages = _rate(settings, self.counts[place]), self.accelerator.averages
         for piece in _pieces(self._averaged(place)):
-            pairs = [(local_shard(known[t]), local_shard(t.detach())) for t in piece if t in known]
+            pairs = [(local_shard(averages[t]), local_shard(t.detach())) for t in piece if t in averages]
             if not pairs:  # a plan's step is on other tensors
                 continue
             _move([average for average, _ in pairs], [newest for _, newest in pairs], rate)
@@ -166,24 +166,24 @@ class Averages:
         Args:
             average: give them those that --ema keeps too, and not only those of an optimizer's own.
         """
-        known = self.accelerator.averages if average else {}
-        if self.applied or not (known or self._switching):
+        averages = self.accelerator.averages if average else {}
+        if self.applied or not (averages or self._switching):
             yield
             return
         self._buffers.statistics.fold()  # what is folded in the block would replace the average's statistics
         switched = [weight for optimizer in self._switching for weight in _trained(optimizer)]
         # A copy: what eval() changes, train() changes back only up to rounding.
-        kept = {tensor: local_shard(tensor.detach()).clone() for tensor in (*known, *switched)}
+        trained_weights = {tensor: local_shard(tensor.detach()).clone() for tensor in (*averages, *switched)}
         self.applied = True
         try:
             for optimizer in self._switching:
                 cast(Any, optimizer).eval()
-            self._write(known)
+            self._write(averages)
             yield
         finally:
             for optimizer in self._switching:
                 cast(Any, optimizer).train()
-            self._write(kept)
+            self._write(trained_weights)
             self.applied = False
 
     def _write(self, values: dict[Tensor, Tensor]) -> None:
@@ -243,9 +243,11 @@ def _check(settings: EMAConfig) -> None:
             f"--ema.decay {settings.decay} does not work: it must be from 0 to below 1, for example 0.999; with 1, the "
             "average would always be the first weights"
         )
-    given = [field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) != field.default]
-    if given and not settings.on:
-        raise UserError(f"--ema.{given[0]} does nothing without --ema.decay, for example 0.999, or --ema.uniform true")
+    changed = [field.name for field in dataclasses.fields(settings) if getattr(settings, field.name) != field.default]
+    if changed and not settings.on:
+        raise UserError(
+            f"--ema.{changed[0]} does nothing without --ema.decay, for example 0.999, or --ema.uniform true"
+        )
 
 
 def _rate(settings: EMAConfig, updates: int) -> float:

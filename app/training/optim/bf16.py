@@ -57,9 +57,9 @@ def stochastic(numbers: Tensor, rows: Tensor, columns: Tensor, key: int) -> Tens
     bits = random_bits(rows, columns, key)
     bits += numbers.view(torch.int32)
     bits &= -0x10000
-    found = bits.view(torch.float32)
+    cut_off = bits.view(torch.float32)
     # What is added must not make infinity of a number that is not finite, nor the other way round.
-    return torch.where(numbers.isfinite(), found, numbers).bfloat16()
+    return torch.where(numbers.isfinite(), cut_off, numbers).bfloat16()
 
 
 def random_bits(rows: Tensor, columns: Tensor, key: int) -> Tensor:

@@ -121,11 +121,11 @@ def check_change(config: typing.Any, changed: dict[str, tuple[typing.Any, typing
         )
 
 
-def _fitting(config: OptimConfig, known: dict[str, typing.Any]) -> dict[str, typing.Any]:
-    """Return the settings among `known`, the options of an optimizer with a value that each can have."""
+def _fitting(config: OptimConfig, options: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    """Return the settings among `options`, the options of an optimizer with a value that each can have."""
     values = {name: getattr(config, name) for name in ("lr", "updates", *CHANGEABLE)}
     # Adafactor's eps is a pair, with another meaning, and some optimizers have three betas.
-    return {k: v for k, v in values.items() if k in known and _length(v) == _length(known[k])}
+    return {k: v for k, v in values.items() if k in options and _length(v) == _length(options[k])}
 
 
 def _length(value: typing.Any) -> int:
@@ -169,16 +169,16 @@ class Optimizers:
     def set_options(self, options: list[list[dict[str, typing.Any]]], names: set[str]) -> None:
         """Set some options of groups again that a checkpoint has replaced by those that it had."""
         for (optimizer, _), of_groups in zip(self.known, options, strict=True):
-            for group, own in zip(optimizer.param_groups, of_groups, strict=True):
-                group |= {name: value for name, value in own.items() if name in names}
+            for group, before in zip(optimizer.param_groups, of_groups, strict=True):
+                group |= {name: value for name, value in before.items() if name in names}
 
     def rates(self) -> list[float]:
         """Return each optimizer's learning rate in this step: that of weights without a factor of their own."""
-        found = []
+        rates = []
         for optimizer, _ in self.known:
             plain = [group["lr"] for group in optimizer.param_groups if "factor" not in group]
-            found.append(plain[0] if plain else self._rates.get(optimizer, 0.0))
-        return found
+            rates.append(plain[0] if plain else self._rates.get(optimizer, 0.0))
+        return rates
 
     def check_points(self, total_steps: int) -> None:
         """Refuse a schedule that ends before the run does.
@@ -196,8 +196,8 @@ class Optimizers:
         Raises:
             UserError: run.prepare did not return this optimizer.
         """
-        for index, (known, settings) in enumerate(self.known):
-            if known is optimizer:
+        for index, (each, settings) in enumerate(self.known):
+            if each is optimizer:
                 return Entry(index, settings.clip if settings else 0.0)
         raise UserError("run.step got an optimizer that run.prepare did not return: pass the one that it returned")
 
@@ -244,8 +244,8 @@ def _check_schedule(config: OptimConfig) -> None:
             if config.schedule == "points"
             else f"--optim.points need --optim.schedule points, not {config.schedule}"
         )
-    known = [Point.parse(text) for text in config.points]
-    if known and not max(point.factor for point in known):
+    points = [Point.parse(text) for text in config.points]
+    if points and not max(point.factor for point in points):
         raise UserError("--optim.points: all factors are 0, so nothing would be trained")
 
 

@@ -76,9 +76,9 @@ def make(
     try:
         return optimizer_class(parameters, **arguments)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        given = ", ".join(f"{key} {value}" for key, value in arguments.items())
+        settings = ", ".join(f"{key} {value}" for key, value in arguments.items())
         raise UserError(
-            f"--optim.name {name} refuses {given} ({type(error).__name__}: {error}): change these settings, or make "
+            f"--optim.name {name} refuses {settings} ({type(error).__name__}: {error}): change these settings, or make "
             "the optimizer in the recipe and give it to run.prepare"
         ) from None
 
@@ -93,23 +93,25 @@ def _imported(name: str) -> type[torch.optim.Optimizer]:
         raise UserError(f"--optim.name {name} is no import path: give package.module.Class, such as lion_pytorch.Lion")
     place, _, wanted = name.rpartition(".")
     module = _module(name, place)
-    found = getattr(module, wanted, None)
-    if found is None:
+    optimizer_class = getattr(module, wanted, None)
+    if optimizer_class is None:
         classes = [key for key, value in vars(module).items() if _is_optimizer(value)]
         there = did_you_mean(wanted, classes) or (f"; it has {', '.join(classes)}" if classes else "")
         raise UserError(f"--optim.name {name}: {place} has no {wanted}{there}")
-    if not _is_optimizer(found):
+    if not _is_optimizer(optimizer_class):
         raise UserError(f"--optim.name {name} is no torch.optim.Optimizer: name a class that is one")
-    needed = [each for each in inspect.signature(found.step).parameters.values() if each.default is each.empty]
+    needed = [
+        each for each in inspect.signature(optimizer_class.step).parameters.values() if each.default is each.empty
+    ]
     needed = [
         each
         for each in needed
         if each.name != "self" and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    if needed or found.__name__ in UNSUITABLE:
-        why = UNSUITABLE.get(found.__name__, "its step evaluates the loss itself, in a closure")
+    if needed or optimizer_class.__name__ in UNSUITABLE:
+        why = UNSUITABLE.get(optimizer_class.__name__, "its step evaluates the loss itself, in a closure")
         raise UserError(f"--optim.name {name} does not work here ({why}): use another class")
-    return found
+    return optimizer_class
 
 
 def _module(name: str, place: str) -> ModuleType:

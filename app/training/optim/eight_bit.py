@@ -53,8 +53,8 @@ def quantize(numbers: Tensor, block: int, signed: bool) -> tuple[Tensor, Tensor]
 
 def dequantize(codes: Tensor, scales: Tensor, block: int, signed: bool) -> Tensor:
     """Return float32 [rows, numbers] from what `quantize` returned."""
-    found = _values(signed, codes.device).index_select(0, codes.reshape(-1).int()).view(codes.shape)
-    return found.mul_(_spread(scales, block, codes.shape[1]))
+    numbers = _values(signed, codes.device).index_select(0, codes.reshape(-1).int()).view(codes.shape)
+    return numbers.mul_(_spread(scales, block, codes.shape[1]))
 
 
 def _in_blocks(numbers: Tensor, block: int) -> Tensor:
@@ -76,13 +76,13 @@ def _values(signed: bool, device: torch.device) -> Tensor:
 
     Seven decades, each of twice as many steps as the one below it, and 0 and 1; with a sign, half as many.
     """
-    found = [0.0, 1.0]
+    numbers = [0.0, 1.0]
     for decade in range(_DECADES):
         steps = 2**decade * (1 if signed else 2)
         bounds = torch.linspace(0.1, 1, steps + 1, dtype=torch.float64)
         middles = ((bounds[:-1] + bounds[1:]) / 2 * 10.0 ** (decade - _DECADES + 1)).tolist()
-        found += middles + ([-each for each in middles] if signed else [])
-    return torch.tensor(sorted(found), device=device)
+        numbers += middles + ([-each for each in middles] if signed else [])
+    return torch.tensor(sorted(numbers), device=device)
 
 
 @functools.cache

@@ -96,7 +96,7 @@ def _by_name(names: list[str], field: str, patterns: Iterable[str]) -> dict[str,
     Raises:
         UserError: one is something else, or fits no name.
     """
-    found: dict[str, float] = {}
+    number_by_name: dict[str, float] = {}
     for text in patterns:
         pattern, equals, number = text.rpartition("=")
         try:
@@ -105,12 +105,12 @@ def _by_name(names: list[str], field: str, patterns: Iterable[str]) -> dict[str,
             equals = ""
         if not equals or not 0 <= value < float("inf"):
             raise UserError(f"--optim.{field} {text!r}: give PATTERN=NUMBER, for example 'classifier.*=10'")
-        found |= dict.fromkeys(_fitting(names, field, pattern), value)
-    return found
+        number_by_name |= dict.fromkeys(_fitting(names, field, pattern), value)
+    return number_by_name
 
 
 def _frozen(names: list[str], patterns: Iterable[str]) -> dict[str, Frozen]:
-    found: dict[str, Frozen] = {}
+    span_by_name: dict[str, Frozen] = {}
     for text in patterns:
         pattern, at, when = text.partition("@")
         start, colon, end = when.partition(":")
@@ -127,8 +127,8 @@ def _frozen(names: list[str], patterns: Iterable[str]) -> dict[str, Frozen]:
                 f"--optim.freeze {text!r}: give PATTERN, PATTERN@:STEP (frozen until then), "
                 "PATTERN@STEP: (frozen from then on) or PATTERN@STEP:STEP"
             ) from None
-        found |= dict.fromkeys(_fitting(names, "freeze", pattern), span)
-    return found
+        span_by_name |= dict.fromkeys(_fitting(names, "freeze", pattern), span)
+    return span_by_name
 
 
 def _fitting(names: list[str], field: str, pattern: str) -> list[str]:

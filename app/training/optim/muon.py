@@ -58,18 +58,18 @@ class Muon(torch.optim.Optimizer):
         whole = wholes.whole(ahead, parameter)
         scale = 0.2 * max(whole.shape[0], whole.shape[1:].numel()) ** 0.5
         update = wholes.part(orthogonal(whole.flatten(1)).view_as(whole) * scale, parameter)
-        own = local_shard(parameter)
-        own.mul_(1 - group["lr"] * group["weight_decay"])
-        own.sub_(update.to(own.dtype) * group["lr"])
+        shard = local_shard(parameter)
+        shard.mul_(1 - group["lr"] * group["weight_decay"])
+        shard.sub_(update.to(shard.dtype) * group["lr"])
 
     def _by_adamw(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        state, gradient, own = self.state[parameter], local_gradient(parameter), local_shard(parameter)
+        state, gradient, shard = self.state[parameter], local_gradient(parameter), local_shard(parameter)
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         state["step"] += 1
         mean, square = local_shard(state["exp_avg"]), local_shard(state["exp_avg_sq"])
-        adamw.update(own, gradient, mean, square, group, state["step"].item())
+        adamw.update(shard, gradient, mean, square, group, state["step"].item())
 
 
 def is_for_muon(model: nn.Module, name: str, parameter: nn.Parameter) -> bool:
@@ -86,9 +86,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """Return a matrix with about the same singular vectors, and singular values near 1."""
     a, b, c = _FACTORS
     tall = matrix.shape[0] > matrix.shape[1]
-    found = (matrix.mT if tall else matrix).float()
-    found = found / (found.norm() + 1e-7)
+    wide = (matrix.mT if tall else matrix).float()
+    wide = wide / (wide.norm() + 1e-7)
     for _ in range(_TIMES):
-        square = found @ found.mT
-        found = a * found + (b * square + c * square @ square) @ found
-    return found.mT if tall else found
+        square = wide @ wide.mT
+        wide = a * wide + (b * square + c * square @ square) @ wide
+    return wide.mT if tall else wide

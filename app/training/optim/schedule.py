@@ -56,24 +56,24 @@ def check_points(config: OptimConfig, total_steps: int) -> None:
     """
     if config.schedule != "points":
         return
-    known = [Point.parse(text) for text in config.points]
-    for before, after in itertools.pairwise(known):
+    points = [Point.parse(text) for text in config.points]
+    for before, after in itertools.pairwise(points):
         if before.step(total_steps) >= after.step(total_steps):
             raise UserError(
                 f"--optim.points {before.text} {after.text}: each must be later than the one before it, in a run of "
                 f"{total_steps} steps"
             )
-    if known[-1].step(total_steps) < total_steps - 1:
+    if points[-1].step(total_steps) < total_steps - 1:
         raise UserError(
-            f"--optim.points end with {known[-1].text}, and the run has {total_steps} steps: add a point at the end, "
-            f"for example 100%:{known[-1].factor:g}"
+            f"--optim.points end with {points[-1].text}, and the run has {total_steps} steps: add a point at the end, "
+            f"for example 100%:{points[-1].factor:g}"
         )
 
 
 def _between(points: tuple[str, ...], step: int, total_steps: int) -> float:
     """Return the factor at a step, on straight lines between points."""
-    known = [Point.parse(text) for text in points]
-    places = [(point.step(total_steps), point.factor) for point in known]
+    parsed = [Point.parse(text) for text in points]
+    places = [(point.step(total_steps), point.factor) for point in parsed]
     before = [place for place in places if place[0] <= step] or places[:1]
     after = [place for place in places if place[0] > step] or places[-1:]
     (start, low), (end, high) = before[-1], after[0]

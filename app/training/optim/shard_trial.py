@@ -47,9 +47,9 @@ def check(name: str, make: Make, device: torch.device, sharded: bool, exact: boo
                 f"--optim.name {name} fails on small weights on {device.type}: {type(error).__name__}: {error}"
             ) from error
     _check_state(name, state, sharded)
-    for found in cut:
-        same = all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
-        near = all(_near(*each) for each in zip(start, whole, found, strict=True))
+    for joined in cut:
+        same = all(torch.equal(a, b) for a, b in zip(whole, joined, strict=True))
+        near = all(_near(*each) for each in zip(start, whole, joined, strict=True))
         if not near or (exact and not same):
             bits = " to the last bit, which --run.exact needs" if near else ""
             raise UserError(

@@ -29,15 +29,15 @@ def places(parameter: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """
     rows = parameter.shape[0] if parameter.ndim else 1
     columns = parameter.numel() // max(rows, 1)
-    found = [torch.arange(count, dtype=torch.int32, device=device) for count in (rows, columns)]
+    numbers = [torch.arange(count, dtype=torch.int32, device=device) for count in (rows, columns)]
     if isinstance(parameter, DTensor):
         for dim in (0, 1):
             here = [cut_dimension(each) == dim for each in parameter.placements]
             places = zip(here, parameter.placements, strict=True)
             # Of the vector of columns too, the first dimension is cut.
             cut = [(Shard(0) if dim else each) if ours else Replicate() for ours, each in places]
-            found[dim] = _part(found[dim], parameter, cut)
-    rows_here, columns_here = (each.to(device) for each in found)
+            numbers[dim] = _part(numbers[dim], parameter, cut)
+    rows_here, columns_here = (each.to(device) for each in numbers)
     return rows_here, columns_here
 
 

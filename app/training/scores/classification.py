@@ -45,10 +45,10 @@ class Classification(Metric):
         """Return accuracy and f1, f1_positive of two classes, and top-N accuracy if `top` is set."""
         matrix = self.matrix()
         right, there = matrix.diag(), matrix.sum(0) + matrix.sum(1)
-        found = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
+        shares = {"accuracy": _share(right.sum(), matrix.sum()), "f1": (2 * right / there)[there > 0].mean().item()}
         if self.classes == 2 and there[1]:
-            found["f1_positive"] = (2 * right[1] / there[1]).item()
-        return {**found, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
+            shares["f1_positive"] = (2 * right[1] / there[1]).item()
+        return {**shares, **({f"top{self.top}": _share(*self.total[-2:])} if self.top else {})}
 
     def fault(self) -> str:
         """Say that one class alone is predicted, where the data have several."""
@@ -115,8 +115,8 @@ class MultiLabel(Metric):
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch."""
-        found, there = predicted > 0, target > 0.5
-        cells = [found & there, found & ~there, ~found & there, ~found & ~there]
+        is_predicted, there = predicted > 0, target > 0.5
+        cells = [is_predicted & there, is_predicted & ~there, ~is_predicted & there, ~is_predicted & ~there]
         self.state += torch.cat([cell.sum(0) for cell in cells])
 
     def scores(self) -> dict[str, float]:

@@ -63,7 +63,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Scores:
     """Own metrics and torchmetrics, updated with each sample once and combined over ranks by `compute`."""
 
-    def __init__(self, device: torch.device, remarks: Remarks, *own: Metric, **metrics: Any):
+    def __init__(self, device: torch.device, remarks: Remarks, *metrics_of_app: Metric, **metrics: Any):
         """Collect what to score.
 
         Args:
@@ -72,9 +72,9 @@ class Scores:
                 calls their `compute`, which must combine the ranks.
         """
         moved = {name: metric.to(device) or metric for name, metric in metrics.items()}
-        self.own, self.metrics, self._remarks = own, moved, remarks
+        self.metrics_of_app, self.metrics, self._remarks = metrics_of_app, moved, remarks
         self.adapted = {name: adapted(name, metric) for name, metric in moved.items() if is_torchmetric(metric)}
-        self._summed = (*own, *self.adapted.values())
+        self._summed = (*metrics_of_app, *self.adapted.values())
         for metric in self._summed:
             metric.state = metric.state.to(device)
         # The weight of all samples, that of samples with a loss, and the weighted losses as an order-free sum.
@@ -107,10 +107,10 @@ class Scores:
         for metric, total in zip(self._summed, totals, strict=True):
             metric.total = total
         results: dict[str, float] = {}
-        for metric in self.own:
-            own = metric.scores()
-            results |= {prefix + name: score for name, score in own.items()}
-            self._remarks.add(metric, list(own), prefix)
+        for metric in self.metrics_of_app:
+            scores_by_name = metric.scores()
+            results |= {prefix + name: score for name, score in scores_by_name.items()}
+            self._remarks.add(metric, list(scores_by_name), prefix)
         for name, metric in self.metrics.items():
             over_ranks = self.adapted.get(name)
             score = over_ranks.scores() if over_ranks else {name: float(metric.compute())}

@@ -44,19 +44,19 @@ class AveragePrecision(Metric):
             predicted: for each, `boxes` [detections, 4] as left, top, right, bottom, `scores` and `labels`.
             target: for each, `boxes` and `labels` of the truth.
         """
-        for found, there in zip(predicted, target, strict=True):
-            boxes, scores, labels = (found[name].cpu().double().numpy() for name in ("boxes", "scores", "labels"))
+        for detected, there in zip(predicted, target, strict=True):
+            boxes, scores, labels = (detected[name].cpu().double().numpy() for name in ("boxes", "scores", "labels"))
             real, classes = (there[name].cpu().double().numpy() for name in ("boxes", "labels"))
             counts = np.bincount(classes.astype(int), minlength=len(self.names))
             self.state += torch.tensor(
                 [1, len(boxes), len(real), *counts], dtype=torch.float64, device=self.state.device
             )
             for label in np.unique(labels):
-                own = np.flatnonzero(labels == label)
-                own = own[np.argsort(-scores[own], kind="stable")][:MOST]
-                self._classes.append(np.full(len(own), int(label), np.int32))
-                self._scores.append(scores[own])
-                self._right.append(matched(boxes[own], real[classes == label]))
+                of_class = np.flatnonzero(labels == label)
+                of_class = of_class[np.argsort(-scores[of_class], kind="stable")][:MOST]
+                self._classes.append(np.full(len(of_class), int(label), np.int32))
+                self._scores.append(scores[of_class])
+                self._right.append(matched(boxes[of_class], real[classes == label]))
 
     def scores(self) -> dict[str, float]:
         """Return `map50` and `map`, the latter by class too, such as `map_cat`, and counts of `images` and `boxes`.
@@ -65,42 +65,42 @@ class AveragePrecision(Metric):
         """
         # Ranks have neighbouring images in their order, so that equal scores come in the same order on any layout.
         none = np.zeros((0, len(THRESHOLDS)), bool)
-        own = (
+        detections_of_rank = (
             np.concatenate([np.zeros(0, np.int32), *self._classes]),
             np.concatenate([np.zeros(0), *self._scores]),
             np.packbits(np.concatenate([none, *self._right]), axis=1),
         )
-        gathered = collectives.gather(own)
+        gathered = collectives.gather(detections_of_rank)
         classes, values, packed = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
         right = np.unpackbits(packed, axis=1, count=len(THRESHOLDS)).astype(bool)
         images, _, boxes, *counts = (int(number) for number in self.total)
-        found = dict[str, np.ndarray]()
+        precisions_by_class = dict[str, np.ndarray]()
         for label, (name, count) in enumerate(zip(self.names, counts, strict=True)):
             if count:
                 own_rows = classes == label
-                found[name] = precisions(values[own_rows], right[own_rows], count)
-        each = np.array(list(found.values())).reshape(-1, len(THRESHOLDS))
+                precisions_by_class[name] = precisions(values[own_rows], right[own_rows], count)
+        each = np.array(list(precisions_by_class.values())).reshape(-1, len(THRESHOLDS))
         means = {"map50": each[:, 0].mean(), "map": each.mean()} if len(each) else {}
-        by_class = {f"map_{name}": row.mean() for name, row in zip(found, each, strict=True)}
+        by_class = {f"map_{name}": row.mean() for name, row in zip(precisions_by_class, each, strict=True)}
         shares = {name: float(value) for name, value in {**means, **by_class}.items()}
         return {**shares, "images": images, "boxes": boxes}
 
     def fault(self) -> str:
         """Say that no box is found, where there are some."""
-        _, found, boxes, *_ = self.total
-        return f"no box is found, and there are {int(boxes):,}: {TRY}" if boxes and not found else ""
+        _, detections, boxes, *_ = self.total
+        return f"no box is found, and there are {int(boxes):,}: {TRY}" if boxes and not detections else ""
 
 
-def matched(found: np.ndarray, real: np.ndarray) -> np.ndarray:
+def matched(detected: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Match detections of one class in one image, the surest first, each with the free box that it covers best.
 
     Returns:
         For each detection and threshold whether it is right, bool [detections, thresholds].
     """
-    right = np.zeros((len(found), len(THRESHOLDS)), bool)
+    right = np.zeros((len(detected), len(THRESHOLDS)), bool)
     if not len(real):
         return right
-    covers = iou(found, real)
+    covers = iou(detected, real)
     free = np.ones((len(THRESHOLDS), len(real)), bool)
     rows = np.arange(len(THRESHOLDS))
     for index, each in enumerate(covers):
@@ -135,11 +135,11 @@ def precisions(scores: np.ndarray, right: np.ndarray, count: int) -> np.ndarray:
     recall = hits / count
     precision = hits / np.arange(1, len(ordered) + 1)[:, None]
     best = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
-    found = np.zeros(len(THRESHOLDS))
+    by_threshold = np.zeros(len(THRESHOLDS))
     for index in range(len(THRESHOLDS)):
         places = np.searchsorted(recall[:, index], RECALLS, side="left")
         reached = places < len(ordered)
-        found[index] = np.where(
+        by_threshold[index] = np.where(
             reached, best[np.minimum(places, len(ordered) - 1), index] if len(ordered) else 0, 0
         ).mean()
-    return found
+    return by_threshold

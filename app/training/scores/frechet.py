@@ -21,10 +21,10 @@ class PixelFrechet(Metric):
     order.
     """
 
-    def __init__(self, known: tuple[Tensor, Tensor]):
+    def __init__(self, real_moments: tuple[Tensor, Tensor]):
         """Compare with images whose mean and covariance `moments_of` returned."""
-        self.known = known
-        self.features = len(known[0])
+        self.real_moments = real_moments
+        self.features = len(real_moments[0])
         super().__init__(1 + self.features + self.features**2)
 
     def update(self, images: Tensor) -> None:  # type: ignore[override]  # generated images have no target
@@ -38,7 +38,7 @@ class PixelFrechet(Metric):
         count, *rest = self.total
         total, products = torch.tensor(rest, dtype=torch.float64).split([self.features, self.features**2])
         there = moments(count, total, products.view(self.features, -1))
-        return {"frechet": float(distance(*self.known, *there))}
+        return {"frechet": float(distance(*self.real_moments, *there))}
 
 
 def moments_of(images: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -41,12 +41,12 @@ class Overlap(Metric):
         Args:
             predicted, truth: classes, [images, *sides] or [images, 1, *sides].
         """
-        for own, real in zip(predicted.long().flatten(1), truth.long().flatten(1), strict=True):
+        for guess, real in zip(predicted.long().flatten(1), truth.long().flatten(1), strict=True):
             if self.ignores:
-                own, real = own[real != IGNORED], real[real != IGNORED]
+                guess, real = guess[real != IGNORED], real[real != IGNORED]
             classes = len(self.names)
-            both = torch.bincount(own[own == real], minlength=classes)
-            sizes = torch.bincount(own, minlength=classes) + torch.bincount(real, minlength=classes)
+            both = torch.bincount(guess[guess == real], minlength=classes)
+            sizes = torch.bincount(guess, minlength=classes) + torch.bincount(real, minlength=classes)
             present = torch.bincount(real, minlength=classes) > 0
             dice = (2.0 * both.double() / sizes.clamp(min=1) / GRID).round()
             self.state += torch.cat([present, dice, both, sizes - both])
@@ -68,8 +68,8 @@ class Overlap(Metric):
         """Say that of several classes one alone is ever found."""
         images, _, both, _ = torch.tensor(self.total, dtype=torch.float64).view(4, -1)
         there = [index for index, count in enumerate(images.tolist()) if count]
-        found = [index for index in there if both[index]]
-        if len(there) < 2 or len(found) > 1:
+        partly_right = [index for index in there if both[index]]
+        if len(there) < 2 or len(partly_right) > 1:
             return ""
-        lost = ", ".join(self.names[index] for index in there if index not in found)
+        lost = ", ".join(self.names[index] for index in there if index not in partly_right)
         return f"no pixel is right of {lost}: {TRY}"

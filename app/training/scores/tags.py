@@ -36,12 +36,18 @@ class EntityScores(Metric):
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch: [rows, length, tags] and [rows, length]."""
-        kept = target != IGNORED
-        rows = kept.nonzero()[:, 0].cpu().numpy()
-        chosen, right = predicted.argmax(-1)[kept].cpu().numpy(), target[kept].cpu().numpy()
-        found, there = (self._entities(tags, rows) for tags in (chosen, right))
-        counts = [len(there & found), len(found), len(there), int((chosen == right).sum()), len(right)]
-        by_type = [self._by_type(entities) for entities in (there & found, found, there)]
+        has_tag = target != IGNORED
+        rows = has_tag.nonzero()[:, 0].cpu().numpy()
+        chosen, right = predicted.argmax(-1)[has_tag].cpu().numpy(), target[has_tag].cpu().numpy()
+        predicted_entities, there = (self._entities(tags, rows) for tags in (chosen, right))
+        counts = [
+            len(there & predicted_entities),
+            len(predicted_entities),
+            len(there),
+            int((chosen == right).sum()),
+            len(right),
+        ]
+        by_type = [self._by_type(entities) for entities in (there & predicted_entities, predicted_entities, there)]
         whole = np.concatenate([counts, *by_type])
         self.state += torch.tensor(whole, dtype=torch.float64, device=self.state.device)
 
@@ -68,8 +74,8 @@ class EntityScores(Metric):
 
     def scores(self) -> dict[str, float]:
         """Return precision, recall and f1 of entities, 0 where there is none, and accuracy of tokens."""
-        hit, found, there, right, tokens = self.total[:5]
-        shares = {"precision": (hit, found), "recall": (hit, there), "f1": (2 * hit, found + there)}
+        hit, predicted_count, there, right, tokens = self.total[:5]
+        shares = {"precision": (hit, predicted_count), "recall": (hit, there), "f1": (2 * hit, predicted_count + there)}
         return {
             **{name: part / whole if whole else 0.0 for name, (part, whole) in shares.items()},
             "accuracy": right / tokens,
@@ -77,18 +83,18 @@ class EntityScores(Metric):
 
     def fault(self) -> str:
         """Say that no entity is found, where there are some."""
-        _, found, there, *_ = self.total
-        return f"no entity is found, and there are {int(there):,}: {TRY}" if there and not found else ""
+        _, predicted_count, there, *_ = self.total
+        return f"no entity is found, and there are {int(there):,}: {TRY}" if there and not predicted_count else ""
 
     def report(self) -> dict[str, Any]:
         """Return `entities`: precision, recall, f1 and support by type, and their means, as seqeval's report."""
         counts = np.array(self.total[5:]).reshape(3, -1).T
         each = {
-            name or "_": of_counts(hit, found, there, "support")
-            for name, (hit, found, there) in zip(self.types, counts.tolist(), strict=True)
+            name or "_": of_counts(hit, predicted_count, there, "support")
+            for name, (hit, predicted_count, there) in zip(self.types, counts.tolist(), strict=True)
         }
-        hit, found, there = self.total[:3]
-        whole = {"micro avg": of_counts(hit, found, there, "support")}
+        hit, predicted_count, there = self.total[:3]
+        whole = {"micro avg": of_counts(hit, predicted_count, there, "support")}
         scores = [[row[key] or 0.0 for key in ("precision", "recall", "f1")] for row in each.values()]
         supports = np.array([row["support"] for row in each.values()], float)
         for name, shares in (("macro avg", np.ones(len(each))), ("weighted avg", supports)):
@@ -106,8 +112,8 @@ class TokenScores(Classification):
 
     def update(self, predicted: Tensor, target: Tensor) -> None:
         """Add a micro-batch: [rows, length, tags] and [rows, length]."""
-        kept = target != IGNORED
-        super().update(predicted[kept], target[kept])
+        has_tag = target != IGNORED
+        super().update(predicted[has_tag], target[has_tag])
 
     def in_depth(self) -> list[Metric]:
         """Return no calibration: it would count the tokens that have no tag."""

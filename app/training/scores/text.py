@@ -50,18 +50,18 @@ def text_scores(written: Sequence[str], truth: Sequence[str], tokenize: str = "1
         rouge2 and rougeL (Lin, 2004) if rouge_score is.
     """
     same = (text.strip() == true.strip() for text, true in zip(written, truth, strict=True))
-    found = {"same": sum(same) / len(truth)}
+    score_by_name = {"same": sum(same) / len(truth)}
     if is_installed("sacrebleu"):
         import sacrebleu
 
-        found["chrf"] = sacrebleu.corpus_chrf(list(written), [list(truth)]).score
+        score_by_name["chrf"] = sacrebleu.corpus_chrf(list(written), [list(truth)]).score
         # Forced: without a word about texts whose words are cut already.
-        found["bleu"] = sacrebleu.corpus_bleu(list(written), [list(truth)], tokenize=tokenize, force=True).score
+        score_by_name["bleu"] = sacrebleu.corpus_bleu(list(written), [list(truth)], tokenize=tokenize, force=True).score
     if is_installed("rouge_score"):
         from rouge_score.rouge_scorer import RougeScorer
 
         kinds = ["rouge1", "rouge2", "rougeL"]
         scorer = RougeScorer(kinds, use_stemmer=True)
         each = [scorer.score(true, text) for text, true in zip(written, truth, strict=True)]
-        found |= {kind: 100 * sum(scores[kind].fmeasure for scores in each) / len(each) for kind in kinds}
-    return found
+        score_by_name |= {kind: 100 * sum(scores[kind].fmeasure for scores in each) / len(each) for kind in kinds}
+    return score_by_name
