@@ -49,6 +49,7 @@ lint: $(READY)
 
 docs: $(SITE)/ready  ## build the documents and the API into site/; a warning is an error
 	$(SITE)/bin/mkdocs build --strict
+	@echo "to read it: python3 -m http.server -d site"
 
 release:  ## make release VERSION=0.2.0: date the changelog, build, try the wheel in an empty environment, commit and tag
 	.ci/release $(VERSION)

@@ -143,7 +143,9 @@ class Run:
     def _open(self, settings: RunConfig, taken: ExitStack) -> None:
         if settings.exact:
             taken.enter_context(exact_gradients.settings())
-        accelerator = Accelerator(settings.threads or int(settings.exact), settings.timeout, settings.slices)
+        accelerator = Accelerator(
+            settings.threads or int(settings.exact), settings.timeout, settings.slices, broadcasts_buffers=False
+        )
         compiling = accelerator.state.dynamo_plugin
         if regional_compilation.is_asked_for(compiling):
             taken.enter_context(regional_compilation.settings(compiling, settings.exact))

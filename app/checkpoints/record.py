@@ -8,7 +8,7 @@ from typing import Any
 
 from app import storage
 from app.distributed.layout_record import Layout
-from app.storage.records import JsonRecord
+from app.storage.records import JsonRecord, NewerFormat
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
@@ -81,6 +81,7 @@ def read(folder: Path) -> Record:
     """Read a checkpoint's record, with what was measured later.
 
     Raises:
+        NewerFormat: a newer version has written it.
         OSError, ValueError: the record cannot be read, or is damaged. Damaged later scores are left out.
     """
     fields = _fields(folder, RECORD)
@@ -89,6 +90,8 @@ def read(folder: Path) -> Record:
         fields |= {name: later[name] for name in _LATER if name in later}
     try:
         return Record.from_json(fields)
+    except NewerFormat as newer:
+        raise NewerFormat(f"{folder / RECORD}: {newer}") from None
     except ValueError as error:
         raise ValueError(f"{folder / RECORD} is not the record that was written: {error}") from None
 

@@ -17,7 +17,7 @@ from app.distributed import collectives
 from app.distributed.state import manifest
 from app.distributed.state.attempt import STATE, Attempt, SaveOutcome
 from app.errors import UserError
-from app.storage.records import FileSum
+from app.storage.records import FileSum, NewerFormat
 
 _NOT_WHOLE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)  # errors that show damage, not a failing disk
 _NAME = re.compile(r"step-(\d{8,})")
@@ -124,6 +124,8 @@ class CheckpointStore:
             except (OSError, ValueError) as error:
                 problem = error
             problems = collectives.agree(problem and UserError(str(problem)))
+            if any(collectives.gather(isinstance(problem, NewerFormat))):
+                raise UserError(f"{problems[0]}, or give another --run.dir to start a run")
             if not problems:
                 about = collectives.from_main(partial(_record_or_why_not, folder))
                 if isinstance(about, Record):
@@ -151,6 +153,8 @@ class CheckpointStore:
             raise UserError(f"{self.folder} has no checkpoint of step {step}; there are {there}")
         try:
             manifest.verify(self.path(step), on_block=self._on_block)
+        except NewerFormat as newer:
+            raise UserError(f"{newer}, or take another step") from None
         except (OSError, ValueError) as error:
             raise UserError(f"the checkpoint of step {step} is damaged: {error}; take another step") from None
         about = _record_or_why_not(self.path(step))
@@ -165,19 +169,26 @@ class CheckpointStore:
             Also what went wrong with the scores; empty where nothing did.
 
         Raises:
-            UserError: another run has taken the folder.
+            UserError: another run has taken the folder, or a newer version has written the checkpoint.
         """
         folder = self.path(about.step)
         try:
             manifest.verify(folder, on_block=self._on_block)
+        except NewerFormat as newer:
+            raise UserError(f"{newer}, or give another --run.dir") from None
         except (OSError, ValueError):
             return False, ""
         try:
             if later := record.later_fields(folder, about):
                 self.check_owner()
                 record.write_later(folder, later)
+        except NewerFormat as newer:
+            raise UserError(f"{newer}, or give another --run.dir") from None
         except OSError as error:
             return True, f"the one that is there keeps its earlier scores: {error}"
+        except ValueError:  # whole, but not to be read: it is put aside, and not deleted
+            self._unread.add(about.step)
+            return False, ""
         return True, ""
 
     def _start(self, step: int) -> Path:
@@ -210,8 +221,9 @@ class CheckpointStore:
         steps = self.steps()
         # A later step is another run's, unless this one passed over it when it resumed.
         before = [step for step in steps if step <= newest]
-        wanted = self.retention.wanted({step: self.path(step) for step in before})
-        for step in sorted({*before, *(self._damaged | self._unread).intersection(steps)} - wanted):
+        passed_over = self._damaged | self._unread  # they take no good one's place
+        wanted = self.retention.wanted({step: self.path(step) for step in before if step not in passed_over})
+        for step in sorted({*before, *passed_over.intersection(steps)} - wanted):
             self.check_owner()
             self._remove(step)
 
@@ -238,6 +250,8 @@ class CheckpointStore:
 def _record_or_why_not(folder: Path) -> Record | str:
     try:
         return record.read(folder)
+    except NewerFormat as newer:
+        raise UserError(f"{newer}, or give another --run.dir to start a run") from None
     except ValueError as error:
         return str(error)
 

@@ -48,14 +48,33 @@ class Accelerator(accelerate.Accelerator):
     What `save_state` writes, any layout can load.
     """
 
-    def __init__(self, threads: int = 0, timeout: float = 1800.0, slices: int = 0):
+    def __init__(
+        self,
+        threads: int = 0,
+        timeout: float = 1800.0,
+        slices: int = 0,
+        broadcasts_buffers: bool = True,
+        **of_accelerate: Any,
+    ):
         """Join the launcher's process group.
 
         Args:
             threads: number of threads for arithmetic on CPU; 0 shares the machine's cores among its processes.
             timeout: seconds that a rank may hang before its stack is shown; collectives wait longer. 0: no limit.
             slices: in how many slices layers are computed, on any number of processes; 0: as tp_size asks.
+            broadcasts_buffers: let DDP give all ranks the first one's buffers before each forward pass. A Run does
+                without: it brings together those that training changes, once in a step.
+            of_accelerate: arguments of accelerate's own Accelerator, all of which are refused.
+
+        Raises:
+            UserError: such an argument, or what the profile asks for cannot be had.
         """
+        if of_accelerate:
+            raise UserError(
+                f"Accelerator({', '.join(of_accelerate)}): leave it out; precision, wrapping and devices come from the "
+                "profile (accelerate launch --config_file, --mixed_precision), and the loop accumulates by itself"
+            )
+        self._broadcasts_buffers = broadcasts_buffers
         self._keeps_types = False  # whether accelerate is to leave the types of weights alone
         if accelerate_patches.forked_after_cuda():
             raise UserError(
@@ -193,9 +212,9 @@ class Accelerator(accelerate.Accelerator):
             fsdp.gather_to_generate(item)
             wrapper = getattr(item, "_orig_mod", item)  # torch.compile is outermost
             if isinstance(wrapper, nn.parallel.DistributedDataParallel):
-                # It would broadcast all buffers in each step; buffers.py broadcasts those that change. torch 2.13 calls
-                # this forward_sync_buffers, and still accepts the name of 2.11.
-                wrapper.broadcast_buffers = False
+                # torch 2.13 calls this forward_sync_buffers, and still accepts the name of 2.11.
+                if not self._broadcasts_buffers:
+                    wrapper.broadcast_buffers = False
                 accelerate_patches.fix_buckets(wrapper)
         return result
 

@@ -187,7 +187,7 @@ def note_in_time(note: Callable[[str], None], reason: str, seconds: float = 10.0
 
 def _bytes_in(folders: Sequence[Path]) -> int:
     """Sum the sizes of all files in folders, while some may be created or deleted."""
-    entries = (entry for folder in folders for entry in storage.at(folder).walk())
+    entries = (entry for folder in folders for entry in storage.at(folder).walk(tolerant=True))
     return sum(entry.size for entry in entries if entry.kind is storage.Kind.FILE)
 
 

@@ -152,7 +152,7 @@ class History:
         """List, by name, the pictures of the last step that has any."""
         files = storage.at(self.folder / "images")
         by_name: dict[str, dict[str, list[Path]]] = {}
-        for entry in sorted(files.walk(), key=lambda entry: files.place / entry.name):
+        for entry in sorted(files.walk(tolerant=True), key=lambda entry: files.place / entry.name):
             file = files.place / entry.name
             matched = _PICTURE.fullmatch(file.name)
             if matched and entry.kind is storage.Kind.FILE and files.lies_inside(entry.name):

@@ -141,8 +141,15 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def walk(self, name: str = "") -> Iterator[Entry]:
-        """Yield all that lies below a folder, without following links, and leaving out what cannot be listed."""
+    def walk(self, name: str = "", tolerant: bool = False) -> Iterator[Entry]:
+        """Yield all that lies below a folder, without following links; nothing where there is no folder.
+
+        Args:
+            tolerant: leave out what cannot be listed.
+
+        Raises:
+            OSError: a folder cannot be listed.
+        """
 
     @abstractmethod
     def find(self, name: str, depth: int) -> Iterator[Path]:

@@ -60,15 +60,19 @@ class LocalStorage(Storage):
         entries = (self.entry(each, follow=False) for each in inner)
         return [entry for entry in entries if entry]  # the others have been deleted since
 
-    def walk(self, name: str = "") -> Iterator[Entry]:
+    def walk(self, name: str = "", tolerant: bool = False) -> Iterator[Entry]:
         try:
             entries = self.entries(name)
+        except (FileNotFoundError, NotADirectoryError):  # it may have been deleted since it was listed
+            return
         except OSError:
+            if not tolerant:
+                raise
             return
         yield from sorted(entries, key=lambda entry: entry.kind is not Kind.FOLDER)
         for entry in entries:
             if entry.kind is Kind.FOLDER:
-                yield from self.walk(entry.name)
+                yield from self.walk(entry.name, tolerant)
 
     def find(self, name: str, depth: int) -> Iterator[Path]:
         for level in range(depth + 1):
@@ -187,7 +191,7 @@ class LocalStorage(Storage):
         drafts.publish(self._path(draft), self._path(name))
 
     def published(self, seal: str) -> list[str]:
-        names = [entry.name for entry in self.entries()] if self.is_folder() else []
+        names = sorted(os.listdir(self.place)) if self.is_folder() else []  # one that cannot be read is published too
         return [name for name in names if not drafts.is_draft(name)]
 
     def retract(self, name: str, seal: str) -> None:

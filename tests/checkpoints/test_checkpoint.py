@@ -166,7 +166,10 @@ def test_several_damaged_ones_are_passed_over(tmp_path):
 
 
 def test_no_flipped_bit_of_the_manifest_does_harm(tmp_path):
-    """Each of its bits in turn: an older one is taken, or it is as good as before; never a fault."""
+    """Each of its bits in turn: an older one is taken, or it is as good as before; never a fault.
+
+    A format of which a bit is flipped may be that of a newer version, which is refused.
+    """
     to = checkpoints(tmp_path)
     save(to, 1, 2)
     path = to.path(2) / MANIFEST
@@ -174,7 +177,10 @@ def test_no_flipped_bit_of_the_manifest_does_harm(tmp_path):
     passed = 0
     for place in range(len(whole)):
         path.write_bytes(flip(whole, place, place % 8))
-        passed += newest(to)[0] == 2
+        try:
+            passed += newest(to)[0] == 2
+        except UserError as newer:
+            assert "a newer version wrote it" in str(newer) and whole.find(b'"format"') <= place
     assert passed < len(whole) / 4  # names, sizes and hashes are most of it; the rest is layout and the word "hash"
 
 
@@ -564,3 +570,84 @@ def test_a_disk_that_fails_while_scores_are_added_costs_a_warning(tmp_path, monk
         (problem,) = to.save(Record(1, {"score": 0.9}), writer(1)).problems
     assert "keeps its earlier scores" in problem and newest(checkpoints(tmp_path)) == (1, [])
     assert sorted(path.name for path in to.path(1).iterdir()) == [MANIFEST, RECORD, STATE]
+
+
+@pytest.fixture
+def flaky(monkeypatch):
+    """Give a function that makes looking at one name fail, as network disks do now and then."""
+    entry = LocalStorage.entry
+
+    def flaky(ending: str) -> None:
+        def fail(storage, name="", follow=True):
+            if str(storage.place / name).endswith(ending):
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return entry(storage, name, follow)
+
+        monkeypatch.setattr(LocalStorage, "entry", fail)
+
+    return flaky
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_left_out_of_a_checkpoint(tmp_path, flaky):
+    to = checkpoints(tmp_path)
+    save(to, 1)
+    flaky(f"{STATE}/__0_0.distcp")
+    outcome = to.save(Record(2, unknown={"note": 2}), writer(2))
+    assert "Stale file handle" in outcome.problems[0] and to.steps() == [1]
+
+
+def test_what_cannot_be_looked_at_is_not_deleted_with_a_checkpoint(tmp_path, flaky):
+    to = checkpoints(tmp_path, keep=1)
+    save(to, 1)
+    (to.path(1) / "notes.txt").write_text("mine")
+    flaky("notes.txt")
+    to.save(Record(2, unknown={"note": 2}), writer(2))
+    assert 2 in to.steps() and (to.path(1) / "notes.txt").read_text() == "mine"
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_listed(tmp_path, flaky):
+    to = checkpoints(tmp_path)
+    save(to, 1)
+    flaky("step-00000001")
+    assert to.steps() == [1]
+
+
+@pytest.mark.parametrize("name", [RECORD, MANIFEST])
+def test_a_checkpoint_of_a_newer_version_is_refused_and_stays(tmp_path, name):
+    to = checkpoints(tmp_path)
+    save(to, 1)
+    save(to, 2)
+    write_newer(to.path(2), name)
+    before = {path: path.read_bytes() for path in to.path(2).rglob("*") if path.is_file()}
+    again = checkpoints(tmp_path)
+    for refused in (lambda: again.newest(print), lambda: again.at(2)):
+        with pytest.raises(UserError, match=rf"{name}: a newer version wrote it .*update"):
+            refused()
+    outcome = again.save(Record(2, {"loss": 1.0}, unknown={"note": 2}), writer(2))
+    assert outcome.lasting and "a newer version wrote it" in outcome.problems[0]
+    save(again, 3)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def write_newer(folder: Path, name: str) -> None:
+    """Make a file of a checkpoint one of a later format, in a folder that is whole."""
+    fields = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**fields, "format": "2999-01"}))
+    if name != MANIFEST:
+        listed = json.loads((folder / MANIFEST).read_text())
+        listed["files"][name] = {"size": (folder / name).stat().st_size, "xxh3": checksum(folder, name)}
+        (folder / MANIFEST).write_text(json.dumps(listed))
+
+
+def test_a_checkpoint_whose_record_cannot_be_read_is_put_aside(tmp_path):
+    """Its files are as they were written, so nothing of it is deleted where its step is saved again."""
+    to = checkpoints(tmp_path)
+    save(to, 1)
+    fields = json.loads((to.path(1) / RECORD).read_text())
+    del fields["seen"]
+    (to.path(1) / RECORD).write_text(json.dumps(fields))
+    listed = json.loads((to.path(1) / MANIFEST).read_text())
+    listed["files"][RECORD] = {"size": (to.path(1) / RECORD).stat().st_size, "xxh3": checksum(to.path(1), RECORD)}
+    (to.path(1) / MANIFEST).write_text(json.dumps(listed))
+    save(to, 1)
+    assert newest(to) == (1, []) and len([name for name in names(to) if name.endswith(".unread")]) == 1

@@ -273,7 +273,7 @@ def test_sparklines():
 def test_watching_a_run_to_its_end(folder, tmp_path):
     """On a terminal the view follows the run, and ends with it."""
     program = (
-        "import sys, time; sys.path.insert(0, 'tests'); from tiny import train; "
+        "import sys, time; sys.path.insert(0, 'tests'); from support.tiny import train; "
         f"train({str(tmp_path / 'run')!r}, lambda run, model: time.sleep(0.3), log_every=1)"
     )
     training = subprocess.Popen(

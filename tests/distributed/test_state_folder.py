@@ -74,6 +74,44 @@ def test_a_save_that_is_killed_leaves_the_earlier_state_and_its_name(saved, monk
     Launch().accelerator.load_state(saved)
 
 
+def test_the_earlier_state_comes_back_where_the_new_one_cannot_take_its_place(saved, monkeypatch):
+    publish, before = LocalStorage.publish, (saved / "state" / "objects.json").read_bytes()
+
+    def fail_once(*args):
+        monkeypatch.setattr(LocalStorage, "publish", publish)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(LocalStorage, "publish", fail_once)
+    with pytest.raises(UserError, match=r"was not written: .*Input/output error"):
+        Launch().step().step().accelerator.save_state(saved)
+    assert (saved / "state" / "objects.json").read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+def test_what_killed_saves_have_left_is_swept_and_nothing_else(saved):
+    ours = ["state.0123456789abcdef.tmp", "state.0123456789abcdef.replaced"]
+    users = ["state.tmp", "state.v2.0123456789abcdef.replaced", "state.old"]
+    for name in (*ours, *users):
+        (saved.parent / name).mkdir()
+        (saved.parent / name / "notes.txt").write_text("mine")
+    Launch().accelerator.save_state(saved)
+    assert {path.name for path in saved.parent.iterdir()} == {"state", *users}
+
+
+def test_generators_stay_where_ranks_share_samples_otherwise(saved):
+    """As many processes, but other data ranks: those of tensor parallelism draw the same numbers."""
+    content = json.loads((saved / "random.json").read_text())
+    (saved / "random.json").write_text(json.dumps({**content, "data_ranks": 2}))
+    names = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path.name != MANIFEST]
+    manifest.write(saved, manifest.entries(saved, map(str, names)))
+    torch.manual_seed(7)
+    drawn = torch.rand(3)
+    launch = Launch()
+    torch.manual_seed(7)
+    launch.accelerator.load_state(saved)
+    assert torch.rand(3).equal(drawn)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "more/notes.txt"])
 def test_a_folder_with_something_else_is_left_alone(saved, name):
     (saved / name).parent.mkdir(exist_ok=True)
@@ -126,6 +164,7 @@ def test_a_folder_of_accelerates_own_format_is_refused(tmp_path):
 def test_what_accelerates_methods_have_and_these_do_not_is_refused(tmp_path):
     accelerator = Launch().accelerator
     for call, told in {
+        lambda: Accelerator(mixed_precision="bf16"): "mixed_precision.*profile",
         lambda: accelerator.save_state(): "needs a folder",
         lambda: accelerator.load_state(): "needs a folder",
         lambda: accelerator.save_state(tmp_path / "a", safe_serialization=False): "safe_serialization",
@@ -157,7 +196,7 @@ def test_an_object_that_would_need_a_pickle_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_generators_come_back_on_as_many_ranks_as_saved_them(saved, ranks):
     states = json.loads((saved / "random.json").read_text())["ranks"]
-    (saved / "random.json").write_text(json.dumps({"ranks": states * ranks}))
+    (saved / "random.json").write_text(json.dumps({"data_ranks": 1, "ranks": states * ranks}))
     names = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path.name != MANIFEST]
     manifest.write(saved, manifest.entries(saved, map(str, names)))
     torch.manual_seed(7)

@@ -133,7 +133,8 @@ IN_A_CELL = """
 import builtins, os, signal, sys
 sys.path[:0] = ["tests", "."]
 builtins.__IPYTHON__ = True  # as in a kernel
-import tiny, torch
+import torch
+from support import tiny
 
 before = signal.getsignal(signal.SIGINT)
 

@@ -48,6 +48,11 @@ def prepared(seed: int):
 def main(folder: Path, name: str) -> None:
     """Train two steps from a seed of this layout and save; then load every state that is there, and save it again."""
     accelerator, model, optimizer, schedule, seen = prepared(len(name))
+    if "--gone" in sys.argv:
+        accelerator.load_state(folder / "gone")
+    if "--one-rank" in sys.argv:
+        seen.content = {"what": object() if accelerator.process_index else 1}
+        accelerator.save_state(folder / "refused")
     for step in range(2):
         ids = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(step))
         accelerator.backward(model(input_ids=ids, labels=ids).loss)
@@ -64,8 +69,6 @@ def main(folder: Path, name: str) -> None:
         accelerator.load_state(folder / saved)
         assert seen.content["nested"][0] == saved
         accelerator.save_state(folder / f"{saved}-{name}")
-    if name == "one" and "--refused" in sys.argv:
-        accelerator.load_state(folder / "gone")
     accelerator.end_training()
 
 

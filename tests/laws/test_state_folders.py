@@ -1,6 +1,7 @@
 """`save_state` and `load_state` of our Accelerator, without a Run: any layout loads what any has saved, to the bit."""
 
 import json
+import re
 
 import pytest
 from support.launching import ROOT, launch, state_tensors
@@ -47,6 +48,12 @@ def test_nothing_else_is_left(folder):
     assert len(json.loads((folder / "tp" / "random.json").read_text())["ranks"]) == 2
 
 
-def test_a_folder_that_is_not_there_ends_every_rank_with_one_line(folder):
-    result = launch(*LAYOUTS["one"], SCRIPT, folder, "one", "--refused")
-    assert result.status == 1 and "load_state: " in result.output and "there is no such folder" in result.output
+@pytest.mark.parametrize(
+    "flag, told",
+    [("--gone", "load_state: .*there is no such folder"), ("--one-rank", "rank 1: objects.0.what holds a object")],
+)
+def test_what_one_rank_refuses_ends_every_rank(folder, flag, told):
+    """Also where the others could go on: they do not wait for it."""
+    result = launch(*LAYOUTS["ddp"], SCRIPT, folder, "ddp", flag, timeout=90)
+    assert result.status == 1 and len(re.findall(f"UserError: .*{told}", result.output)) == 2, result.output[-3000:]
+    assert not [path.name for path in folder.iterdir() if "refused" in path.name]

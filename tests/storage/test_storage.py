@@ -459,3 +459,21 @@ def test_a_call_that_touches_files_is_seen(line):
 @pytest.mark.parametrize("line", ["text.replace('a', 'b')", "self._files.exists('x')", "storage.at(p).open('x')"])
 def test_a_call_that_touches_none_is_not(line):
     assert touches(line) == []
+
+
+def test_a_walk_tells_what_it_cannot_look_at_unless_it_is_tolerant(tmp_path, monkeypatch):
+    """On a disk: one name that fails for a moment must not make its folder look empty."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_text("text")
+    files, entry = LocalStorage(tmp_path), LocalStorage.entry
+
+    def fail(storage, name="", follow=True):
+        if name.endswith("file"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return entry(storage, name, follow)
+
+    monkeypatch.setattr(LocalStorage, "entry", fail)
+    for look in (lambda: list(files.walk()), files.files):
+        with pytest.raises(OSError, match="Stale file handle"):
+            look()
+    assert [each.name for each in files.walk(tolerant=True)] == ["inner"]

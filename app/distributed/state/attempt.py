@@ -70,6 +70,7 @@ class Attempt:
             )  # then all files are there, whoever wrote them
             mine = self._agreed(lambda: manifest.vouch(draft, self.rank, self.on_block))
             sums = {name: entry for part in collectives.gather(mine, self.group) for name, entry in part.items()}
+            self._agreed(lambda: _check_written(draft, sums))
             self._agreed(lambda: finish(draft, sums) if self.rank == 0 else None)
         except _NotSaved as failed:
             return failed.outcome
@@ -104,3 +105,13 @@ class Attempt:
             pass
         # torch puts the errors of all ranks into one, whose text is all their tracebacks.
         return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
+def _check_written(draft: Path, sums: dict[str, FileSum]) -> None:
+    """Refuse to vouch for a draft in which no file of a state was found.
+
+    Raises:
+        OSError: there is none.
+    """
+    if not any(name.startswith(f"{STATE}/") for name in sums):
+        raise OSError(f"{draft / STATE}: nothing that was written is there")

@@ -15,7 +15,7 @@ import xxhash
 from app import storage
 from app.errors import UserError
 from app.storage import Kind
-from app.storage.records import FileSum, JsonRecord
+from app.storage.records import FileSum, JsonRecord, NewerFormat
 
 MANIFEST = "manifest.json"
 FORMAT = "2026-11"  # of manifest.json: the month in which a field last changed its meaning
@@ -88,13 +88,16 @@ def listed(folder: Path) -> dict[str, FileSum]:
     """Read a folder's manifest: the size and the checksum of each file, by its name.
 
     Raises:
-        ValueError: it is damaged, or names a file outside the folder, or is of a newer version.
+        NewerFormat: it is of a newer version.
+        ValueError: it is damaged, or names a file outside the folder.
         OSError: it cannot be read.
     """
     try:
         files = Manifest.from_json(json.loads(storage.at(folder).read_text(MANIFEST, follow=True))).files
         if away := [name for name in files if not lies_inside(name)]:
             raise ValueError(f"{away[0]!a} does not lie in the folder")
+    except NewerFormat as newer:
+        raise NewerFormat(f"{folder / MANIFEST}: {newer}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / MANIFEST} is not the list of files that was written: {error}") from None
     return files

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from app import storage
-from app.distributed import naming
+from app.distributed import collectives, naming
 from app.distributed.state import base_model, deduplicate, state_dict
 from app.distributed.state.safe_reader import StateReader
 from app.distributed.state.staging import Stager
@@ -44,6 +44,8 @@ class Holder(Protocol):
     def num_processes(self) -> int: ...
     @property
     def process_index(self) -> int: ...
+    @property
+    def data_ranks(self) -> int: ...
     @property
     def is_main_process(self) -> bool: ...
     @property
@@ -94,7 +96,7 @@ def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     Args:
         stager: copies tensors to the host's memory, so that training may go on before they are written.
     """
-    tensors, objects = collect(accelerator)
+    tensors, objects = _collected_everywhere(accelerator)
     # The main process writes buffers and the modules' extra state.
     buffers = naming.buffer_names(accelerator.models)
     mains = {n for n in tensors if n in buffers or n.startswith(("extras.", "objects."))}
@@ -104,6 +106,24 @@ def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     from_gpu = stager is None and accelerator.device.type == "cuda"
     staged = tensors if stager is None else stager.stage(tensors)
     return Snapshot(staged, json.dumps(objects), accelerator.is_main_process, from_gpu)
+
+
+def _collected_everywhere(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
+    """Collect, and go on only where every rank has: what follows is collective.
+
+    Raises:
+        UserError: on every rank, where the state of one cannot be kept.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    objects: dict[str, Any] = {}
+    problem: UserError | None = None
+    try:
+        tensors, objects = collect(accelerator)
+    except UserError as error:
+        problem = error
+    if problems := collectives.agree(problem):
+        raise UserError(problems[0])
+    return tensors, objects
 
 
 def _deepspeeds(accelerator: Holder) -> accelerate.Accelerator:

@@ -9,6 +9,7 @@ it too.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from app.distributed.state import manifest, random_states, sharded
 from app.distributed.state.attempt import STATE, Attempt
 from app.distributed.state.sharded import Holder
 from app.errors import UserError
+from app.storage import Kind
 from app.storage.records import FileSum
 
 _RANDOM = "random.json"
@@ -32,12 +34,14 @@ def save(accelerator: Holder, folder: Path) -> None:
     Raises:
         UserError: it could not be written, or there is something else in its place.
     """
+    collectives.from_main(lambda: _check_replaceable(folder))
     states = collectives.gather(random_states.collect(accelerator.device))
+    random = {"data_ranks": accelerator.data_ranks, "ranks": states}
     attempt = Attempt(accelerator.process_index)
     outcome = attempt.make(
         lambda: _start(folder),
         lambda inner: sharded.save(accelerator, inner),
-        lambda draft, sums: _finish(draft, folder, sums, states),
+        lambda draft, sums: _finish(draft, folder, sums, random),
     )
     if outcome.problems:
         raise UserError(f"{folder} was not written: {'; '.join(outcome.problems)}")
@@ -45,10 +49,9 @@ def save(accelerator: Holder, folder: Path) -> None:
 
 def _start(folder: Path) -> Path:
     """Make the folder's draft."""
-    _check_replaceable(folder)
     files = storage.at(folder.parent)
     files.make()
-    for leftover in files.drafts(folder.name):
+    for leftover in _beside(folder, "tmp"):
         files.delete(leftover)
     return folder.parent / files.draft(folder.name)
 
@@ -68,24 +71,42 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], states: list[dict[str, Any]]) -> None:
+def _beside(folder: Path, ending: str) -> list[str]:
+    """List the folders that `save` has left next to a folder when it was killed, the oldest first.
+
+    Args:
+        ending: of their names: tmp for drafts, or _REPLACED.
+    """
+    files = storage.at(folder.parent)
+    ours = re.compile(rf"{re.escape(folder.name)}\.[0-9a-f]{{16}}\.{ending}")
+    entries = files.entries() if files.is_folder() else []
+    folders = [each for each in entries if each.kind is Kind.FOLDER and ours.fullmatch(each.name)]
+    return [each.name for each in sorted(folders, key=lambda each: each.changed)]
+
+
+def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], random: dict[str, Any]) -> None:
     """List the draft's files, and give it the folder's name."""
     manifest.check_shared(draft, sums, "the folder of save_state")
-    storage.at(draft).fill(_RANDOM, json.dumps({"ranks": states}))
+    storage.at(draft).fill(_RANDOM, json.dumps(random))
     storage.at(draft).up(_RANDOM)
     manifest.write(draft, {**sums, **manifest.entries(draft, [_RANDOM])})
     files = storage.at(folder.parent)
     replaced = files.put_aside(folder.name, manifest.MANIFEST, _REPLACED) if files.exists(folder.name) else ""
-    files.publish(draft.name, folder.name, manifest.MANIFEST)
-    if replaced:
-        files.delete(replaced)
+    try:
+        files.publish(draft.name, folder.name, manifest.MANIFEST)
+    except BaseException:
+        if replaced:
+            files.publish(replaced, folder.name, manifest.MANIFEST)
+        raise
+    for earlier in _beside(folder, _REPLACED):
+        files.delete(earlier)
 
 
 def load(accelerator: Holder, folder: Path) -> None:
     """Read what `save` wrote on any layout, or a run's checkpoint, into what is prepared. Every rank takes part.
 
-    Generators of random numbers get back their states where there are as many ranks as wrote them; on another number
-    they are left alone, as the numbers of one rank are no other rank's.
+    Generators of random numbers get back their states where there are as many ranks and data ranks as wrote them;
+    elsewhere they are left alone, as the numbers of one rank are no other rank's.
 
     Raises:
         UserError: it is not there, damaged, of another model or other optimizers, or not of this format.
@@ -102,16 +123,15 @@ def load(accelerator: Holder, folder: Path) -> None:
     sharded.load(accelerator, str(folder / STATE))
     files = storage.at(folder)
     if files.is_file(_RANDOM):
-        states = json.loads(files.read_text(_RANDOM))["ranks"]
-        if len(states) == accelerator.num_processes:
+        random = json.loads(files.read_text(_RANDOM))
+        states = random["ranks"]
+        if (len(states), random["data_ranks"]) == (accelerator.num_processes, accelerator.data_ranks):
             random_states.restore(states[accelerator.process_index], accelerator.device)
 
 
 def _earlier(folder: Path) -> str:
     """Name an earlier state that a save which was killed has put aside; empty if there is none."""
-    files = storage.at(folder.parent)
-    names = [each.name for each in files.entries()] if files.is_folder() else []
-    aside = [each for each in names if each.startswith(f"{folder.name}.") and each.endswith(f".{_REPLACED}")]
+    aside = _beside(folder, _REPLACED)
     return f"; {folder.with_name(aside[-1])} is the state before the save that was killed: rename it" if aside else ""
 
 
