@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import accelerate
@@ -57,10 +58,18 @@ def save(accelerator: Holder, folder: str) -> None:
 
     DeepSpeed keeps accelerate's own format, which only its own layout reads.
     """
+    writer(accelerator)(folder)
+
+
+def writer(accelerator: Holder) -> Callable[[str], Any]:
+    """Return what writes all that an accelerator has prepared into a folder. Every rank takes part in both.
+
+    Raises:
+        UserError: on every rank, where the state of one cannot be kept.
+    """
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        accelerate.Accelerator.save_state(_deepspeeds(accelerator), folder)
-    else:
-        snapshot(accelerator).write(folder)
+        return partial(accelerate.Accelerator.save_state, _deepspeeds(accelerator))
+    return snapshot(accelerator).write
 
 
 @dataclass(frozen=True)

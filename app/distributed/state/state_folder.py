@@ -37,10 +37,11 @@ def save(accelerator: Holder, folder: Path) -> None:
     collectives.from_main(lambda: _check_replaceable(folder))
     states = collectives.gather(random_states.collect(accelerator.device))
     random = {"data_ranks": accelerator.data_ranks, "ranks": states}
+    write = sharded.writer(accelerator)  # where one rank has what cannot be kept, all are refused here
     attempt = Attempt(accelerator.process_index)
     outcome = attempt.make(
         lambda: _start(folder),
-        lambda inner: sharded.save(accelerator, inner),
+        write,
         lambda draft, sums: _finish(draft, folder, sums, random),
     )
     if outcome.problems:
