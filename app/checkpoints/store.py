@@ -124,7 +124,7 @@ class CheckpointStore:
             except (OSError, ValueError) as error:
                 problem = error
             problems = collectives.agree(problem and UserError(str(problem)))
-            if any(collectives.gather(isinstance(problem, NewerFormat))):
+            if problems and any(collectives.gather(isinstance(problem, NewerFormat))):
                 raise UserError(f"{problems[0]}, or give another --run.dir to start a run")
             if not problems:
                 about = collectives.from_main(partial(_record_or_why_not, folder))

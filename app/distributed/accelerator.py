@@ -89,9 +89,10 @@ class Accelerator(accelerate.Accelerator):
         ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
         # On CPU ranks, accelerate would check the mesh, and before `keep_fsdp` below has set FSDP again.
         meshed = on_cpu and environment.is_on(_MESHED)
+        last_mesh = None
         if meshed:
             del os.environ[_MESHED]
-        last_mesh = accelerate_patches.hide_mesh() if meshed else None
+            last_mesh = accelerate_patches.hide_mesh()
         limit = rendezvous.time_limit(timeout)
         group = _prepare_to_join(on_cpu, limit)
         accelerate_patches.remember_packages()

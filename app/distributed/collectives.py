@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -153,6 +153,22 @@ def agree(problem: BaseException | None, group: dist.ProcessGroup | None = None)
     """Return on every rank what went wrong on any: one line for each rank that failed."""
     problems = gather(None if problem is None else in_words(problem), group)
     return [text if alone() else f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+
+
+def everywhere(call: Callable[[], T]) -> T:
+    """Run `call` on every rank and return its result; go on only where it has succeeded on all.
+
+    Raises:
+        UserError: on every rank, the first one that `call` has raised on any.
+    """
+    problem, result = None, None
+    try:
+        result = call()
+    except UserError as error:
+        problem = error
+    if problems := agree(problem):
+        raise UserError(problems[0])
+    return cast(T, result)
 
 
 def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _RANDOM = 8  # bytes in the name of a draft
-DRAFT = rf"(\.[0-9a-f]{{{2 * _RANDOM}}})?\.tmp"
+DRAWN = rf"\.[0-9a-f]{{{2 * _RANDOM}}}"
+"""What is drawn in the name of a draft, as a regular expression."""
+DRAFT = rf"({DRAWN})?\.tmp"
 """How the name of a draft goes on after that of its file, as a regular expression. Earlier versions drew nothing."""
 
 

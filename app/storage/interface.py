@@ -343,6 +343,10 @@ class Storage(ABC):
     def put_aside(self, name: str, seal: str, why: str) -> str:
         """Give a published folder a new name, which ends in `why`, and return it. No reader looks for it there."""
 
+    @abstractmethod
+    def asides(self, name: str, why: str) -> list[str]:
+        """List the names that `put_aside` has given to folders of a name for a reason, the oldest folder first."""
+
 
 def _parts(entry: Entry) -> tuple[str, ...]:
     return PurePosixPath(entry.name).parts

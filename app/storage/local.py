@@ -4,11 +4,12 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from app.storage import drafts
@@ -201,6 +202,13 @@ class LocalStorage(Storage):
         aside = drafts.draft_of(self._path(name)).with_suffix(f".{why}")
         self._path(name).rename(aside)
         return str(aside.relative_to(self.place))
+
+    def asides(self, name: str, why: str) -> list[str]:
+        of_name = re.compile(rf"{re.escape(self._path(name).name)}{drafts.DRAWN}\.{re.escape(why)}")
+        parent = str(PurePosixPath(name).parent)
+        entries = self.entries("" if parent == "." else parent)
+        aside = [each for each in entries if of_name.fullmatch(PurePosixPath(each.name).name)]
+        return [each.name for each in sorted(aside, key=lambda each: each.changed)]
 
 
 class _LocalLog(Log):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,8 +101,13 @@ def test_what_killed_saves_have_left_is_swept_and_nothing_else(saved):
 
 def test_generators_stay_where_ranks_share_samples_otherwise(saved):
     """As many processes, but other data ranks: those of tensor parallelism draw the same numbers."""
-    content = json.loads((saved / "random.json").read_text())
-    (saved / "random.json").write_text(json.dumps({**content, "data_ranks": 2}))
+    states = json.loads((saved / "random.json").read_text())["ranks"]
+    assert generators_stay(saved, {"data_ranks": 2, "ranks": states})
+
+
+def generators_stay(saved: Path, random: dict) -> bool:
+    """Tell whether loading leaves this process's generators alone, where `random` is what a state says of them."""
+    (saved / "random.json").write_text(json.dumps(random))
     names = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path.name != MANIFEST]
     manifest.write(saved, manifest.entries(saved, map(str, names)))
     torch.manual_seed(7)
@@ -109,7 +115,7 @@ def test_generators_stay_where_ranks_share_samples_otherwise(saved):
     launch = Launch()
     torch.manual_seed(7)
     launch.accelerator.load_state(saved)
-    assert torch.rand(3).equal(drawn)
+    return torch.rand(3).equal(drawn)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "state/notes.txt", "more/notes.txt"])
@@ -196,15 +202,7 @@ def test_an_object_that_would_need_a_pickle_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_generators_come_back_on_as_many_ranks_as_saved_them(saved, ranks):
     states = json.loads((saved / "random.json").read_text())["ranks"]
-    (saved / "random.json").write_text(json.dumps({"data_ranks": 1, "ranks": states * ranks}))
-    names = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file() and path.name != MANIFEST]
-    manifest.write(saved, manifest.entries(saved, map(str, names)))
-    torch.manual_seed(7)
-    drawn = torch.rand(3)
-    launch = Launch()
-    torch.manual_seed(7)
-    launch.accelerator.load_state(saved)
-    assert torch.rand(3).equal(drawn) == (ranks == 2)
+    assert generators_stay(saved, {"data_ranks": 1, "ranks": states * ranks}) == (ranks == 2)
 
 
 def test_a_checkpoint_of_a_run_is_read(tmp_path, rows):

@@ -209,7 +209,9 @@ def test_published_folders_are_taken_back_or_put_aside(files):
     for name in ("one", "two"):
         files.publish(fill(files, name), name, SEAL)
     files.retract("one", SEAL)
+    assert files.asides("two", "kept") == []
     aside = files.put_aside("two", SEAL, "kept")
+    assert files.asides("two", "kept") == [aside] and files.asides("tw", "kept") == files.asides("two", "kep") == []
     assert "one" not in files.published(SEAL) and "two" not in files.published(SEAL)
     assert aside.startswith("two.") and aside.endswith(".kept") and files.read(f"{aside}/state/rank") == b"tensors"
 

@@ -65,19 +65,30 @@ class Attempt:
         draft: Path | None = None
         try:
             draft = self._agreed(lambda: collectives.from_main(start, self.group))
-            self._agreed(
-                lambda: write(str(storage.at(draft).local(STATE)))
-            )  # then all files are there, whoever wrote them
+            # After this all files are there, whoever has written them.
+            self._agreed(lambda: write(str(storage.at(draft).local(STATE))))
             mine = self._agreed(lambda: manifest.vouch(draft, self.rank, self.on_block))
             sums = {name: entry for part in collectives.gather(mine, self.group) for name, entry in part.items()}
-            self._agreed(lambda: _check_written(draft, sums))
-            self._agreed(lambda: finish(draft, sums) if self.rank == 0 else None)
+            self._agreed(lambda: self._commit(draft, sums, finish))
         except _NotSaved as failed:
             return failed.outcome
         finally:
             if self.rank == 0 and draft:
                 storage.at(draft.parent).delete(draft.name)
         return SaveOutcome()
+
+    def _commit(
+        self, draft: Path, sums: dict[str, FileSum], finish: Callable[[Path, dict[str, FileSum]], None]
+    ) -> None:
+        """Commit on the main process.
+
+        Raises:
+            OSError: no file of a state was found, for which the list of files could vouch.
+        """
+        if self.rank == 0:
+            if not any(name.startswith(f"{STATE}/") for name in sums):
+                raise OSError(f"{draft / STATE}: nothing that was written is there")
+            finish(draft, sums)
 
     def _agreed(self, part: Callable[[], T]) -> T:
         """Do this rank's part of a save, and go on only when every rank has done its own.
@@ -105,13 +116,3 @@ class Attempt:
             pass
         # torch puts the errors of all ranks into one, whose text is all their tracebacks.
         return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
-
-
-def _check_written(draft: Path, sums: dict[str, FileSum]) -> None:
-    """Refuse to vouch for a draft in which no file of a state was found.
-
-    Raises:
-        OSError: there is none.
-    """
-    if not any(name.startswith(f"{STATE}/") for name in sums):
-        raise OSError(f"{draft / STATE}: nothing that was written is there")

@@ -104,8 +104,11 @@ def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
 
     Args:
         stager: copies tensors to the host's memory, so that training may go on before they are written.
+
+    Raises:
+        UserError: on every rank, where the state of one cannot be kept.
     """
-    tensors, objects = _collected_everywhere(accelerator)
+    tensors, objects = collectives.everywhere(lambda: collect(accelerator))  # what follows is collective
     # The main process writes buffers and the modules' extra state.
     buffers = naming.buffer_names(accelerator.models)
     mains = {n for n in tensors if n in buffers or n.startswith(("extras.", "objects."))}
@@ -115,24 +118,6 @@ def snapshot(accelerator: Holder, stager: Stager | None = None) -> Snapshot:
     from_gpu = stager is None and accelerator.device.type == "cuda"
     staged = tensors if stager is None else stager.stage(tensors)
     return Snapshot(staged, json.dumps(objects), accelerator.is_main_process, from_gpu)
-
-
-def _collected_everywhere(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
-    """Collect, and go on only where every rank has: what follows is collective.
-
-    Raises:
-        UserError: on every rank, where the state of one cannot be kept.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    objects: dict[str, Any] = {}
-    problem: UserError | None = None
-    try:
-        tensors, objects = collect(accelerator)
-    except UserError as error:
-        problem = error
-    if problems := collectives.agree(problem):
-        raise UserError(problems[0])
-    return tensors, objects
 
 
 def _deepspeeds(accelerator: Holder) -> accelerate.Accelerator:

@@ -9,7 +9,6 @@ it too.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from app.distributed.state import manifest, random_states, sharded
 from app.distributed.state.attempt import STATE, Attempt
 from app.distributed.state.sharded import Holder
 from app.errors import UserError
-from app.storage import Kind
 from app.storage.records import FileSum
 
 _RANDOM = "random.json"
@@ -52,8 +50,9 @@ def _start(folder: Path) -> Path:
     """Make the folder's draft."""
     files = storage.at(folder.parent)
     files.make()
-    for leftover in _beside(folder, "tmp"):
-        files.delete(leftover)
+    for leftover in files.drafts(folder.name):
+        if leftover != f"{folder.name}.tmp":  # a name that a user may have given
+            files.delete(leftover)
     return folder.parent / files.draft(folder.name)
 
 
@@ -72,19 +71,6 @@ def _check_replaceable(folder: Path) -> None:
         )
 
 
-def _beside(folder: Path, ending: str) -> list[str]:
-    """List the folders that `save` has left next to a folder when it was killed, the oldest first.
-
-    Args:
-        ending: of their names: tmp for drafts, or _REPLACED.
-    """
-    files = storage.at(folder.parent)
-    ours = re.compile(rf"{re.escape(folder.name)}\.[0-9a-f]{{16}}\.{ending}")
-    entries = files.entries() if files.is_folder() else []
-    folders = [each for each in entries if each.kind is Kind.FOLDER and ours.fullmatch(each.name)]
-    return [each.name for each in sorted(folders, key=lambda each: each.changed)]
-
-
 def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], random: dict[str, Any]) -> None:
     """List the draft's files, and give it the folder's name."""
     manifest.check_shared(draft, sums, "the folder of save_state")
@@ -99,7 +85,7 @@ def _finish(draft: Path, folder: Path, sums: dict[str, FileSum], random: dict[st
         if replaced:
             files.publish(replaced, folder.name, manifest.MANIFEST)
         raise
-    for earlier in _beside(folder, _REPLACED):
+    for earlier in files.asides(folder.name, _REPLACED):
         files.delete(earlier)
 
 
@@ -114,13 +100,7 @@ def load(accelerator: Holder, folder: Path) -> None:
     """
     if why := collectives.from_main(lambda: _why_not(folder)):
         raise UserError(why)
-    problem = None
-    try:
-        manifest.verify_patiently(folder, accelerator.process_index, accelerator.num_processes)
-    except (OSError, ValueError) as error:
-        problem = UserError(f"{folder} is damaged: {error}; load another one")
-    if problems := collectives.agree(problem):
-        raise UserError(problems[0])
+    collectives.everywhere(lambda: _verify(folder, accelerator.process_index, accelerator.num_processes))
     sharded.load(accelerator, str(folder / STATE))
     files = storage.at(folder)
     if files.is_file(_RANDOM):
@@ -130,9 +110,18 @@ def load(accelerator: Holder, folder: Path) -> None:
             random_states.restore(states[accelerator.process_index], accelerator.device)
 
 
+def _verify(folder: Path, part: int, parts: int) -> None:
+    """Check a rank's share of the files."""
+    try:
+        manifest.verify_patiently(folder, part, parts)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is damaged: {error}; load another one") from None
+
+
 def _earlier(folder: Path) -> str:
     """Name an earlier state that a save which was killed has put aside; empty if there is none."""
-    aside = _beside(folder, _REPLACED)
+    files = storage.at(folder.parent)
+    aside = files.asides(folder.name, _REPLACED) if files.is_folder() else []
     return f"; {folder.with_name(aside[-1])} is the state before the save that was killed: rename it" if aside else ""
 
 
