@@ -46,6 +46,14 @@ def encoded(array, kind="PNG", **settings):
     return stream.getvalue()
 
 
+def photoshop(*planes, merged=1):
+    """Return a document of Photoshop: a header (RGB of 8 bits), one resource, and plane after plane."""
+    header = struct.pack(">4sH6xHIIHH", b"8BPS", 1, len(planes), *planes[0].shape, 8, 3)
+    resource = struct.pack(">4sH2xI4sBx", b"8BIM", 1057, 5, bytes(4), merged)
+    parts = b"".join(struct.pack(">I", len(part)) + part for part in (b"", resource, b""))
+    return header + parts + struct.pack(">H", 0) + b"".join(plane.tobytes() for plane in planes)
+
+
 def with_orientation(array, orientation, kind):
     tag = Image.Exif()
     tag[ORIENTATION] = orientation
@@ -155,8 +163,9 @@ PICTURES = {
         palette_of(NUMBERS, kind="GIF", save_all=True, append_images=[Image.fromarray(2 - NUMBERS, "P")]),
         PALETTE[NUMBERS],
     ),
+    "Photoshop": (photoshop(*EYE.transpose(2, 0, 1)), EYE),
 }
-EXTENSIONS = {"PNG": "png", "JPEG": "jpg", "TIFF": "tif", "WEBP": "webp", "MPO": "jpg", "GIF": "gif"}
+EXTENSIONS = {"PSD": "psd", "PNG": "png", "JPEG": "jpg", "TIFF": "tif", "WEBP": "webp", "MPO": "jpg", "GIF": "gif"}
 
 
 def written(folder, name, data):
@@ -366,6 +375,14 @@ REFUSED = {
     "CMYK without a word": (
         PICTURES["CMYK of JPEG"][0].replace(b"Adobe", b"Other"),
         "does not say whether its inks are inverted",
+    ),
+    "Photoshop with one more channel": (
+        photoshop(*EYE.transpose(2, 0, 1), ALPHA),
+        "4 channels, and does not say which of them is transparency",
+    ),
+    "Photoshop without all layers in one": (
+        photoshop(*EYE.transpose(2, 0, 1), merged=0),
+        "without the picture of all its layers",
     ),
     "no picture": (b"GIF and so on" * 9, "no picture of a known format"),
     "nothing": (b"", "no picture of a known format"),

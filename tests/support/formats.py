@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,29 @@ def _picture(file: Path, mode: str = "RGB") -> None:
     Image.fromarray(pixels).convert(mode).save(file)
 
 
+def _sun_raster(file: Path) -> None:
+    """Write what Pillow only reads: eight numbers of four bytes (32 x 24, 24 bits a pixel), and the pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, 24 * 32 * 3).astype(np.uint8).tobytes()
+    file.write_bytes(struct.pack(">8I", 0x59A66A95, 32, 24, 24, len(pixels), 1, 0, 0) + pixels)
+
+
+def _photoshop(file: Path) -> None:
+    """Write what Pillow only reads: a header (RGB of 8 bits), three empty sections, and plane after plane."""
+    planes = np.random.default_rng(0).integers(0, 256, 3 * 24 * 32).astype(np.uint8).tobytes()
+    header = struct.pack(">4sH6xHIIHH", b"8BPS", 1, 3, 24, 32, 8, 3)
+    file.write_bytes(header + struct.pack(">3IH", 0, 0, 0, 0) + planes)
+
+
+_WRITERS: dict[str, Callable[[Path], None]] = {
+    ".ras": _sun_raster,
+    ".psd": _photoshop,
+    ".xbm": lambda file: _picture(file, "1"),
+}
+
+
 def _image(ending: str) -> Format:
     def write(folder: Path) -> Path:
-        _picture(folder / f"a{ending}")
+        _WRITERS.get(ending, _picture)(folder / f"a{ending}")
         return folder / f"a{ending}"
 
     def read(file: Path, folder: Path) -> Any:

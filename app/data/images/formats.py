@@ -6,23 +6,7 @@ pictures.py opens them, by Pillow.
 EXACT = (".png", ".tif", ".tiff", ".bmp")
 """Those that keep every value, as masks need."""
 LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo")
-_OTHERS = (
-    *(
-        ".webp",
-        ".gif",
-        ".apng",
-        ".dib",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".tga",
-        ".pcx",
-        ".ico",
-        ".icns",
-        ".dds",
-        ".xbm",
-    ),
-    *(".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".sgi", ".rgb", ".rgba", ".bw", ".ras", ".psd"),
-)
-ENDINGS = frozenset((*EXACT, *LOSSY, *_OTHERS))
+_COMMON = (".webp", ".gif", ".apng", ".dib", ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".icns")
+_RARE = (".tga", ".pcx", ".dds", ".xbm", ".sgi", ".rgb", ".rgba", ".bw", ".ras", ".psd")
+_JPEG_2000 = (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx")
+ENDINGS = frozenset((*EXACT, *LOSSY, *_COMMON, *_RARE, *_JPEG_2000))

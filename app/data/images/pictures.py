@@ -20,6 +20,7 @@ from app.errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.PsdImagePlugin import PsdImageFile
     from PIL.TiffImagePlugin import TiffImageFile
 
 Source = str | Path | bytes
@@ -35,6 +36,7 @@ ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)
 SUBFILE, BITS, PHOTOMETRIC, DESCRIPTION, SAMPLES, EXTRA, FORMATS = 254, 258, 262, 270, 277, 338, 339
 NO_PAGE = 1 | 4
 ALPHA = (1, 2)
+VERSION_INFO = 1057  # of a Photoshop document; its fifth byte says whether it holds the picture of all layers
 WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 # Greys of few bits are spread over 0 to 255; the transparent one is not.
 SPREAD = {"1": 255, "L;2": 85, "L;4": 17}
@@ -180,7 +182,7 @@ def _opened(source: Source, what: str, name: str, advice: str) -> Iterator["Imag
 def _pages(image: "Image", what: str, name: str) -> list[int]:
     """Return the numbers of the pages that count: of TIFF all but reduced copies, of other formats the first one."""
     if image.format != "TIFF":
-        return [0]
+        return [image.tell()]
     tiff: TiffImageFile = image  # type: ignore[assignment]  # by its format
     whole = []
     for number in range(tiff.n_frames):
@@ -214,6 +216,8 @@ def _tiles(image: "Image") -> list[tuple]:
 
 def _refuse_lossy(image: "Image", packed: str, called: str) -> None:
     """Refuse what Pillow would read with less than the file holds."""
+    if image.format == "PSD":
+        _refuse_layers(image, called)
     bands = len(image.getbands())
     tags = image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]  # by its format
     if bands > 1 and (";16" in packed or max(tags.get(BITS, (8,))) > 8):
@@ -235,6 +239,25 @@ def _refuse_lossy(image: "Image", packed: str, called: str) -> None:
         )
     if image.format in ("JPEG", "MPO") and image.mode == "CMYK" and "adobe" not in image.info:
         raise UserError(f"{called} is CMYK and does not say whether its inks are inverted: convert it to RGB")
+
+
+def _refuse_layers(image: "Image", called: str) -> None:
+    """Refuse a Photoshop document whose picture of all layers is missing, or has more channels than colours."""
+    document: PsdImageFile = image  # type: ignore[assignment]  # by its format
+    merged = next((data for number, _, data in document.resources if number == VERSION_INFO), b"")
+    if merged[4:5] == b"\0":
+        raise UserError(
+            f"{called} was saved without the picture of all its layers: save it with 'Maximize compatibility', or "
+            "as PNG"
+        )
+    document._fp.seek(0)
+    header = document._fp.read(26)
+    channels, colours = int.from_bytes(header[12:14], "big"), len(document.getbands())
+    if channels > colours or document.mode in WITH_ALPHA:
+        raise UserError(
+            f"{called} has {channels} channels, and does not say which of them is transparency: flatten its layers and "
+            "leave out saved selections, or save it as PNG"
+        )
 
 
 def _on_white(image: "Image", packed: str) -> "Image":
