@@ -244,9 +244,10 @@ class Run:
         """Add facts about this run to run.json. Call it before `batches`, with values that JSON can hold.
 
         Raises:
-            UserError: run.json has a field of that name already.
+            UserError: run.json has a field of that name already, or cannot hold the values.
         """
-        run_record.check_names(facts)
+        noted = {**self._asked.facts, **facts}
+        run_record.check_facts(noted)
         self._asked.facts.update(facts)
 
     @contextmanager

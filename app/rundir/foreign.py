@@ -50,9 +50,9 @@ def raw_fields_of(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def bounded(value: T) -> T:
-    """Return a value as it is; errors as in `plain`."""
-    plain(value)
+def bounded(value: T, most: int = _MOST) -> T:
+    """Return a value as it is; errors as in `plain`, and where it holds more than `most` values."""
+    _Cleaner(most).clean(value, 0)
     return value
 
 
@@ -62,16 +62,16 @@ def plain(value: Any) -> Any:
     Raises:
         ValueError: it is too deep or too large, as YAML's references can make it.
     """
-    return _Cleaner().clean(value, 0)
+    return _Cleaner(_MOST).clean(value, 0)
 
 
 class _Cleaner:
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, most: int) -> None:
+        self._count, self._most = 0, most
 
     def clean(self, value: Any, depth: int) -> Any:
         self._count += 1
-        if depth > _DEEPEST or self._count > _MOST:
+        if depth > _DEEPEST or self._count > self._most:
             raise ValueError("too many values, or too many inside each other")
         if value is None or isinstance(value, bool):
             return value

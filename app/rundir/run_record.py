@@ -1,16 +1,19 @@
 """run.json: what a run is, and how it stands."""
 
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from app.distributed.layout_record import Layout
 from app.errors import UserError
-from app.rundir.foreign import plain, raw_fields_of, text
+from app.rundir.foreign import bounded, plain, raw_fields_of, text
 from app.storage.records import IF_ANY, FileSum, JsonRecord, NewerFormat
 
 RUN = "run.json"
+MOST_FACTS = 50_000  # values that recipes note, lists and dictionaries included: half of what is read of a file
+LARGEST_FACT = 1 << 24  # bytes
 FORMAT = "2026-11"  # of run.json: the month in which a field last changed its meaning
 Status = Literal["running", "finished", "preempted", "failed"]
 
@@ -104,14 +107,33 @@ STATUSES: tuple[str, ...] = get_args(Status)
 _NAMES = frozenset(each.name for each in dataclasses.fields(RunRecord)) - {"unknown"}
 
 
-def check_names(facts: dict[str, Any]) -> None:
-    """Refuse facts of a recipe that have the name of a field.
+def check_facts(facts: dict[str, Any]) -> None:
+    """Refuse facts of a recipe that run.json cannot hold, or with which it could not be read again.
 
     Raises:
-        UserError: there is one.
+        UserError: one has the name of a field, is nothing that JSON holds, or they are too many.
     """
     if taken := sorted(_NAMES & facts.keys()):
         raise UserError(f"run.note({taken[0]}=...): run.json has a field {taken[0]} of its own; take another name")
+    for name, value in facts.items():
+        try:
+            words = json.dumps(value)
+            bounded(value, MOST_FACTS)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _unfit(name, f"cannot be kept in run.json ({error})") from None
+        if len(words) > LARGEST_FACT:
+            raise _unfit(name, f"has {len(words):,} bytes as JSON, and {LARGEST_FACT:,} are the most")
+    try:
+        bounded(facts, MOST_FACTS)
+    except ValueError:
+        raise _unfit(next(reversed(facts)), f"makes the facts of this run more than {MOST_FACTS:,} values") from None
+
+
+def _unfit(name: str, why: str) -> UserError:
+    return UserError(
+        f"run.note({name}=...): it {why}; note numbers, texts, and short lists and dictionaries of them, and write the "
+        "rest into a file of your own"
+    )
 
 
 def is_a_runs(fields: dict[str, Any], locked: bool) -> bool:

@@ -148,3 +148,26 @@ def test_a_damaged_manifest_is_named_with_its_place(tmp_path, files, words):
     (tmp_path / MANIFEST).write_text(json.dumps({**Manifest({}).to_json(), "files": files}))
     with pytest.raises(ValueError, match=rf"manifest\.json is not the list of files that was written: .*{words}"):
         manifest.listed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"status": "x"}, r"run.note\(status=...\): run.json has a field status"),
+        ({"a": 1, "b": object()}, r"run.note\(b=...\): it cannot be kept in run.json"),
+        ({"b": [0] * run_record.MOST_FACTS}, r"run.note\(b=...\): it cannot be kept in run.json \(too many values"),
+        ({"b": "x" * run_record.LARGEST_FACT}, r"run.note\(b=...\): it has 16,777,218 bytes"),
+        ({"a": [0] * 30_000, "b": [0] * 30_000}, r"run.note\(b=...\): it makes the facts of this run more than 50,000"),
+    ],
+)
+def test_facts_that_could_not_be_read_again_are_refused(facts, says):
+    with pytest.raises(UserError, match=says):
+        run_record.check_facts(facts)
+
+
+def test_the_most_that_may_be_noted_is_read_again(tmp_path):
+    facts = {"a": [0] * (run_record.MOST_FACTS - 3), "b": "x" * 100_000}
+    run_record.check_facts(facts)
+    saved = dataclasses.replace(record(), unknown=facts)
+    (tmp_path / RUN).write_text(json.dumps(saved.to_json()))
+    assert run_record.read(tmp_path).unknown["a"] == facts["a"]
