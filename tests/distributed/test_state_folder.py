@@ -38,6 +38,58 @@ def saved(tmp_path):
     return tmp_path / "state"
 
 
+class Item:
+    """An object with a tensor, to register."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def state_dict(self) -> dict:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.tensor = state["tensor"]
+
+
+NOT_DENSE = {
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse by rows": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "masked": lambda: torch.masked.as_masked_tensor(torch.ones(3), torch.ones(3) > 0),
+    "meta": lambda: torch.ones(3, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says of most of these that they are new
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_tensors_that_nobody_could_read_again_are_refused(kind, tmp_path):
+    launch = Launch()
+    launch.accelerator.register_for_checkpointing(Item(NOT_DENSE[kind]()))
+    with pytest.raises(UserError, match=r"objects.0.tensor is a tensor that is .*: a checkpoint keeps dense ones"):
+        launch.accelerator.save_state(tmp_path / "state")
+    assert not [*tmp_path.iterdir()]
+
+
+DENSE = {
+    "expanded": lambda: torch.ones(1).expand(3),
+    "conjugate": lambda: torch.tensor([1 + 2j]).conj(),
+    "8 bits": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "empty": lambda: torch.ones(0, 3),
+    "no sign": lambda: torch.ones(3).to(torch.uint16),
+}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_tensors_of_every_kind_are_read_again(kind, tmp_path):
+    for tensor, act in ((DENSE[kind](), "save_state"), (torch.zeros_like(DENSE[kind]()), "load_state")):
+        launch, item = Launch(), Item(tensor)
+        launch.accelerator.register_for_checkpointing(item)
+        getattr(launch.accelerator, act)(tmp_path / "state")
+    assert item.tensor.resolve_conj().equal(DENSE[kind]().resolve_conj())
+
+
 def test_a_state_is_replaced_by_a_later_one(saved):
     later = Launch().step().step()
     assert later.accelerator.save_state(str(saved)) == str(saved)

@@ -147,7 +147,30 @@ def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
     if accelerator.averages:
         names_of = _average_names(accelerator)
         tensors |= {names_of[tensor]: average for tensor, average in accelerator.averages.items()}
+    for name, tensor in tensors.items():
+        _check_can_be_kept(name, tensor)
     return tensors, objects
+
+
+def _check_can_be_kept(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that torch writes so that nobody can read it again, or not at all.
+
+    Raises:
+        UserError: it is one.
+    """
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    faults = {
+        "quantized": part.is_quantized,
+        "sparse or nested": part.layout != torch.strided or part.is_nested,
+        "one of a class with arithmetic of its own": type(part).__torch_dispatch__
+        is not torch.Tensor.__torch_dispatch__,
+        "without values, on the meta device": part.is_meta,
+    }
+    if fault := next((each for each, holds in faults.items() if holds), ""):
+        raise UserError(
+            f"{name} is a tensor that is {fault}: a checkpoint keeps dense ones; let state_dict() return one, such as "
+            "its values as numbers, and load_state_dict() make the other of it"
+        )
 
 
 def _average_names(accelerator: Holder) -> dict[torch.Tensor, str]:
