@@ -1,14 +1,18 @@
 """`Accelerator.save_state` and `load_state` on one process: what they refuse, and what is left when they fail."""
 
+import builtins
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.launching import run
 from torch import nn
 
 from app import Accelerator, UserError
+from app.distributed import environment
 from app.distributed.state import manifest, sharded
 from app.distributed.state.manifest import MANIFEST
 from app.storage.local import LocalStorage
@@ -165,6 +169,40 @@ def test_a_folder_of_accelerates_own_format_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="accelerate's own format is not read"):
         Launch().accelerator.load_state(tmp_path)
+
+
+SCRIPT = """
+from app import Accelerator
+accelerator = Accelerator()
+{line}
+"""
+
+
+@pytest.mark.parametrize(
+    "line, status, told",
+    [
+        ("accelerator.load_state('gone')", 2, "error: load_state: .*there is no such folder\n"),
+        ("Accelerator(mixed_precision='bf16')", 2, "error: Accelerator\\(mixed_precision\\): .*\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise OSError('mine')", 1, "(?s:Traceback .*)OSError: mine\n"),
+    ],
+)
+def test_a_script_ends_as_a_run_does(tmp_path, line, status, told):
+    """A mistake that its author can fix is one line, without a traceback; any other error keeps its own."""
+    result = run(
+        [sys.executable, "-P", "-c", SCRIPT.format(line=line)], env={"ACCELERATE_USE_CPU": "true"}, cwd=tmp_path
+    )
+    assert result.status == status and re.fullmatch(told, result.output), result.output
+
+
+@pytest.mark.parametrize("place, name", [(sys, "ps1"), (builtins, "__IPYTHON__")])
+def test_what_goes_on_after_errors_keeps_its_own_way_to_show_them(monkeypatch, place, name):
+    """A prompt of Python, and a notebook: they do not end."""
+    monkeypatch.setattr(environment.end, "reports_user_errors", False)
+    monkeypatch.setattr(place, name, ">>> ", raising=False)
+    hook = sys.excepthook
+    Launch()
+    assert sys.excepthook is hook
 
 
 def test_what_accelerates_methods_have_and_these_do_not_is_refused(tmp_path):
