@@ -30,7 +30,7 @@ def test_a_copy_is_the_recipe_with_its_own_name(name, tmp_path, capsys):
     assert 2 <= len(changed) <= 10 and all("accelerate launch" in a and "samestep launch" in b for a, b in changed)
     assert f"recipes/{name}.py" not in file.read_text() and str(file) in file.read_text()
     compile(file.with_name("test_mine.py").read_text(), "test_mine.py", "exec")
-    assert f"samestep launch {file}" in capsys.readouterr().out
+    assert f"python -m app launch {file}" in capsys.readouterr().out
 
 
 def test_a_profile_in_a_command_goes_by_its_name():

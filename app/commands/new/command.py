@@ -20,7 +20,7 @@ import tyro
 
 import app
 from app.errors import UserError, did_you_mean
-from app.launching import shipped
+from app.launching import program, shipped
 
 _LANGUAGE = "--scratch.layers 1 --scratch.width 32 --scratch.heads 2"
 SMALL = {
@@ -105,7 +105,7 @@ def main(options: Options) -> int:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"{file}: a copy of the recipe {options.recipe}\n{test}: its test\n")
-    print(f"train it   samestep launch {file}\ntest it    python -m pytest {test}")
+    print(f"train it   {program.typed('launch')} {file}\ntest it    python -m pytest {test}")
     return 0
 
 

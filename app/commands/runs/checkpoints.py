@@ -10,6 +10,7 @@ from app import storage
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
 from app.errors import printable
+from app.launching import program
 from app.rundir.foreign import plain, text
 from app.rundir.history import History, age
 
@@ -57,7 +58,7 @@ def show(run: History, verify: bool, json: str) -> int:
     if checkpoints and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
-        print(f"\nthe best one as a model: python -m app export {printable(shlex.quote(str(run.folder)))} --best")
+        print(f"\nthe best one as a model: {program.typed('export')} {printable(shlex.quote(str(run.folder)))} --best")
     about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.record.steps}
     write_json(json, {**about, "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints]})
     return int(any(checkpoint.problem for checkpoint in checkpoints))
