@@ -22,16 +22,18 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--version"]:
         print(f"samestep {__version__}")
         return 0
-    known = summaries()
+    summary_by_name = summaries()
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: {program.typed('COMMAND ...')}\n")
-        print("\n".join(f"  {name:<10} {summary}" for name, summary in known.items()))
+        print("\n".join(f"  {name:<10} {summary}" for name, summary in summary_by_name.items()))
+        print("\n  --version  Print the version of Samestep.\n  --help     Print this text.")
         more, training = program.typed("COMMAND --help"), program.typed("launch recipes/cls.py")
         print(f"\n{more} says more. Training itself: {training}")
         return 0
     name = words[0]
-    if name not in known:
-        raise UserError(f"{name}: there is no such command; there are {', '.join(known)}{did_you_mean(name, known)}")
+    if name not in summary_by_name:
+        names = ", ".join(summary_by_name)
+        raise UserError(f"{name}: there is no such command; there are {names}{did_you_mean(name, summary_by_name)}")
     command = load(name)
     if hasattr(command, "main_of_words"):
         return command.main_of_words(words[1:])

@@ -110,7 +110,9 @@ def test_a_name_that_only_files_here_have_hides_nothing(tmp_path, monkeypatch):
     assert main(["new", "lm", "poems.py"]) == 0
 
 
-def test_the_version_is_said():
+def test_the_version_is_said(capsys):
     assert re.fullmatch(r"\d+\.\d+\.\d+", app.__version__)
     result = run([sys.executable, "-m", "app", "--version"])
     assert (result.status, result.output) == (0, f"samestep {app.__version__}\n")
+    assert main(["--help"]) == 0
+    assert "\n  --version  Print the version of Samestep.\n" in capsys.readouterr().out
