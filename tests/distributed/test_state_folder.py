@@ -161,8 +161,24 @@ def test_damage_is_refused(saved, name, damage):
 
 
 def test_another_model_is_refused(saved):
-    with pytest.raises(UserError, match=r"is a checkpoint of another model: models\.0\.weight"):
+    with pytest.raises(UserError, match=r"is of another model: models\.0\.weight.* build the model as it was then"):
         Launch(width=3).accelerator.load_state(saved)
+
+
+def test_a_state_of_a_newer_version_is_not_called_damaged(saved):
+    manifest_file = saved / MANIFEST
+    manifest_file.write_text(manifest_file.read_text().replace(manifest.FORMAT, "2999-01"))
+    with pytest.raises(UserError, match=r"manifest\.json: a newer version wrote it .*: update$"):
+        Launch().accelerator.load_state(saved)
+
+
+def test_a_model_alone_is_told_what_else_was_saved(saved):
+    """As a script prepares it that only wants the weights."""
+    accelerator = Accelerator()
+    accelerator.free_memory()
+    accelerator.prepare(nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"has 1 optimizers, this program has 0: prepare and register the same ones"):
+        accelerator.load_state(saved)
 
 
 def test_a_folder_of_accelerates_own_format_is_refused(tmp_path):
@@ -232,7 +248,7 @@ def test_an_object_that_would_need_a_pickle_is_refused_by_name(tmp_path):
 
     launch = Launch()
     launch.accelerator.register_for_checkpointing(Mine())
-    with pytest.raises(UserError, match=r"objects\.0\.when holds a object"):
+    with pytest.raises(UserError, match=r"Mine\.state_dict\(\)\.when is of type object"):
         launch.accelerator.save_state(tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
 

@@ -50,7 +50,10 @@ def test_nothing_else_is_left(folder):
 
 @pytest.mark.parametrize(
     "flag, told",
-    [("--gone", "load_state: .*there is no such folder"), ("--one-rank", "rank 1: objects.1.what holds a object")],
+    [
+        ("--gone", "load_state: .*there is no such folder"),
+        ("--one-rank", r"rank 1: Seen.state_dict\(\).what is of type object"),
+    ],
 )
 def test_what_one_rank_refuses_ends_every_rank(folder, flag, told):
     """Also where the others could go on: they do not wait for it."""
