@@ -7,6 +7,7 @@ from app import __version__
 from app.commands import load, summaries
 from app.distributed.environment import report_user_errors
 from app.errors import UserError, did_you_mean
+from app.launching import program
 from app.launching.dropped_output import outlive_readers
 from app.launching.flags import check_letters, parse_command
 
@@ -21,25 +22,29 @@ def main(words: list[str]) -> int:
     if words[:1] == ["--version"]:
         print(f"samestep {__version__}")
         return 0
-    known = summaries()
+    summary_by_name = summaries()
     if not words or words[0] in ("-h", "--help"):
-        print("usage: python -m app COMMAND ...  (or samestep COMMAND ...)\n")
-        print("\n".join(f"  {name:<10} {summary}" for name, summary in known.items()))
-        print("\npython -m app COMMAND --help says more. Training itself: samestep launch recipes/cls.py")
+        print(f"usage: {program.typed('COMMAND ...')}\n")
+        print("\n".join(f"  {name:<10} {summary}" for name, summary in summary_by_name.items()))
+        print("\n  --version  Print the version of Samestep.\n  --help     Print this text.")
+        more, training = program.typed("COMMAND --help"), program.typed("launch recipes/cls.py")
+        print(f"\n{more} says more. Training itself: {training}")
         return 0
     name = words[0]
-    if name not in known:
-        raise UserError(f"{name}: there is no such command; there are {', '.join(known)}{did_you_mean(name, known)}")
+    if name not in summary_by_name:
+        names = ", ".join(summary_by_name)
+        raise UserError(f"{name}: there is no such command; there are {names}{did_you_mean(name, summary_by_name)}")
     command = load(name)
     if hasattr(command, "main_of_words"):
         return command.main_of_words(words[1:])
     takes_flags = len(inspect.signature(command.main).parameters) > 1
-    options, flags = parse_command(command.Options, words[1:], f"python -m app {name}", takes_flags)
+    options, flags = parse_command(command.Options, words[1:], program.typed(name), takes_flags)
     return command.main(options, flags) if takes_flags else command.main(options)
 
 
 def run() -> None:
     """Run the program `samestep`."""
+    program.remember(sys.argv[0])
     outlive_readers()
     report_user_errors()
     sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ from app.distributed.accelerator import Accelerator
 from app.distributed.naming import local_shard
 from app.distributed.state import sharded, state_dict
 from app.errors import UserError
+from app.launching import program
 
 Kinds = dict[str, list[str]]
 """By a tensor's name in checkpoints, which numbers it may have that are not finite: nan, inf, -inf."""
@@ -79,7 +80,7 @@ def check_model(accelerator: Accelerator, model: nn.Module, allowed: Kinds | Non
     if first := _first(tensors, allowed):
         raise UserError(
             f"the model is not written: {_shown(first[0])} has {' and '.join(first[1])} in it; {checkpoints}. Take an "
-            "earlier checkpoint (python -m app export RUN --step N), or train with a lower --optim.lr"
+            f"earlier checkpoint ({program.typed('export RUN --step N')}), or train with a lower --optim.lr"
         )
 
 

@@ -23,7 +23,7 @@ class Options:
     run: Annotated[Path, tyro.conf.Positional]
     """The run's folder."""
     step: int = 0
-    """Step of the checkpoint; 0: the newest one. `python -m app runs RUN` lists them."""
+    """Step of the checkpoint; 0: the newest one. The command `runs` lists them."""
     best: bool = False
     """Take the checkpoint with the best value of the run's --run.best."""
     weights: Literal["auto", "plain", "ema"] = "auto"

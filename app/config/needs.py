@@ -3,6 +3,12 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.errors import UserError
+
+
+class NothingToTrainOn(UserError):
+    """The data to train on are asked for, and --data.path names none."""
+
 
 class EvaluatedData(Protocol):
     """Flags of data that may name a set to evaluate on."""
@@ -34,8 +40,15 @@ class Needs:
 
         Args:
             data: the recipe's flags of data.
+
+        Raises:
+            NothingToTrainOn: others are needed, and --data.path is empty.
         """
-        return not self.training_rows and not data.path and bool(data.eval_path)
+        if data.path:
+            return False
+        if self.training_rows or not data.eval_path:
+            raise NothingToTrainOn("--data.path is empty: give builtin:NAME, a Hub data set id, a folder or files")
+        return True
 
     @property
     def set_flag(self) -> str:

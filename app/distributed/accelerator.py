@@ -56,7 +56,7 @@ class Accelerator(accelerate.Accelerator):
         broadcasts_buffers: bool = True,
         **of_accelerate: Any,
     ):
-        """Join the launcher's process group.
+        """Join the launcher's process group. From here on, a UserError ends the program with one message and status 2.
 
         Args:
             threads: number of threads for arithmetic on CPU; 0 shares the machine's cores among its processes.
@@ -69,6 +69,7 @@ class Accelerator(accelerate.Accelerator):
         Raises:
             UserError: such an argument, or what the profile asks for cannot be had.
         """
+        environment.report_user_errors()
         if of_accelerate:
             raise UserError(
                 f"Accelerator({', '.join(of_accelerate)}): leave it out; precision, wrapping and devices come from the "

@@ -293,6 +293,8 @@ class _End:
     def __init__(self) -> None:
         self.status: int | None = None
         """The exit status, set when only the interpreter's own end is left to do."""
+        self.reports_user_errors = False
+        """Whether `report_user_errors` was called."""
 
     def leave(self) -> None:
         """Skip the interpreter's end, in which threads of torch's C++ can abort (gloo's; one that saves, after Ctrl-C).
@@ -328,8 +330,11 @@ def tell_preempted(preempted: bool) -> None:
 def report_user_errors() -> None:
     """End this process with one message and status 2 at an uncaught error that the user can fix.
 
-    Ctrl-C ends it with status 130.
+    Ctrl-C ends it with status 130. A notebook, or a prompt of Python, goes on after an error, and shows tracebacks.
     """
+    if end.reports_user_errors or in_notebook() or hasattr(sys, "ps1"):
+        return
+    end.reports_user_errors = True
     previous = sys.excepthook
     atexit.register(end.leave)  # before torch and others register theirs, so that it runs last
 

@@ -13,7 +13,7 @@ import yaml
 from app.config import as_flag, check_numbers, each_field, flatten
 from app.config.text_files import UNREADABLE, open_text, why
 from app.errors import UserError
-from app.launching import other_names
+from app.launching import other_names, program
 from app.launching.dropped_output import outlive_readers
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def parse_command(options_class: type[T], words: list[str], name: str, rest: boo
         name: the command as it is typed.
         rest: whether other words are allowed, as flags of a recipe.
     """
-    about = (sys.modules[options_class.__module__].__doc__ or "").strip()
+    about = program.as_typed(sys.modules[options_class.__module__].__doc__ or "").strip()
     switches = {as_flag(field.name) for field in dataclasses.fields(options_class) if field.type is bool}
     followed = zip(words, [*words[1:], ""], strict=False)
     words = [part for w, n in followed for part in ([w, "true"] if w in switches and not _is_boolean(n) else [w])]

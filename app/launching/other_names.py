@@ -5,6 +5,7 @@ import typing
 
 from app.config import as_flag
 from app.errors import UserError
+from app.launching import program
 
 # By the name in other trainers, without dashes in front; a recipe may lack some of those on the right.
 NAMES = {
@@ -53,7 +54,7 @@ NAMES = {
 }
 _OF_PROFILE = (
     "precision, processes, devices and sharding are the profile's: choose another one, such as "
-    "`samestep launch fsdp:8 ...`, or copy its file and change it"
+    "`python -m app launch fsdp:8 ...`, or copy its file and change it"
 )
 _OF_BATCHES = "it follows from --run.global-batch, --run.micro-batch and the number of processes"
 _OF_EXPORT = "a finished model goes to the Hub with `python -m app export RUN --push ORG/NAME`"
@@ -80,7 +81,7 @@ def check(config_class: type, words: list[str]) -> None:
             continue
         bare = name.removeprefix("--")
         if told := _meant(flags, bare) or _ELSEWHERE.get(bare) or _meant(flags, bare.rpartition(".")[2]):
-            raise UserError(f"{word.partition('=')[0]}: {told}")
+            raise UserError(f"{word.partition('=')[0]}: {program.as_typed(told)}")
 
 
 def _meant(flags: list[str], bare: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from app.distributed.layout_record import Layout
 from app.errors import UserError
+from app.launching import program
 from app.rundir.foreign import bounded, plain, raw_fields_of, text
 from app.storage.records import IF_ANY, FileSum, JsonRecord, NewerFormat
 
@@ -154,7 +155,7 @@ def read(folder: Path) -> RunRecord:
     fields = raw_fields_of(folder / RUN)
     if fields is None:
         raise UserError(
-            f"{folder} holds no run: there is no run.json, or it is damaged; `python -m app runs` lists runs"
+            f"{folder} holds no run: there is no run.json, or it is damaged; `{program.typed('runs')}` lists runs"
         )
     shown = plain(fields)
     if isinstance(error := fields.get("error"), str):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.launching import PROFILES, ROOT, python, run
 
+import app
 from app.commands.doctor import allreduce, command, disk, findings, machine
 from app.commands.doctor.findings import NOTE, OK, TROUBLE, Finding
 from app.launching import profiles
@@ -76,6 +77,7 @@ def test_versions_are_compared_with_the_lock(tmp_path, monkeypatch):
     (tmp_path / "lock").write_text("torch==1.0.0\naccelerate==1.15.0\n")
     monkeypatch.setattr(machine, "LOCK", tmp_path / "lock")
     rows = {row.what: row for row in machine.versions()}
+    assert rows["samestep"].found == app.__version__
     assert rows["torch"].verdict == NOTE and "1.0.0" in rows["torch"].fix
     assert rows["accelerate"].verdict == OK and rows["datasets"].verdict == OK
 

@@ -156,6 +156,10 @@ def test_a_recipe_that_does_not_hand_on_what_is_needed_is_told_so(rows, tmp_path
     assert as_it_is(tmp_path / "run", "--trust-code")["scores"]["eval/samples"] == 7
     with pytest.raises(UserError, match="scores other sets too: have the recipe hand"):
         as_it_is(tmp_path / "run", rows(31), "--split", "train[:5]", "--trust-code")
+    with pytest.raises(
+        UserError, match=r"^\S*own\.py asks for data to train on, .* have it hand run.needs to what loads"
+    ):
+        as_it_is(tmp_path / "run" / "model", rows(31), "--recipe", tmp_path / "own.py")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_copy_is_the_recipe_with_its_own_name(name, tmp_path, capsys):
     assert 2 <= len(changed) <= 10 and all("accelerate launch" in a and "samestep launch" in b for a, b in changed)
     assert f"recipes/{name}.py" not in file.read_text() and str(file) in file.read_text()
     compile(file.with_name("test_mine.py").read_text(), "test_mine.py", "exec")
-    assert f"samestep launch {file}" in capsys.readouterr().out
+    assert f"python -m app launch {file}" in capsys.readouterr().out
 
 
 def test_a_profile_in_a_command_goes_by_its_name():
@@ -66,7 +66,13 @@ def test_the_test_of_a_copy_passes_and_can_fail(tmp_path):
         (["cils", "mine.py"], "cils: there is no such recipe; there are cls, .*did you mean cls"),
         (["cls", "mine"], "mine: the name of a recipe is that of a module"),
         (["cls", "my-recipe.py"], "my-recipe.py: the name of a recipe is that of a module"),
-        (["cls", "app.py"], "app.py: recipes import a package of that name"),
+        (["cls", "class.py"], "class.py: the name of a recipe is that of a module"),
+        (["cls", "app.py"], "app.py: it would hide the module app .*: name it my_recipe.py"),
+        (["cls", "torch.py"], "torch.py: it would hide the module torch"),
+        (["cls", "deep/random.py"], "random.py: it would hide the module random"),
+        (["cls", "test_a.py"], "test_a.py: pytest would take this recipe for one of its own files: name it my_recipe"),
+        (["cls", "a_test.py"], "a_test.py: pytest would take"),
+        (["cls", "conftest.py"], "conftest.py: pytest would take"),
         (["cls", "here.py"], "here.py exists already"),
         (["cls", "free.py"], "test_free.py exists already"),
         (["cls", "here.py/mine.py"], "here.py: cannot be written: File exists"),
@@ -84,7 +90,29 @@ def test_what_is_refused(words, message, tmp_path, monkeypatch):
     }
 
 
-def test_the_version_is_said():
+def test_a_folder_with_another_app_in_it_is_refused(tmp_path, monkeypatch):
+    """Its recipes would import that one; in another folder they do not. The app of this project is no other one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app").mkdir()
+    with pytest.raises(UserError, match=r"^mine.py: the folder app would hide .* such as (recipes/mine\.py)$") as told:
+        main(["new", "cls", "mine.py"])
+    assert main(["new", "cls", re.search(r"\S+$", str(told.value))[0]]) == 0
+    (tmp_path / "app").rmdir()
+    (tmp_path / "app").symlink_to(ROOT / "app")
+    assert main(["new", "cls", "mine.py"]) == 0
+
+
+def test_a_name_that_only_files_here_have_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend("")
+    (tmp_path / "poems").mkdir()
+    assert main(["new", "lm", "poems.py"]) == 0
+
+
+def test_the_version_is_said(capsys):
     assert re.fullmatch(r"\d+\.\d+\.\d+", app.__version__)
     result = run([sys.executable, "-m", "app", "--version"])
     assert (result.status, result.output) == (0, f"samestep {app.__version__}\n")
+    assert main(["--help"]) == 0
+    assert "\n  --version  Print the version of Samestep.\n" in capsys.readouterr().out

@@ -120,6 +120,25 @@ def test_a_damaged_checkpoint_is_found(tmp_path, capsys):
     assert any(re.search(r"step 8: .* does not have the contents that were written", line) for line in lines)
 
 
+def test_a_damaged_best_checkpoint_is_not_offered(tmp_path, capsys):
+    """The best of the others is, if there is one; its command works."""
+
+    def scored(run, model):
+        if run.steps_done % 4 == 0:
+            run.log({"eval/accuracy": 1 / run.steps_done})
+
+    train(tmp_path / "run", scored, best="eval/accuracy", keep=2)
+    offered = f"python -m app export {tmp_path / 'run'}"
+    assert shown(capsys, tmp_path / "run", verify=True)[1][-1] == f"the best one as a model: {offered} --best"
+    told = []
+    for step in (4, 8):
+        (file,) = state_folder(tmp_path / "run", step).glob("*.distcp")
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+        told.append(shown(capsys, tmp_path / "run", verify=True)[1][-1])
+    assert told[0] == f"the best one, of step 4, is damaged; the best of the others as a model: {offered} --step 8"
+    assert told[1] == "the best one, of step 4, is damaged, and no other one has its score"
+
+
 def test_the_summary_says_which_step_was_best_and_its_command_gets_it(folder, tmp_path, capsys):
     def scored(run, model):
         if run.steps_done % 4 == 0:

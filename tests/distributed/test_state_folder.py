@@ -1,14 +1,18 @@
 """`Accelerator.save_state` and `load_state` on one process: what they refuse, and what is left when they fail."""
 
+import builtins
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.launching import run
 from torch import nn
 
 from app import Accelerator, UserError
+from app.distributed import environment
 from app.distributed.state import manifest, sharded
 from app.distributed.state.manifest import MANIFEST
 from app.storage.local import LocalStorage
@@ -209,14 +213,64 @@ def test_damage_is_refused(saved, name, damage):
 
 
 def test_another_model_is_refused(saved):
-    with pytest.raises(UserError, match=r"is a checkpoint of another model: models\.0\.weight"):
+    with pytest.raises(UserError, match=r"is of another model: models\.0\.weight.* build the model as it was then"):
         Launch(width=3).accelerator.load_state(saved)
+
+
+def test_a_state_of_a_newer_version_is_not_called_damaged(saved):
+    manifest_file = saved / MANIFEST
+    manifest_file.write_text(manifest_file.read_text().replace(manifest.FORMAT, "2999-01"))
+    with pytest.raises(UserError, match=r"manifest\.json: a newer version wrote it .*: update$"):
+        Launch().accelerator.load_state(saved)
+
+
+def test_a_model_alone_is_told_what_else_was_saved(saved):
+    """As a script prepares it that only wants the weights."""
+    accelerator = Accelerator()
+    accelerator.free_memory()
+    accelerator.prepare(nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"has 1 optimizers, this program has 0: prepare and register the same ones"):
+        accelerator.load_state(saved)
 
 
 def test_a_folder_of_accelerates_own_format_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="accelerate's own format is not read"):
         Launch().accelerator.load_state(tmp_path)
+
+
+SCRIPT = """
+from app import Accelerator
+accelerator = Accelerator()
+{line}
+"""
+
+
+@pytest.mark.parametrize(
+    "line, status, told",
+    [
+        ("accelerator.load_state('gone')", 2, "error: load_state: .*there is no such folder\n"),
+        ("Accelerator(mixed_precision='bf16')", 2, "error: Accelerator\\(mixed_precision\\): .*\n"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("raise OSError('mine')", 1, "(?s:Traceback .*)OSError: mine\n"),
+    ],
+)
+def test_a_script_ends_as_a_run_does(tmp_path, line, status, told):
+    """A mistake that its author can fix is one line, without a traceback; any other error keeps its own."""
+    result = run(
+        [sys.executable, "-P", "-c", SCRIPT.format(line=line)], env={"ACCELERATE_USE_CPU": "true"}, cwd=tmp_path
+    )
+    assert result.status == status and re.fullmatch(told, result.output), result.output
+
+
+@pytest.mark.parametrize("place, name", [(sys, "ps1"), (builtins, "__IPYTHON__")])
+def test_what_goes_on_after_errors_keeps_its_own_way_to_show_them(monkeypatch, place, name):
+    """A prompt of Python, and a notebook: they do not end."""
+    monkeypatch.setattr(environment.end, "reports_user_errors", False)
+    monkeypatch.setattr(place, name, ">>> ", raising=False)
+    hook = sys.excepthook
+    Launch()
+    assert sys.excepthook is hook
 
 
 def test_what_accelerates_methods_have_and_these_do_not_is_refused(tmp_path):
@@ -246,7 +300,7 @@ def test_an_object_that_would_need_a_pickle_is_refused_by_name(tmp_path):
 
     launch = Launch()
     launch.accelerator.register_for_checkpointing(Mine())
-    with pytest.raises(UserError, match=r"objects\.0\.when holds a object"):
+    with pytest.raises(UserError, match=r"Mine\.state_dict\(\)\.when is of type object"):
         launch.accelerator.save_state(tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
 

@@ -41,8 +41,8 @@ def test_the_name_here_is_said(recipe, words, meant):
 @pytest.mark.parametrize(
     "words, told",
     [
-        ("--bf16 true", "samestep launch fsdp:8"),
-        ("--device cuda", "samestep launch fsdp:8"),
+        ("--bf16 true", "python -m app launch fsdp:8"),
+        ("--device cuda", "python -m app launch fsdp:8"),
         ("--accumulate_grad_batches 4", "follows from"),
         ("--push_to_hub true", "export RUN --push"),
     ],

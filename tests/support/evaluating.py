@@ -1,7 +1,6 @@
 """What tests of python -m app evaluate share."""
 
 from app.commands.evaluate import command, models, subject, worker
-from app.commands.recipe_file import play
 from app.launching.flags import parse_command
 from app.rundir import history
 
@@ -12,5 +11,4 @@ def as_it_is(place, *words) -> dict:
     is_run = not models.is_model(options.run)
     found = subject.of_run(options, history.read(options.run)) if is_run else models.of_model(options, flags)
     evaluation = worker.Evaluation(found.state, found.averaged, found.only)
-    play(found.recipe, [*found.flags, *flags], evaluation, found.imports)
-    return evaluation.result()
+    return worker.evaluate(found.recipe, [*found.flags, *flags], evaluation, found.imports)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from app.commands.doctor.findings import NOTE, TROUBLE, Finding
 from app.commands.output import size
+from app.launching import program
 
 _ROOM = 10 * 10**9
 _WRITTEN = 64 * 10**6
@@ -37,7 +38,7 @@ def folder(path: Path) -> Iterator[Finding]:
     with place as inside:
         free = shutil.disk_usage(inside).free
         little = free < _ROOM
-        fix = "python -m app plan says what a run's checkpoints need; --run.keep 1 halves it" if little else ""
+        fix = f"{program.typed('plan')} says what a run's checkpoints need; --run.keep 1 halves it" if little else ""
         yield Finding(name, f"{size(free)} free", NOTE if little else "ok", fix)
         yield _speed(Path(inside, "speed"), free)
         yield _locks(Path(inside, "lock"))

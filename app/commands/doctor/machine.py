@@ -26,7 +26,8 @@ _SHARED = 1 << 30  # bytes that loading processes and NCCL need
 
 
 def versions() -> Iterator[Finding]:
-    """Compare the installed versions with those that the tests run on."""
+    """Say which Samestep this is, and compare the installed versions with those that its tests run on."""
+    yield Finding("samestep", app.__version__)
     yield Finding("python", platform.python_version())
     locked = {}
     if LOCK.is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.commands.recipe_file import play
-from app.config.needs import Needs
+from app.config.needs import Needs, NothingToTrainOn
 from app.errors import UserError
 from app.training.loop.purpose import Purpose
 
@@ -77,6 +77,27 @@ class Evaluation(Purpose):
         return numbers
 
 
+def evaluate(recipe: Path, flags: list[str], evaluation: Evaluation, import_folder: str = "") -> dict[str, Any]:
+    """Run a recipe's file for an evaluation, and return its result.
+
+    Args:
+        import_folder: see `play`.
+
+    Raises:
+        UserError: the run would refuse to begin, or the recipe loads data to train on where there are none.
+    """
+    try:
+        play(recipe, flags, evaluation, import_folder)
+    except NothingToTrainOn as error:
+        if not evaluation.needs.training_rows:  # the same error, because it knows which rank tells it
+            error.args = (
+                f"{recipe} asks for data to train on, and there are none where a finished model is evaluated: have it "
+                "hand run.needs to what loads its data, as in load_data(config, run.needs)",
+            )
+        raise
+    return evaluation.result()
+
+
 def main() -> None:
     """Evaluate as the job says."""
     from app.distributed.environment import is_main_process, leave_with_launcher, report_user_errors
@@ -87,9 +108,9 @@ def main() -> None:
     leave_with_launcher()
     job = json.loads(Path(sys.argv[1]).read_text())
     evaluation = Evaluation(job["state"], job["averaged"], job["only"])
-    play(Path(sys.argv[2]), sys.argv[4:], evaluation, import_folder=sys.argv[3])
+    result = evaluate(Path(sys.argv[2]), sys.argv[4:], evaluation, import_folder=sys.argv[3])
     if is_main_process():
-        Path(job["result"]).write_text(json.dumps(evaluation.result()))
+        Path(job["result"]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

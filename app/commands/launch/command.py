@@ -15,8 +15,9 @@ signal's number if a signal ended it.
 from pathlib import Path
 
 from app.errors import UserError
+from app.launching import program
 
-USAGE = "python -m app launch [PROFILE[:N]] [options of accelerate launch] RECIPE.py [flags of the recipe]"
+_WORDS = "launch [PROFILE[:N]] [options of accelerate launch] RECIPE.py [flags of the recipe]"
 
 
 def main_of_words(words: list[str]) -> int:
@@ -27,19 +28,20 @@ def main_of_words(words: list[str]) -> int:
     """
     from app.launching import accelerate_launch, profiles
 
+    usage = program.typed(_WORDS)
     if not words or words[0] in ("-h", "--help") or (words[-1] in ("-h", "--help") and not _recipe_in(words)):
-        print(f"usage: {USAGE}\n\n{__doc__}")
+        print(f"usage: {usage}\n\n{program.as_typed(__doc__ or '')}")
         return 0
     chosen = "" if words[0].startswith("-") or words[0].endswith(".py") else words[0]
     rest = words[1:] if chosen else words
     recipe = _recipe_in(rest)
     if not recipe:
-        raise UserError(f"there is no recipe among the words; usage: {USAGE}")
+        raise UserError(f"there is no recipe among the words; usage: {usage}")
     profile = profiles.read(chosen or accelerate_launch.usual_profile(), flag="the profile")
     before = rest[: rest.index(recipe)]
     for word in before:
         if word.startswith("--") and "." in word.partition("=")[0]:
-            raise UserError(f"{word}: flags of the recipe come after it: {USAGE}")
+            raise UserError(f"{word}: flags of the recipe come after it: {usage}")
         if word.partition("=")[0].replace("-", "_") in ("__num_processes", "__config_file", "__num_machines"):
             raise UserError(f"{word}: name the profile and its processes before the recipe, for example ddp:2")
     if not Path(recipe).is_file():

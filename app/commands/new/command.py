@@ -9,14 +9,18 @@ test again. Nothing that exists is replaced.
 """
 
 import re
+import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+import app
 from app.errors import UserError, did_you_mean
-from app.launching import shipped
+from app.launching import program, shipped
 
 _LANGUAGE = "--scratch.layers 1 --scratch.width 32 --scratch.heads 2"
 SMALL = {
@@ -80,7 +84,7 @@ def main(options: Options) -> int:
     """Write the recipe and its test, and return the exit status.
 
     Raises:
-        UserError: there is no such recipe, a file exists, or one cannot be written.
+        UserError: there is no such recipe, the name cannot be a recipe's, a file exists, or one cannot be written.
     """
     source, file = shipped.folder("recipes") / f"{options.recipe}.py", Path(options.file)
     if options.recipe not in SMALL or not source.is_file():
@@ -88,10 +92,7 @@ def main(options: Options) -> int:
         raise UserError(
             f"{options.recipe}: there is no such recipe; there are {names}{did_you_mean(options.recipe, SMALL)}"
         )
-    if not re.fullmatch(r"[A-Za-z_]\w*\.py", file.name):
-        raise UserError(f"{file}: the name of a recipe is that of a module of Python, such as my_recipe.py")
-    if file.name == "app.py":
-        raise UserError(f"{file}: recipes import a package of that name: choose another one")
+    _check_name(file)
     test = file.with_name(f"test_{file.name}")
     for place in (file, test):
         if place.exists():
@@ -104,8 +105,42 @@ def main(options: Options) -> int:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"{file}: a copy of the recipe {options.recipe}\n{test}: its test\n")
-    print(f"train it   samestep launch {file}\ntest it    python -m pytest {test}")
+    print(f"train it   {program.typed('launch')} {file}\ntest it    python -m pytest {test}")
     return 0
+
+
+def _check_name(file: Path) -> None:
+    """Refuse a recipe that could not be run or tested where it is, because of its name or what lies next to it.
+
+    Python looks for what a recipe imports in the recipe's folder first.
+
+    Raises:
+        UserError: it names the file and what to choose instead.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*\.py", file.name) or iskeyword(file.stem):
+        raise UserError(f"{file}: the name of a recipe is that of a module of Python, such as my_recipe.py")
+    if file.stem == "conftest" or re.fullmatch(r"test_.*|.*_test", file.stem):
+        raise UserError(f"{file}: pytest would take this recipe for one of its own files: name it my_recipe.py")
+    if file.stem == "app" or _is_module(file.stem, file.parent):
+        raise UserError(f"{file}: it would hide the module {file.stem} from all that imports it: name it my_recipe.py")
+    beside = file.with_name("app")
+    if beside.is_dir() and not beside.samefile(Path(app.__file__).parent):
+        raise UserError(
+            f"{file}: the folder {beside} would hide the package app, which recipes import: choose another folder, "
+            f"such as {file.parent / 'recipes' / file.name}"
+        )
+
+
+def _is_module(name: str, folder: Path) -> bool:
+    """Tell whether Python or an installed package has a module of this name; what lies here, or in `folder`, is none.
+
+    Args:
+        folder: where a module of this name is about to be written.
+    """
+    ours = {Path.cwd(), folder.resolve()}
+    return name in sys.stdlib_module_names or bool(
+        PathFinder.find_spec(name, [place for place in sys.path if Path(place).resolve() not in ours])
+    )
 
 
 def as_own(recipe: str, name: str, file: Path) -> str:

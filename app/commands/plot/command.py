@@ -20,6 +20,7 @@ import tyro
 
 from app import storage
 from app.errors import UserError, is_installed, not_installed, printable
+from app.launching import program
 
 _BEGINNING = 2000  # bytes of a file that has the mark of its maker
 
@@ -46,7 +47,7 @@ def main(options: Options) -> int:
     from app.rundir import history
 
     if not options.runs:
-        raise UserError("plot what? give the folders of runs; `python -m app runs` lists those in runs/")
+        raise UserError(f"plot what? give the folders of runs; `{program.typed('runs')}` lists those in runs/")
     runs = [history.read(folder) for folder in options.runs]
     newest = max(runs, key=lambda run: run.changed).folder
     stem = Path(options.to) if options.to else newest / ("plot" if len(runs) == 1 else "comparison")

@@ -31,6 +31,7 @@ import tyro
 from app.checkpoints.export import LOADS, WEIGHTS
 from app.commands.predict.classes import Right, classes_of
 from app.errors import UserError
+from app.launching import program
 from app.tasks.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ def _find(model: str) -> tuple[str, dict[str, Any]]:
     run = history.read(folder)
     if not (run.folder / "model").is_dir():
         raise UserError(
-            f"{run.folder} has no finished model: finish the run, or take one out of a checkpoint with `python -m app "
-            f"export {run.folder}` and give that folder"
+            f"{run.folder} has no finished model: finish the run, or take one out of a checkpoint with "
+            f"`{program.typed('export')} {run.folder}` and give that folder"
         )
     return str(run.folder / "model"), run.config.get("data", {})
 

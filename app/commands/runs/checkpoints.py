@@ -10,6 +10,7 @@ from app import storage
 from app.commands.output import size, table, write_json
 from app.config import BestMetric
 from app.errors import printable
+from app.launching import program
 from app.rundir.foreign import plain, text
 from app.rundir.history import History, age
 
@@ -57,10 +58,27 @@ def show(run: History, verify: bool, json: str) -> int:
     if checkpoints and not verify:
         print("\n--verify compares every file with its checksum")
     if best:
-        print(f"\nthe best one as a model: python -m app export {printable(shlex.quote(str(run.folder)))} --best")
+        good = {one.step: store.path(one.step) for one in checkpoints if not one.problem}
+        print(_about_best(run.folder, best[0], store.retention.best_step(good, {})))
     about = {"folder": str(run.folder), "status": run.status, "step": run.step, "steps": run.record.steps}
     write_json(json, {**about, "checkpoints": [asdict(checkpoint) for checkpoint in checkpoints]})
     return int(any(checkpoint.problem for checkpoint in checkpoints))
+
+
+def _about_best(folder: Path, step: int, best_of_good: tuple[int, float] | None) -> str:
+    """Say how to get the best checkpoint's model, or the best of the others' if its own files are damaged.
+
+    Args:
+        step: the best checkpoint's.
+        best_of_good: step and score of the best one that is not damaged; None if there is none.
+    """
+    export = f"{program.typed('export')} {printable(shlex.quote(str(folder)))}"
+    if best_of_good is None:
+        return f"\nthe best one, of step {step}, is damaged, and no other one has its score"
+    if best_of_good[0] != step:
+        others = f"the best of the others as a model: {export} --step {best_of_good[0]}"
+        return f"\nthe best one, of step {step}, is damaged; {others}"
+    return f"\nthe best one as a model: {export} --best"
 
 
 def _checkpoint(folder: Path, step: int, verify: bool, best: bool) -> Checkpoint:

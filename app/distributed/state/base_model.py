@@ -70,10 +70,10 @@ def check(models: list[nn.Module], said: dict[str, Any], folder: str) -> None:
         UserError: the weights here are others.
     """
     if describe(models).get("digests") != said["digests"]:
-        before = ", ".join(filter(None, said["from"])) or "built by the recipe"
+        before = ", ".join(filter(None, said["from"])) or "built in code"
         raise UserError(
-            f"{folder} has adapters of a model ({before}) whose weights were others than those here: give --model the "
-            "model that the run began with; a checkpoint does not contain it"
+            f"{folder} has adapters of a model ({before}) whose weights were others than those here: load the "
+            "model that training began with (--model of a recipe), because adapters are saved without it"
         )
 
 

@@ -118,5 +118,5 @@ def _check(path: Path, loaded: Any) -> None:
 def _foreign(path: Path, why: str) -> UserError:
     return UserError(
         f"{path} is not what this program writes ({why}), and is not read. If the checkpoint comes from somebody else, "
-        "trust none of it; otherwise remove its folder, and the run goes on from the checkpoint before it"
+        "trust none of it; otherwise it is damaged: remove its folder. A run then goes on from the checkpoint before it"
     )

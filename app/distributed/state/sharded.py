@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -137,8 +138,7 @@ def collect(accelerator: Holder) -> tuple[dict[str, torch.Tensor], dict]:
         state_tensors, plain = state_dict.optimizer_state(index, optimizer.optimizer, names)
         tensors |= state_tensors
         objects["optimizers"].append(plain)
-    for index, item in enumerate(accelerator.others):
-        objects["objects"].append(state_dict.split_tensors(item.state_dict(), f"objects.{index}", tensors))
+    objects["objects"] = [_split(item, f"objects.{index}", tensors) for index, item in enumerate(accelerator.others)]
     objects["extras"] = {
         name: state_dict.split_tensors(value, f"extras.{name}", tensors) for name, value in extras.items()
     }
@@ -173,6 +173,19 @@ def _check_can_be_kept(name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def _split(item: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Split the state of a schedule, or of a registered object, as `split_tensors` does.
+
+    Raises:
+        UserError: it cannot be kept; the message names the object as its author does.
+    """
+    try:
+        return state_dict.split_tensors(item.state_dict(), name, tensors)
+    except UserError as error:
+        whose = f"{type(item.scheduler if isinstance(item, AcceleratedScheduler) else item).__name__}.state_dict()"
+        raise UserError(str(error).replace(name, whose, 1)) from None
+
+
 def _average_names(accelerator: Holder) -> dict[torch.Tensor, str]:
     """Map each weight to the name of its average in a checkpoint."""
     return {tensor: f"averages.{name}" for tensor, name in naming.tensor_names(accelerator.models).items()}
@@ -190,10 +203,8 @@ def load(accelerator: Holder, folder: str) -> None:
         accelerate.Accelerator.load_state(_deepspeeds(accelerator), folder)
         return
     objects = json.loads(storage.at(folder).read_text(OBJECTS, follow=True))
-    here = {"optimizers": len(accelerator.optimizers), "objects": len(accelerator.others)}
-    for what, count in here.items():
-        if len(objects[what]) != count:
-            raise UserError(f"{folder} has {len(objects[what])} {what}, this recipe prepares {count}")
+    _check_counts(folder, "optimizers", len(objects["optimizers"]), len(accelerator.optimizers))
+    _check_counts(folder, "schedulers and registered objects", len(objects["objects"]), len(accelerator.others))
     names = naming.parameter_names(accelerator.models)
 
     def wanted(saved: dict) -> dict:
@@ -212,6 +223,15 @@ def load(accelerator: Holder, folder: str) -> None:
         item.load_state_dict(state_dict.join_tensors(content, tensors))
     if accelerator.scaler is not None and "scaler" in objects:
         accelerator.scaler.load_state_dict(objects["scaler"])
+
+
+def _check_counts(folder: str, what: str, there: int, here: int) -> None:
+    """Refuse a state with more or fewer optimizers or other objects than there are to take it."""
+    if there != here:
+        raise UserError(
+            f"{folder} has {there} {what}, this program has {here}: prepare and register the same ones, in the same "
+            "order, before it is loaded"
+        )
 
 
 def load_weights(accelerator: Holder, folder: str, averaged: bool = False) -> None:
@@ -330,7 +350,7 @@ def _compare(folder: str, saved: dict, tensors: dict) -> None:
         if there.get(n) != here.get(n)
     ]
     more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
-    raise UserError(f"{folder} is a checkpoint of another model: {'; '.join(lines[:5])}{more}")
+    raise UserError(f"{folder} is of another model: {'; '.join(lines[:5])}{more}; build the model as it was then")
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, names: dict, tensors: di
     groups = join_tensors(plain["groups"], tensors)
     if [set(g) for g in groups] != [set(g) - _IMPLEMENTATION for g in optimizer.param_groups]:
         raise UserError(
-            f"the checkpoint's optimizer has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}, "
-            "or they have other settings: build it as it was built for the checkpoint"
+            f"the optimizer that was saved has {len(groups)} parameter groups, this one {len(optimizer.param_groups)}, "
+            "or their settings have other names: build it as it was built then"
         )
     optimizer.state.clear()
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
@@ -149,7 +149,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         for key in value:
             if not (key is None or isinstance(key, bool | int | float | str)):
-                raise UserError(f"{name} has the key {key!r}: a checkpoint keeps keys that are numbers or text")
+                raise UserError(f"{name} has the key {key!r}: keys that are saved are numbers or text")
         return {"items": [[key, split_tensors(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
@@ -157,7 +157,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     allowed = "tensors, numbers, text, lists and dicts"
-    raise UserError(f"{name} holds a {type(value).__name__}: a checkpoint keeps {allowed}")
+    raise UserError(f"{name} is of type {type(value).__name__}: what is saved must consist of {allowed}")
 
 
 def join_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -18,7 +18,7 @@ from app.distributed.state import manifest, random_states, sharded
 from app.distributed.state.attempt import STATE, Attempt
 from app.distributed.state.sharded import Holder
 from app.errors import UserError
-from app.storage.records import FileSum
+from app.storage.records import FileSum, NewerFormat
 
 _RANDOM = "random.json"
 _REPLACED = "replaced"  # how the name of an earlier state ends while another one takes its place
@@ -114,6 +114,8 @@ def _verify(folder: Path, part: int, parts: int) -> None:
     """Check a rank's share of the files."""
     try:
         manifest.verify_patiently(folder, part, parts)
+    except NewerFormat as newer:
+        raise UserError(str(newer)) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is damaged: {error}; load another one") from None
 

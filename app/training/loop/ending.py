@@ -14,6 +14,7 @@ from app.checkpoints.export import save_model
 from app.distributed import collectives
 from app.distributed.state import manifest, sharded
 from app.errors import UserError, mendable, printable
+from app.launching import program
 from app.rundir import room
 from app.training.loop.services import Services
 from app.training.loop.step_loop import StepLoop
@@ -209,7 +210,7 @@ def _best_in_words(loop: StepLoop, best: tuple[int, float] | None, used: int) ->
     told = f"{services.checkpoint_store.retention.metric.name} {value:.4f} after step {step}"
     if step == used and (_averaged(loop) or not services.checkpoint_store.retention.metric.of_average):
         return f"{told}{', the last' * (step == loop.steps_done)}: it is the model above"
-    return f"{told}: python -m app export {shlex.quote(str(run))} --best"
+    return f"{told}: {program.typed('export')} {shlex.quote(str(run))} --best"
 
 
 def close(services: Services, loop: StepLoop | None, error: BaseException | None) -> None:
