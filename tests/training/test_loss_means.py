@@ -75,6 +75,7 @@ def test_a_mean_over_steps_that_are_not_known_is_left_out(tmp_path):
     assert known == {1: True, 2: True, 3: True, 4: False, 5: False, 8: True}
 
 
+@pytest.mark.exhaustive  # tests/checkpoints/test_segments.py has one loss, and a change of settings
 def test_exact_mode_has_the_same_bits_on_every_layout_and_through_stops(tmp_path, rows, data_cache):
     """One process without a stop, and three layouts in turn, with stops between two lines; two losses by name."""
     recipe = ROOT / "recipes" / "gan.py"
