@@ -9,6 +9,7 @@ import pytest
 from support.launching import PROFILES, ROOT, run
 from support.tiny import train
 
+from app import UserError
 from app.__main__ import main
 from app.commands.torture.kills import Outcome, Torture, compare, outcome
 
@@ -63,11 +64,14 @@ def test_a_recipe_whose_runs_differ_is_found(tmp_path):
     assert "differs in" in result.output
 
 
-def test_a_recipe_that_fails_by_itself(tmp_path):
+@pytest.mark.launches
+def test_a_recipe_that_fails_by_itself(tmp_path, monkeypatch):
     recipe = tmp_path / "broken.py"
     recipe.write_text(TOY.read_text().replace("time.sleep(pause)", "raise ZeroDivisionError"))
-    result, _ = torture(tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml", recipe=recipe)
-    assert result.status == 2 and "fails without any kill" in result.output
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["torture", recipe, "--folder", tmp_path / "runs", "--profiles", PROFILES / "cpu.yaml"]
+    with pytest.raises(UserError, match=r"fails without any kill[\s\S]*ZeroDivisionError"):
+        main(list(map(str, words)))
 
 
 def test_damaged_lines_are_a_difference():

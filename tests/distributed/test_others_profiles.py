@@ -8,7 +8,8 @@ import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
-from support.launching import PROFILES, ROOT, launch_all, run, steps
+from support.launching import PROFILES, ROOT, run, steps
+from support.launching import launch as start
 from support.others_profiles import REFUSED, RUN, WORK
 
 from app import UserError
@@ -20,6 +21,7 @@ from app.distributed import accelerate_patches, supported
 from app.launching import profiles
 
 RECIPE = ROOT / "recipes" / "lm.py"
+TOY = ROOT / "tests" / "laws" / "toy.py"
 SMALL = ["--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 4, "--scratch.vocab", 300]
 SMALL += ["--data.block", 32, "--run.steps", 2, "--run.global-batch", 4, "--run.micro-batch", 1]
 SMALL += ["--run.trackers", "--run.log-every", 1, "--sample-length", 0]
@@ -58,8 +60,11 @@ def test_it_works(written, planned, rows, tmp_path, name):
     profile = profiles.read(str(written[name]))
     assert not planned[name]
     assert [row for row in doctor.fits(profile) if row.verdict == TROUBLE] == []
-    flags = [*SMALL, "--data.path", rows(31), "--data.eval-path", rows(7), "--run.dir", tmp_path / "run"]
-    launch_all(written[name], profile.processes, [(RECIPE, flags, None)], tmp_path)
+    words = [RECIPE, *SMALL, "--data.path", rows(31), "--data.eval-path", rows(7)]
+    if "FSDP" not in profile.wrapping:
+        words = [TOY, "--run.steps", 2]  # it has no layers of transformers to wrap, and starts sooner
+    result = start(written[name], profile.processes, *words, "--run.dir", tmp_path / "run")
+    assert result.status == 0, result.output[-6000:]
     assert len(steps(tmp_path / "run")) == 2
     layout = json.loads((tmp_path / "run" / "run.json").read_text())["layout"]
     assert (layout["wrapping"], layout["processes"]) == (profile.wrapping, profile.processes)
@@ -106,7 +111,7 @@ def test_a_rank_is_asked_for_what_the_file_asks_for(written, monkeypatch, name):
 def test_a_rank_refuses_it(written, tmp_path, name):
     """Under `accelerate launch`, before it makes a mesh; once, not once a rank."""
     words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", written[name]]
-    words += ["--main_process_port", 0, ROOT / "tests" / "laws" / "toy.py", "--run.dir", tmp_path / "run"]
+    words += ["--main_process_port", 0, TOY, "--run.dir", tmp_path / "run"]
     result = run(words)
     found = [line for line in result.output.splitlines() if line.startswith("error: ")]
     assert len(found) == 1 and f"the profile: {REFUSED[name][1]}" in found[0], result.output

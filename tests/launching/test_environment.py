@@ -6,6 +6,9 @@ import sys
 import pytest
 from support.launching import ROOT, metrics, run
 
+from app import parse
+from laws.many import load
+
 RECIPE = ROOT / "recipes" / "cls.py"
 QUICK = ["--run.trackers", "--run.steps", 2, "--run.global-batch", 4, "--run.micro-batch", 2, "--scratch.width", 32]
 QUICK += ["--scratch.heads", 2, "--scratch.vocab", 300, "--data.max-length", 32]
@@ -100,9 +103,10 @@ def test_a_run_is_refused_in_one_line(place, name):
 
 
 @pytest.fixture(scope="module")
-def trained(place):
-    result = start(place, "trained", {})
-    assert result.status == 0, result.output
+def trained(place, data_cache):
+    recipe = load(RECIPE)
+    words = [*QUICK, "--data.path", place / "rows.csv", "--run.dir", place / "trained"]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
     return place / "trained"
 
 

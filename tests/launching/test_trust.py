@@ -60,12 +60,12 @@ def safely(folder, *words):
 def test_no_file_that_lies_there_is_run(poisoned, rows):
     """By any command that takes the folder; the recipe is this installation's, and so needs no word of the user."""
     folder, owned = poisoned
-    # None of these has anything to import from a recipe's folder: one process for all of them.
-    looking = [["runs", folder], ["runs", folder, "--verify"], ["watch", folder], ["plot", folder]]
+    # One process for all of these: only the last one takes the recipe, and with it imports what no other one does.
+    looking = [["runs", folder], ["runs", folder, "--verify"], ["watch", folder], ["plot", folder], ["export", folder]]
     calls = [list(map(str, words)) for words in looking]
-    result = safely(folder, "-c", f"from app.__main__ import main\nassert [main(each) for each in {calls}] == [0] * 4")
+    result = safely(folder, "-c", f"from app.__main__ import main\nassert [main(each) for each in {calls}] == [0] * 5")
     assert result.status == 0 and not owned.exists(), result.output
-    for words in (["export", folder], ["evaluate", folder], ["predict", folder, rows(11)]):
+    for words in (["evaluate", folder], ["predict", folder, rows(11)]):
         result = asked(folder, words)
         assert result.status == 0 and not owned.exists(), (words, result.output)
     result = asked(folder, ["evaluate", folder / "model"])
