@@ -44,7 +44,7 @@ def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
 
     folder = tmp_path / "run"
     same = shutil.copy(rows(101), tmp_path / "same.jsonl")  # what is trained on itself would be refused
-    longer = ["--run.steps", 30, "--data.eval-path", same, "--optim.lr", 0.01]
+    longer = ["--run.steps", 30, "--run.eval-every", 30, "--data.eval-path", same, "--optim.lr", 0.01]
     again = flags_of(rows, tmp_path / "again", "--model", folder / "model")
     launch_many(profile, 2, RECIPE, [flags_of(rows, folder, *longer), again], tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
