@@ -16,7 +16,7 @@ train: $(READY)  ## train the text classifier on data that needs no download
 # One worker more than cores: some tests wait. A worker's launches take up to 6 GB.
 test: $(READY) $(APART)/ready  ## every test, real launches included; in the end, what was skipped and why
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not apart and not exhaustive"
-	PYTHONPATH=$(APART) $(BIN)/python -m pytest -n 2 -m apart $$(grep -rl --include="test_*.py" "mark.apart" tests)
+	PYTHONPATH=$(APART) $(BIN)/python -m pytest -n 3 --dist loadfile -m apart $$(grep -rl --include="test_*.py" "mark.apart" tests)
 
 check: lint  ## lint, and the tests that start no processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long and not apart and not exhaustive"

@@ -67,7 +67,7 @@ def logged(run, step, *kinds):
 def test_scores_are_those_of_the_run(run):
     """To the last bit, on one process and two; of the newest weights, and of the average at an earlier step."""
     before = sorted(path.stat().st_mtime_ns for path in run.rglob("*"))
-    one = evaluate(run)
+    one = as_it_is(run)
     assert one["scores"] == logged(run, STEPS, "eval", "eval-hard") and "eval-hard/accuracy" in one["scores"]
     same = yaml.safe_load((run / "config.yaml").read_text())["data"]["eval_path"]
     two = evaluate(run, same, "--profile", "fsdp_cpu:2", "--step", 2, "--weights", "ema")

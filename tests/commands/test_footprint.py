@@ -8,9 +8,10 @@ from typing import get_args
 
 import pytest
 import torch
-from support.launching import PROFILES, ROOT, python, run
+from support.launching import PROFILES, ROOT, run
 from torch import nn
 
+from app.__main__ import main
 from app.commands import recipe_file
 from app.commands.plan import footprint, largest_micro_batch, simulated_device
 from app.commands.plan.footprint import FIRST, LATER, UPDATE, Footprint, MicroBatch, largest
@@ -282,12 +283,12 @@ def script(folder, factor="1", after="pass"):
     return file
 
 
-def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path):
+def test_a_loop_that_looks_at_numbers_is_planned_without_activations(tmp_path, capsys):
     mine = script(tmp_path, factor="model.weight.sum().item()")
-    result = python("-m", "app", "plan", mine, "--run.dir", tmp_path / "run", "--profile", "cpu")
-    assert result.status == 0, result.output
-    assert "activations could not be counted" in result.output and "item()" in result.output
-    assert "one process, fp32" in result.output and not (tmp_path / "run").exists()
+    assert main(["plan", str(mine), "--run.dir", str(tmp_path / "run"), "--profile", "cpu"]) == 0
+    output = capsys.readouterr().out
+    assert "activations could not be counted" in output and "item()" in output
+    assert "one process, fp32" in output and not (tmp_path / "run").exists()
 
 
 WAYS = {
@@ -337,7 +338,8 @@ def asking():
     yield footprint.Question("cpu", "fp32", 2)
 
 
-def test_a_peak_above_the_devices_memory_is_no_good_plan(tmp_path):
-    command = ["-m", "app", "plan", script(tmp_path), "--run.dir", tmp_path / "run"]
-    result = python(*command, "--profile", "gpu", "--memory", "1e-7")
-    assert result.status == 1 and "does not fit" in result.output and "not even" in result.output, result.output
+def test_a_peak_above_the_devices_memory_is_no_good_plan(tmp_path, capsys):
+    words = ["plan", str(script(tmp_path)), "--run.dir", str(tmp_path / "run"), "--profile", "gpu", "--memory", "1e-7"]
+    assert main(words) == 1
+    output = capsys.readouterr().out
+    assert "does not fit" in output and "not even" in output, output

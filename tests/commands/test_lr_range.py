@@ -15,8 +15,8 @@ from laws.small import SMALL
 @pytest.mark.launches
 def test_a_range(rows, tmp_path):
     words = ["--steps", "12", "--low", "1e-5", "--high", "0.1", "--report", tmp_path / "range"]
-    words += ["--run.global-batch", 8, "--run.micro-batch", 8, *SMALL["cls"].flags(rows)]
-    assert app(["lr-range", str(ROOT / "recipes" / "cls.py"), *map(str, words)]) == 0
+    words += ["--run.global-batch", 8, "--run.micro-batch", 8, *SMALL["graph"].flags(rows)]
+    assert app(["lr-range", str(ROOT / "recipes" / "graph.py"), *map(str, words)]) == 0
     found = json.loads((tmp_path / "range" / "lr-range.json").read_text())
     assert found["lr"] == pytest.approx([1e-5 * 1e4 ** (step / 11) for step in range(12)])
     assert len(found["loss"]) == 12 and found["steepest"] in found["lr"]

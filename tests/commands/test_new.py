@@ -45,19 +45,31 @@ def test_the_flags_that_make_it_small_are_the_recipes(name):
     parse(load(ROOT / f"recipes/{name}.py").Config, SMALL[name].split())
 
 
+def tested(folder):
+    """Run the test of a copy."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder]
+    return run(words, env={"PYTHONPATH": str(ROOT)}, timeout=300)
+
+
+@pytest.mark.exhaustive  # tests/project/test_wheel.py has the one of another recipe
 @pytest.mark.launches
-def test_the_test_of_a_copy_passes_and_can_fail(tmp_path):
-    """Of the recipe with two models; tests/project/test_wheel.py does it with another one."""
+def test_the_test_of_a_copy_passes(tmp_path):
+    """Of the recipe with two models."""
     assert main(["new", "gan", str(tmp_path / "mine.py")]) == 0
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path]
-    result = run(words, env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    result = tested(tmp_path)
     assert result.status == 0 and "1 passed" in result.output, result.output
+
+
+@pytest.mark.launches
+def test_the_test_of_a_copy_fails_where_a_run_is_not_repeated(tmp_path):
+    assert main(["new", "graph", str(tmp_path / "mine.py")]) == 0
     recipe = (tmp_path / "mine.py").read_text()
     assert "run.backward(" in recipe
     spoilt = recipe.replace("run.backward(", "import time; run.backward(time.time() % 7 * ", 1)
     (tmp_path / "mine.py").write_text(spoilt)
-    result = run(words, env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    result = tested(tmp_path)
     assert result.status == 1 and "1 failed" in result.output
+    assert "> " in result.output and 'losses(tmp_path / "stopped", "--run.stop-at", 2) ==' in result.output
 
 
 @pytest.mark.parametrize(

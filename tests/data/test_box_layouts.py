@@ -626,13 +626,13 @@ def test_fractions_are_no_pixels(tmp_path, kind, bad):
         read(path, bad_boxes=bad, **flags)
 
 
-@pytest.mark.parametrize("kind", ["yolo: roboflow", "coco: cvat", "voc"])
-def test_every_process_knows_the_same_table(tmp_path, kind):
+def test_every_process_knows_the_same_table(tmp_path):
     """Else each run and each process would read it, and decode all images, anew."""
-    folder = LAYOUTS[kind](tmp_path / "data")
+    kinds = ["yolo: roboflow", "coco: cvat", "voc"]
+    folders = [str(LAYOUTS[kind](tmp_path / f"data-{index}")) for index, kind in enumerate(kinds)]
     code = (
         "from app.data.boxes.files import box_tables; "
-        f"print([table._fingerprint for table in box_tables('--data.path', [{str(folder)!r}]).values()])"
+        f"print([[t._fingerprint for t in box_tables('--data.path', [each]).values()] for each in {folders}])"
     )
     own = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     assert python(code, **own) == python(code, **own)

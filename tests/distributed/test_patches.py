@@ -246,7 +246,8 @@ os._exit(0)  # gloo's threads may abort a Python that takes itself apart; a Run 
 """
 
 
-@pytest.mark.parametrize("meshed", ["", "1"])
+# With a mesh it asks for all that it asks for without one.
+@pytest.mark.parametrize("meshed", [pytest.param("", marks=pytest.mark.exhaustive), "1"])
 @canary(
     "accelerate",
     *("PartialState._shared_state", "ParallelismConfig._validate_accelerator", "_clip_grad_norm_dtensor_aware"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.launching import PROFILES, launcher_words, python, run
+from support.launching import ROOT, launch
 from torch import nn
 from transformers import (
     BertConfig,
@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from app import UserError
+from app.__main__ import main
 from app.commands.plan.pretended_split import cuts_of
 from app.distributed import supported
 from app.distributed.accelerator import Accelerator
@@ -205,17 +206,20 @@ def test_plan_counts_the_weights_of_one_process(tmp_path, rows):
     small = ["--scratch.layers", 2, "--scratch.width", 32, "--scratch.tokenizer", "byte", "--data.path", rows(31)]
     small += ["--data.text", "text", "--data.block", 64, "--run.dir", tmp_path / "run", "--run.trackers"]
     file = tmp_path / "plan.json"
-    words = ["plan", "recipes/lm.py", *small, "--json", file, "--profile", "cpu", "tp_cpu"]
-    found = python("-m", "app", *words)
-    assert found.status == 0, found.output
+    words = ["plan", ROOT / "recipes" / "lm.py", *small, "--json", file, "--profile", "cpu", "tp_cpu"]
+    assert main(list(map(str, words))) == 0
     one, two = (layout["memory"]["weights"] for layout in json.loads(file.read_text())["layouts"])
     norms = 5 * 32 * 4 + 32  # two in each layer, the last, and the frequencies of positions
     assert two - norms == (one - norms) // 2
 
 
-def test_exact_mode_needs_slices_and_a_mesh_its_processes(tmp_path):
-    words = ["--data.path", tmp_path, "--run.dir", tmp_path / "run", "--run.trackers"]
-    recipe = PROFILES.parent / "recipes" / "cls.py"
-    for count, more, said in ((2, ["--run.exact", "true"], "give --run.slices 2"), (4, [], "a mesh of 2 for 4")):
-        found = run(launcher_words(PROFILES / "tp_cpu.yaml", count, recipe, *words, *more))
-        assert found.status and said in found.output, found.output
+@pytest.mark.parametrize(
+    "count, more, said",
+    [
+        (2, ["--run.exact", "true"], "give --run.slices 2"),
+        pytest.param(4, [], "a mesh of 2 for 4", marks=pytest.mark.exhaustive),  # as it is refused above
+    ],
+)
+def test_exact_mode_needs_slices_and_a_mesh_its_processes(tmp_path, count, more, said):
+    found = launch("tp_cpu", count, ROOT / "tests" / "laws" / "toy.py", "--run.dir", tmp_path / "run", *more)
+    assert found.status and said in found.output, found.output

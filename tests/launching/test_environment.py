@@ -1,9 +1,13 @@
 """What is around the process is not as usual: a clear line or no problem, and never a traceback."""
 
+import json
 import sys
 
 import pytest
 from support.launching import ROOT, metrics, run
+
+from app import parse
+from laws.many import load
 
 RECIPE = ROOT / "recipes" / "cls.py"
 QUICK = ["--run.trackers", "--run.steps", 2, "--run.global-batch", 4, "--run.micro-batch", 2, "--scratch.width", 32]
@@ -37,15 +41,17 @@ TWO = [*LAUNCH, "ddp_cpu:2"]
 # The environment, what starts the recipe, what the shell does with its output, and variables that are not set.
 FINE = {
     "no threads, no TMPDIR": ({"OMP_NUM_THREADS": "", "TMPDIR": "/no/such", **ASCII}, TWO, "", ()),
-    "a list of threads, POSIX, no HOME": ({"OMP_NUM_THREADS": "2,1", "LC_ALL": "POSIX"}, TWO, "", ("HOME",)),
-    "HOME that cannot be written": ({"HOME": "/proc/nothing"}, (), "", ()),
-    "no stdout": ({}, (), ">&-", ()),
+    "a list of threads, POSIX, no HOME": ({"OMP_NUM_THREADS": "2,1", "LC_ALL": "POSIX"}, LAUNCH, "", ("HOME",)),
+    "HOME that cannot be written, no stdout": ({"HOME": "/proc/nothing"}, (), ">&-", ()),
     "no stderr": ({}, (), "2>&-", ()),
     "neither": ({}, LAUNCH, ">&- 2>&-", ()),
 }
 
 
-@pytest.mark.parametrize("name", FINE)
+# `make laws` has one of the two streams that are closed.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name == "no stderr" else []) for name in FINE]
+)
 def test_a_run_goes_on(place, name):
     env, head, tail, without = FINE[name]
     folder = name.replace(" ", "-").replace(",", "")
@@ -80,7 +86,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+# `make laws` has those that are refused in the place of another one.
+LIKE_OTHERS = ("a cache that cannot be made", "a rank that is left over")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name in LIKE_OTHERS else []) for name in REFUSED]
+)
 def test_a_run_is_refused_in_one_line(place, name):
     env, head, without, said = REFUSED[name]
     env = {key: value.format(place=place) for key, value in env.items()}
@@ -91,9 +103,10 @@ def test_a_run_is_refused_in_one_line(place, name):
 
 
 @pytest.fixture(scope="module")
-def trained(place):
-    result = start(place, "trained", {})
-    assert result.status == 0, result.output
+def trained(place, data_cache):
+    recipe = load(RECIPE)
+    words = [*QUICK, "--data.path", place / "rows.csv", "--run.dir", place / "trained"]
+    recipe.main(parse(recipe.Config, list(map(str, words))))
     return place / "trained"
 
 
@@ -110,11 +123,26 @@ COMMANDS = {
 }
 
 
+IN_TURN = """
+import json, sys
+from app.__main__ import run
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        run()
+    except SystemExit as end:
+        print("gave", words[0], end.code)
+"""
+
+
 # `make laws` has `prove`, which launches.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] if name == "prove" else []) for name in COMMANDS]
+    "names", [[name for name in COMMANDS if name != "prove"], pytest.param(["prove"], marks=pytest.mark.exhaustive)]
 )
-def test_commands_print_what_the_terminal_cannot_show(place, trained, name):
-    words = [word.format(place=place, run=trained) for word in COMMANDS[name]]
-    result = run([sys.executable, "-m", "app", name, *words], env={**ASCII, "OMP_NUM_THREADS": ""})
+def test_commands_print_what_the_terminal_cannot_show(place, trained, names):
+    """One after the other, in one process."""
+    commands = [[name, *(word.format(place=place, run=trained) for word in COMMANDS[name])] for name in names]
+    words = [sys.executable, "-c", IN_TURN, json.dumps(commands)]
+    result = run(words, env={**ASCII, "OMP_NUM_THREADS": "", "PYTHONPATH": str(ROOT)})
     assert result.status == 0 and "Traceback" not in result.output, result.output
+    assert all(f"gave {name} 0" in result.output for name in names), result.output

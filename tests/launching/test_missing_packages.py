@@ -68,7 +68,7 @@ def test_plot_draws_what_it_can(tmp_path, package, kind):
         ("monai", [ROOT / "recipes/seg.py", "--run.dir", "runs/seg"]),
         ("peft", [ROOT / "recipes/lm.py", "--run.dir", "runs/lm", "--lora.rank", "2"]),
         ("datasets", [ROOT / "recipes/cls.py", "--run.dir", "runs/cls"]),
-        ("tyro", [ROOT / "recipes/cls.py"]),
+        pytest.param("tyro", [ROOT / "recipes/cls.py"], marks=pytest.mark.exhaustive),
         ("tyro", ["-m", "app", "runs"]),
     ],
 )

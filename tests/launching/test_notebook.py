@@ -141,31 +141,35 @@ before = signal.getsignal(signal.SIGINT)
 def interrupts(run, model):
     if run.steps_done != 3:
         return
-    if sys.argv[2] == "in an evaluation":
+    if how == "in an evaluation":
         for turn in run.evaluation(model, tiny.DATA, torch.stack):
             signal.raise_signal(signal.SIGINT)
         assert False, "it has not ended"
-    for _ in range({"once": 1, "twice": 2}[sys.argv[2]]):
+    for _ in range({"once": 1, "twice": 2}[how]):
         signal.raise_signal(signal.SIGINT)
 
-try:
-    tiny.train(sys.argv[1], interrupts, save_every=100)
-except KeyboardInterrupt:
-    print("INTERRUPTED")
-assert signal.getsignal(signal.SIGINT) is before
-tiny.train(sys.argv[1], save_every=100)
+for how in sys.argv[2:]:
+    folder = f"{sys.argv[1]}/{how}"
+    try:
+        tiny.train(folder, interrupts, save_every=100)
+    except KeyboardInterrupt:
+        print("INTERRUPTED")
+    assert signal.getsignal(signal.SIGINT) is before
+    tiny.train(folder, save_every=100)
+    print("CELL ENDS")
 """
 
 
-@pytest.mark.parametrize("how, saved", [("once", True), ("in an evaluation", True), ("twice", False)])
-def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path, how, saved):
+def test_an_interrupt_of_a_cell_keeps_the_step(tmp_path):
     """The run leaves after the step, with a checkpoint, and then the cell ends; a second interrupt comes at once."""
-    result = run([sys.executable, "-c", IN_A_CELL, tmp_path / "run", how])
-    assert result.status == 0 and result.output.count("INTERRUPTED") == 1, result.output
-    assert "another interrupt stops it at once" in result.output
-    info = json.loads((tmp_path / "run/run.json").read_text())
-    assert [launch["step"] for launch in info["launches"]] == ([0, 3] if saved else [0])
-    assert info["status"] == "finished"
+    ways = {"once": [0, 3], "in an evaluation": [0, 3], "twice": [0]}
+    result = run([sys.executable, "-c", IN_A_CELL, tmp_path, *ways])
+    *cells, rest = result.output.split("CELL ENDS\n")
+    assert result.status == 0 and len(cells) == len(ways) and not rest.strip(), result.output
+    for (how, saved_at), printed in zip(ways.items(), cells, strict=True):
+        assert printed.count("INTERRUPTED") == 1 and "another interrupt stops it at once" in printed, printed
+        info = json.loads((tmp_path / how / "run.json").read_text())
+        assert [launch["step"] for launch in info["launches"]] == saved_at and info["status"] == "finished"
 
 
 FAILS = """

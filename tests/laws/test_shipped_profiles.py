@@ -129,5 +129,6 @@ def test_it_trains_under_deepspeed(trained, rows, tmp_path, name):
     alone = trained.one("bf16", False) / "ordinary"
     assert [line["ids"] for line in steps(tmp_path / "run")] == [line["ids"] for line in steps(alone)]
     assert furthest_loss(steps(alone), steps(tmp_path / "run")) < 1e-2
-    refused = run([sys.executable, "-m", *words, tmp_path / "exact", "--run.exact", "true"], env=env)
-    assert "--run.exact: DeepSpeed sums gradients in its own order" in refused.output
+    if name == "zero3":
+        refused = run([sys.executable, "-m", *words, tmp_path / "exact", "--run.exact", "true"], env=env)
+        assert "--run.exact: DeepSpeed sums gradients in its own order" in refused.output

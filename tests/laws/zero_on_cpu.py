@@ -1,10 +1,13 @@
 """Run a recipe under DeepSpeed on CPU ranks, which accelerate 1.15 does not support: zero_on_cpu.py RECIPE FLAGS...
 
+A lone `next` between flags ends those of one run; another one follows in the same processes.
+
 Four functions are replaced: accelerate's choice of a backend, our choice of a device, what takes a GPU, and what
 compiles DeepSpeed's sums in shared memory (a minute; sums are gloo's without). Nothing else is.
 """
 
 import importlib
+import itertools
 import os
 import sys
 
@@ -26,4 +29,6 @@ if __name__ == "__main__":
     environment.take_gpu = lambda: None
     environment.report_user_errors()
     recipe = load(sys.argv[1])
-    recipe.main(parse(recipe.Config, sys.argv[2:]))
+    for ends, flags in itertools.groupby(sys.argv[2:], lambda word: word == "next"):
+        if not ends:
+            recipe.main(parse(recipe.Config, list(flags)))

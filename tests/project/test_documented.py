@@ -27,7 +27,8 @@ SMALLER = {
     "lm": "--scratch.layers 1 --scratch.width 32 --scratch.heads 4 --data.block 32",
     "tag": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-length 32",
     "dpo": "--scratch.layers 1 --scratch.width 32 --scratch.heads 2 --data.max-length 64",
-    "s2s": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --generate.rows 4",
+    "s2s": "--scratch.layers 1 --scratch.width 32 --scratch.vocab 300 --data.max-source 32 --data.max-target 8 "
+    "--generate.rows 2",
     "img": "--scratch.layers 1 --scratch.width 8",
     "det": "--scratch.width 8 --data.size 32",
     "graph": "--scratch.width 8",

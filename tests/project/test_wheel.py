@@ -130,5 +130,5 @@ def test_profiles_are_known_by_name(installed):
 
 def test_a_recipe_is_begun_and_its_test_passes(installed):
     assert use(installed, "samestep", "--version") == f"samestep {app.__version__}\n"
-    use(installed, "samestep", "new", "cls", "mine.py")
+    use(installed, "samestep", "new", "graph", "mine.py")
     assert "1 passed" in use(installed, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py")

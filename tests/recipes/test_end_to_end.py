@@ -12,6 +12,7 @@ import yaml
 from support.launching import (
     PROFILES,
     ROOT,
+    environment,
     hsdp_on_cpu,
     launch,
     launch_many,
@@ -23,12 +24,13 @@ from support.launching import (
     steps,
 )
 
-from app import parse
+from app import UserError, parse
 from laws.many import load
+from laws.small import SMALL
 
 RECIPE = ROOT / "recipes" / "cls.py"
-SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, "--run.log-every", 1]
-SHORT = [*SMALL, "--run.trackers", "--run.steps", 4, "--run.eval-every", 2]
+STEPS = ["--run.log-every", 1, "--run.trackers", "--run.steps", 4, "--run.eval-every", 2]
+SHORT = ["--scratch.width", 32, "--scratch.vocab", 300, "--data.max-length", 64, *STEPS]
 
 
 def flags_of(rows, folder, *more):
@@ -42,7 +44,7 @@ def test_finished_model_is_loaded_by_others(rows, tmp_path, profile):
 
     folder = tmp_path / "run"
     same = shutil.copy(rows(101), tmp_path / "same.jsonl")  # what is trained on itself would be refused
-    longer = ["--run.steps", 30, "--data.eval-path", same, "--optim.lr", 0.01]
+    longer = ["--run.steps", 30, "--run.eval-every", 30, "--data.eval-path", same, "--optim.lr", 0.01]
     again = flags_of(rows, tmp_path / "again", "--model", folder / "model")
     launch_many(profile, 2, RECIPE, [flags_of(rows, folder, *longer), again], tmp_path)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model")
@@ -66,8 +68,9 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
     result = launch("ddp_cpu", 2, RECIPE, *common, "--run.stop-at", 1)
     assert result.status == 0, result.output[-3000:]
     assert json.loads((folder / "run.json").read_text())["status"] == "preempted"
+    recipe = load(RECIPE)
     for more in (["--run.stop-at", 3], []):
-        assert python(RECIPE, *common, *more).status == 0
+        recipe.main(parse(recipe.Config, [str(word) for word in (*common, *more)]))
     offline = sorted((folder / "wandb").glob("offline-run-*"))
     known = json.loads((folder / "run.json").read_text())["trackers"]["wandb"]
     assert len(offline) == 3 and all(path.name.endswith(known) for path in offline)
@@ -81,16 +84,17 @@ def test_trackers_know_one_run_over_three_launches(rows, tmp_path):
 
 def test_every_way_to_start(rows, tmp_path):
     """No profile; a saved default of accelerate's; python with the file; python -m: each gives the same run."""
-    home = tmp_path / "home"
+    home, graph = tmp_path / "home", ROOT / "recipes" / "graph.py"  # the recipe that starts soonest
     env = {"HF_HOME": str(home)}
     accelerate = [sys.executable, "-m", "accelerate.commands.launch"]
-    ways = {"none": [*accelerate, RECIPE], "file": [RECIPE], "module": ["-m", "recipes.cls"]}
+    ways = {"none": [*accelerate, graph], "file": [graph], "module": ["-m", "recipes.graph"]}
     ways["saved"] = ways["none"]
+    small = [*SMALL["graph"].flags(rows), *STEPS]
     for name, words in ways.items():
         if name == "saved":
             (home / "accelerate").mkdir(parents=True)
             (home / "accelerate" / "default_config.yaml").write_text((PROFILES / "ddp_cpu.yaml").read_text())
-        words = [*words, *flags_of(rows, tmp_path / name)]
+        words = [*words, *small, "--run.dir", tmp_path / name]
         result = python(*words) if name in ("file", "module") else run(words, env=env)
         assert result.status == 0, result.output[-3000:]
         assert ("2 data ranks" in result.output) == (name == "saved")
@@ -247,19 +251,21 @@ def test_the_run_says_what_it_makes_of_the_data(tmp_path, capsys):
     assert lines[lines.index(numbers) + 1] == classes
 
 
-def test_a_second_run_in_the_same_folder_is_refused(rows, tmp_path):
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
     import subprocess
     import time
 
-    folder = tmp_path / "run"
-    words = [str(word) for word in [*flags_of(rows, folder), "--run.steps", 4000]]
-    first = subprocess.Popen([sys.executable, RECIPE, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folder, toy = tmp_path / "run", ROOT / "tests" / "laws" / "toy.py"
+    words = ["--run.dir", str(folder), "--run.steps", "4000"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen([sys.executable, toy, *words], env=environment({"PAUSE": "0.05"}), **quiet)
     try:
         limit = time.monotonic() + 60
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < limit:
             time.sleep(0.2)
-        result = python(RECIPE, *words)
-        assert result.status == 2 and f"process {first.pid} on {os.uname().nodename}" in result.output
+        recipe = load(toy)
+        with pytest.raises(UserError, match=f"process {first.pid} on {os.uname().nodename}"):
+            recipe.train(parse(recipe.Config, words))
     finally:
         first.kill()
         first.wait()

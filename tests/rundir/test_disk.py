@@ -9,11 +9,13 @@ import threading
 import pytest
 import torch
 from support.disks import mounted
-from support.launching import ROOT, metrics, python
+from support.launching import ROOT, metrics
 from support.tiny import saved, train
 
-from app import UserError
+from app import UserError, parse
+from app.__main__ import main
 from app.training.loop import ending
+from laws.many import load
 
 WIDTH = 20_000
 ROWS = list(torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(0)))
@@ -143,16 +145,17 @@ def test_a_folder_on_a_disk_that_is_read_only_is_refused_before_anything_is_trai
 
 def test_a_full_disk_at_an_export_is_one_line(tmp_path):
     """It names the folder, the need and the room, leaves nothing, and the same command exports when there is room."""
-    flags = ["--run.dir", tmp_path / "run", "--run.steps", 2, "--run.save-every", 1, "--run.trackers"]
-    trained = python(ROOT / "tests" / "laws" / "toy.py", *flags)
-    assert trained.status == 0, trained.output[-3000:]
+    recipe = load(ROOT / "tests" / "laws" / "toy.py")
+    recipe.train(
+        parse(recipe.Config, ["--run.dir", str(tmp_path / "run"), "--run.steps", "2", "--run.save-every", "1"])
+    )
     with mounted(tmp_path / "disk") as disk:
         leave(disk, 0, 0)
-        words = ["-m", "app", "export", tmp_path / "run", "--to", disk / "out"]
-        refused = python(*words)
-        assert refused.status == 2 and "Traceback" not in refused.output
-        (line,) = [line for line in refused.output.splitlines() if line.startswith("error: ")]
+        words = ["export", str(tmp_path / "run"), "--to", str(disk / "out")]
+        with pytest.raises(UserError) as refused:
+            main(words)
+        (line,) = str(refused.value).splitlines()
         assert "No space left on device: it needs" in line and str(disk) in line and "MiB) free" in line
         assert sorted(path.name for path in disk.iterdir()) == ["ballast"]
         (disk / "ballast").unlink()
-        assert python(*words).status == 0 and (disk / "out" / "model.safetensors").is_file()
+        assert main(words) == 0 and (disk / "out" / "model.safetensors").is_file()

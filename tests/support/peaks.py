@@ -34,28 +34,41 @@ FLAGS = {
 }
 
 
-def both(name: str, texts: str, folder: Path, micro_batch: int = 0, memory: float = 0.0) -> dict:
-    """Return what was predicted and what was measured of one recipe; more may follow its name."""
+def words_of(name: str, texts: str, folder: Path, micro_batch: int = 0) -> tuple[Path, list[str]]:
+    """Return a recipe's file and its flags; more may follow the recipe's name."""
     graph = graph_file(folder / "graph.npz", nodes=600)
     flags = [*FLAGS[name].format(texts=texts, graph=graph).split(), *QUIET.split(), "--run.steps", "3"]
     flags += ["--run.save-async", "false", "--run.dir", str(folder / f"{name}-{time.monotonic_ns()}")]
     flags += ["--run.micro-batch", str(micro_batch)] if micro_batch else []
-    recipe = predicted.RECIPES / f"{name.partition('-')[0]}.py"
-    own = Run.batches, Run.due
-    found = predicted.predict(recipe, flags, "cpu", "fp32", memory)
+    return predicted.RECIPES / f"{name.partition('-')[0]}.py", flags
+
+
+def predict(recipe: Path, flags: list[str], memory: float = 0.0) -> dict:
+    """Return what a plan says of one recipe."""
+    return predicted.predict(recipe, flags, "cpu", "fp32", memory)
+
+
+def measure(recipe: Path, flags: list[str]) -> dict:
+    """Return what training a recipe takes."""
+    replaced = Run.batches, Run.due
     try:
-        return {**found, **predicted.measure(recipe, flags, "cpu", "fp32")}
+        return predicted.measure(recipe, flags, "cpu", "fp32")
     finally:
-        Run.batches, Run.due = own
+        Run.batches, Run.due = replaced
 
 
 def main(folder: Path, out: Path, texts: str) -> None:
     """Go through the recipes, and through what is suggested for one of them."""
-    found = {name: both(name, texts, folder) for name in FLAGS}
+    found = {}
+    for name in FLAGS:
+        words = words_of(name, texts, folder)
+        found[name] = {**predict(*words), **measure(*words)}
     limit = ROOM * found["lm"]["peak"] / 1e9
-    asked = both("lm", texts, folder, memory=limit)
+    asked = predict(*words_of("lm", texts, folder), limit)
     for name in ("fits", "too_large"):
-        found[name] = {**both("lm", texts, folder, asked[name][0]), "limit": limit * 1e9}
+        micro_batch = asked[name][0]
+        measured = measure(*words_of("lm", texts, folder, micro_batch))
+        found[name] = {**measured, "micro_batch": micro_batch, "limit": limit * 1e9}
     out.write_text(json.dumps(found))
 
 

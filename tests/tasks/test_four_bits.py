@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.launching import ROOT, launch, python, saved_state, scores, steps
+from support.evaluating import as_it_is
+from support.launching import ROOT, launch_many, saved_state, scores, steps
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -122,14 +123,12 @@ def test_any_layout_and_stops_have_the_same_bits(rows, base, tmp_path):
     (state,) = (tmp_path / "mixed" / "checkpoints").glob("step-*/state")
     kept = StateReader(state).read_entries()
     assert kept and all("lora" in name for name in kept if name.startswith(("models.", "averages.")))
+    launch_many("ddp_cpu", 2, RECIPE, [words(tmp_path / name, rows(40), *flags) for name in ("two", "mixed")], tmp_path)
     for name in ("two", "mixed"):
-        result = launch("ddp_cpu", 2, RECIPE, *words(tmp_path / name, rows(40), *flags))
-        assert result.status == 0, result.output
         assert steps(tmp_path / name) == steps(tmp_path / "one")
         assert scores(tmp_path / name) == scores(tmp_path / "one")
         assert saved_state(tmp_path / name, 4) == saved_state(tmp_path / "one", 4)
-    result = python("-m", "app", "evaluate", tmp_path / "one")
-    assert f"{scores(tmp_path / 'one')[-1]['eval/loss']:.4f}" in result.output, result.output
+    assert as_it_is(tmp_path / "one")["scores"]["eval/loss"] == scores(tmp_path / "one")[-1]["eval/loss"]
 
 
 @pytest.mark.apart

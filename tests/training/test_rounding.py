@@ -130,7 +130,7 @@ from triton.compiler import ASTSource
 from app.training.exact import triton_kernels as kernels
 shape = {"points": "*fp32", "count": "i32", "block": "constexpr"}
 add = {"values": "*fp32", "sums": "*fp64", **shape, "fresh": "constexpr"}
-nearest = {"values": "*fp32", "found": "*fp32", **shape}
+nearest = {"values": "*fp32", "rounded": "*fp32", **shape}
 for function, signature, fixed in ((kernels._add, add, {"fresh": False}), (kernels._nearest, nearest, {})):
     source = ASTSource(function, signature, constexprs={"block": kernels.BLOCK, **fixed})
     for generation in (80, 90, 100):
