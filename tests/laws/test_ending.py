@@ -18,7 +18,7 @@ def test_an_error_after_the_run_is_seen(tmp_path):
 
 
 def test_one_process_ends_as_python_does(tmp_path):
-    """The thread that saves ends before: if it were in torch's code then, it would abort, and the launcher would fail."""
+    """The thread that saves has ended: in torch's code it would abort then, and the launcher would fail."""
     result = launch("cpu", 1, ROOT / "tests" / "laws" / "lingering.py", "--run.dir", tmp_path / "run")
     assert result.status == 0 and "the interpreter ended" in result.output, result.output[-3000:]
     assert "terminate called" not in result.output, result.output[-3000:]
