@@ -123,9 +123,8 @@ def test_scores_are_those_of_the_average(averaged):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_finished_model_is_the_best(averaged, layout):
     """Of all steps, the checkpoint of the first evaluation: its average, or where the weights are scored, those."""
-    names = {"swa-stopped": "averages.", "also": "averages."} | (
-        {"best-of-weights": ""} if layout == LAYOUTS[0] else {}
-    )
+    names = {"swa-stopped": "averages.", "also": "averages."}
+    names |= {"best-of-weights": ""} if layout == LAYOUTS[0] else {}
     for name, prefix in names.items():
         run, tensor = averaged(*layout) / name, f"{prefix}models.0.first.weight"
         found = weights(run)["first.weight"]

@@ -82,7 +82,7 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 @pytest.fixture(scope="module")
 def noisy(evaluations):
     """Return a function from a layout to the folder of drawn.py."""
-    return lambda profile, processes: evaluations(profile, processes)[0] / "drawn"
+    return lambda profile, processes: evaluations(profile, processes) / "drawn"
 
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), FIVE])
@@ -111,7 +111,7 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
 @pytest.fixture(scope="module")
 def torchmetrics(evaluations):
     """Return a function from a layout to the scores of torchmetrics."""
-    return lambda profile, processes: scores(evaluations(profile, processes)[0] / "scored" / "run")[-1]
+    return lambda profile, processes: scores(evaluations(profile, processes) / "scored" / "run")[-1]
 
 
 @pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), FIVE])
