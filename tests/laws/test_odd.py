@@ -10,6 +10,7 @@ from app.training.optim.odd_parameters import ODDITIES
 from laws import odd as script
 from laws.odd import KINDS, OPTIMIZERS
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 SCRIPT = ROOT / "tests" / "laws" / "odd.py"
 LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2), "fsdp2": ("fsdp_cpu", 2)}
 MODES = ("ordinary", "exact")
