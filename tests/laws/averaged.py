@@ -75,9 +75,10 @@ def train(folder: Path, averaging: EMAConfig, exact: bool = True, **settings) ->
 
 
 def main(folder: Path, left: str = "") -> None:
-    """Run all cases: whole, stopped and resumed, and ended early and resumed."""
+    """Run all cases: stopped and resumed, or ended early and resumed; whole on one process, and those never stopped."""
     for name, averaging in CASES.items():
-        train(folder / name, averaging, eval_first=True, **BEST[name])
+        if collectives.alone() or name not in STOPPED:
+            train(folder / name, averaging, eval_first=True, **BEST[name])
     for name in STOPPED:
         train(folder / f"{name}-stopped", CASES[name], eval_first=True, **BEST[name], stop_at=STOP)
         if name == "every":

@@ -1,10 +1,14 @@
-"""Run toy.py with a saving thread that stays in torch's code for a while after its result is ready."""
+"""Run toy.py with a saving thread that stays in torch's code for a while after its result is ready.
+
+It prints whether the interpreter shuts down by itself in the end.
+"""
 
 import time
 from concurrent.futures import Future
 
 import torch
 import toy
+from ending import Late
 
 from app import parse
 from app.checkpoints import background
@@ -22,5 +26,5 @@ class Lingering(Future):
 
 
 if __name__ == "__main__":
-    background.Future = Lingering
+    background.Future, late = Lingering, Late()
     toy.train(parse(toy.Config))

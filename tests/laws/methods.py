@@ -1,6 +1,5 @@
-"""Train with each of the methods that a flag switches on: methods.py FOLDER."""
+"""Train with each of the methods that a flag switches on."""
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from looping import made_steps
 from torch import nn
 
 from app import OptimConfig, Run, RunConfig
-from app.distributed.environment import report_user_errors
+from app.distributed import collectives
 
 ROWS = list(torch.randn(43, 6, generator=torch.Generator().manual_seed(0)))
 STEPS, STOP = 14, 6
@@ -84,15 +83,11 @@ def train(folder: Path, optim: OptimConfig, **settings) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run all cases: whole, and stopped and resumed."""
+    """Run all cases stopped and resumed, and on one process whole."""
     for name, optim in CASES.items():
         more = SETTINGS.get(name, {})
-        train(folder / name, optim, **more)
+        if collectives.alone():
+            train(folder / name, optim, **more)
         train(folder / f"{name}-stopped", optim, stop_at=STOP, **more)
         train(folder / f"{name}-stopped", optim, **more)
     train(folder / "kept", CASES["frozen"], save_every=1, keep=99)
-
-
-if __name__ == "__main__":
-    report_user_errors()
-    main(Path(sys.argv[1]))

@@ -1,13 +1,15 @@
-"""Train with optimizers of other packages, and with diagnostics, on this layout: optimizers.py FOLDER."""
+"""Train with the methods of methods.py, optimizers of other packages, and diagnostics: optimizers.py FOLDER CASE ..."""
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import methods
 from looping import evaluate, made_steps
 from methods import ROWS, Model
 
 from app import OptimConfig, Run, RunConfig
+from app.distributed import collectives
 from app.distributed.environment import is_main_process, report_user_errors
 
 STEPS, STOP = 12, 6
@@ -49,19 +51,26 @@ def train(folder: Path, optim: OptimConfig, exact: bool = True, within: bool = T
 
 
 def main(folder: Path, *names: str) -> None:
-    """Run cases whole, the last one stopped and resumed too, and AdamW without diagnostics and in ordinary mode."""
-    for name in names:
-        train(folder / name, CASES[name], inspect_every=3, save_every=1 if name == "adamw" else 100, keep=STEPS)
+    """Run cases whole, but the last one stopped and resumed, and AdamW in ordinary mode.
+
+    On one process also the last one whole, and what is to change nothing: no diagnostics, seldom an evaluation.
+    """
+    methods.main(folder)
+    alone = collectives.alone()
+    for name in names if alone else names[:-1]:
+        often = alone and name == "adamw"
+        train(folder / name, CASES[name], inspect_every=3, save_every=1 if often else 100, keep=STEPS)
     stopped = folder / f"{names[-1]}-stopped"
     train(stopped, CASES[names[-1]], inspect_every=3, stop_at=STOP)
     if is_main_process():  # as if it had been killed after step 9
         with (stopped / "diagnostics.jsonl").open("a") as file:
             file.write('{"step": 9, "layers": {}}\n')
     train(stopped, CASES[names[-1]], inspect_every=3)
-    if "free" in names:
+    if alone and "free" in names:
         train(folder / "free-seldom", CASES["free"], eval_every=100, within=False)
     train(folder / "usual", CASES["adamw"], exact=False, inspect_every=3)
-    train(folder / "plain", CASES["adamw"])
+    if alone:
+        train(folder / "plain", CASES["adamw"])
 
 
 if __name__ == "__main__":

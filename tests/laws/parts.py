@@ -1,8 +1,7 @@
-"""Count the numbers of tensors that are cut in all ways over four processes: parts.py FOLDER."""
+"""Count the numbers of tensors that are cut in all ways over four processes."""
 
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +11,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from app.distributed import placements
-from app.distributed.accelerator import Accelerator
 
 WHOLE = torch.arange(64.0).reshape(8, 8)
 MESHES = [(4,), (2, 2)]
@@ -34,7 +32,6 @@ def tensors():
 
 def main(folder: Path) -> None:
     """Write how often each number is counted over all ranks, by mesh and placements; and what was refused."""
-    Accelerator()
     counted = {}
     for name, tensor in tensors():
         counts, (ranks, which) = torch.zeros(64), placements.copies(tensor)
@@ -53,7 +50,3 @@ def main(folder: Path) -> None:
             counted[ask.__name__] = str(error)
     if dist.get_rank() == 0:
         (folder / "counted.json").write_text(json.dumps(counted))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,9 +1,13 @@
-"""Stage and write states on any layout, and count what each process staged: staging.py FOLDER."""
+"""Stage and write states on any layout, and count what each process staged: staging.py FOLDER [parts].
+
+parts: of four processes; see parts.py.
+"""
 
 import json
 import sys
 from pathlib import Path
 
+import parts
 import torch
 from torch import nn
 
@@ -62,7 +66,7 @@ class Own:
         self.table = found["table"]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *more: str) -> None:
     """Write a state after a step, change it, and read it again; then with a state that only one rank has."""
     accelerator = Accelerator()
     torch.manual_seed(3)
@@ -94,8 +98,10 @@ def main(folder: Path) -> None:
         same = same and all(a.equal(b) for a, b in zip(moments, again, strict=True))
         report[name] = {"bytes": stager.bytes, "names": stager.names, "same": same, "table": own.table.tolist()}
     (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(report))
+    if "parts" in more:
+        parts.main(folder)
     accelerator.end_training()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,6 +1,7 @@
-"""Save state, and load all that other layouts have saved: python state_folders.py FOLDER NAME, started by a launcher.
+"""Save state, and load all that other layouts have saved: python state_folders.py ROOT NAME [WHAT ...].
 
-No Run: a plain loop with our Accelerator. A model of transformers, so that its layers can be split.
+No Run: a plain loop with our Accelerator. A model of transformers, so that its layers can be split. WHAT is done then:
+models: write the models of writing.py into ROOT/models/NAME; refused: ask for what is refused, in the end on one rank.
 """
 
 import random
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import writing
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from app import Accelerator
+from app import Accelerator, UserError
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -45,14 +47,9 @@ def prepared(seed: int):
     return accelerator, model, optimizer, schedule, seen
 
 
-def main(folder: Path, name: str) -> None:
+def main(root: Path, name: str, *more: str) -> None:
     """Train two steps from a seed of this layout and save; then load every state that is there, and save it again."""
     accelerator, model, optimizer, schedule, seen = prepared(len(name))
-    if "--gone" in sys.argv:
-        accelerator.load_state(folder / "gone")
-    if "--one-rank" in sys.argv:
-        seen.content = {"what": object() if accelerator.process_index else 1}
-        accelerator.save_state(folder / "refused")
     for step in range(2):
         ids = torch.randint(40, (4, 9), generator=torch.Generator().manual_seed(step))
         accelerator.backward(model(input_ids=ids, labels=ids).loss)
@@ -60,6 +57,7 @@ def main(folder: Path, name: str) -> None:
         optimizer.zero_grad()
         schedule.step()
     seen.content = {"ids": torch.arange(len(name)), "nested": [name, {1: "one"}], "pair": (1, 0.1)}
+    folder = root / "states"
     if not (folder / name).exists():
         accelerator.save_state(folder / name)
         drawn = draw()
@@ -69,7 +67,21 @@ def main(folder: Path, name: str) -> None:
         accelerator.load_state(folder / saved)
         assert seen.content["nested"][0] == saved
         accelerator.save_state(folder / f"{saved}-{name}")
+    if "models" in more:
+        writing.main(root / "models" / name)
+    if "refused" in more:
+        refused(accelerator, seen, root)
     accelerator.end_training()
+
+
+def refused(accelerator: Accelerator, seen: Seen, root: Path) -> None:
+    """Load a folder that is not there, and write each rank's error; save what the last rank may not, which ends all."""
+    try:
+        accelerator.load_state(root / "states" / "gone")
+    except UserError as error:
+        (root / f"gone-{accelerator.process_index}").write_text(str(error))
+    seen.content = {"what": object() if accelerator.is_last_process else 1}
+    accelerator.save_state(root / "states" / "refused")
 
 
 def draw() -> tuple:
@@ -78,4 +90,4 @@ def draw() -> tuple:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from safetensors.torch import load_file
-from support.launching import ROOT, filled, launch_all, profile_of, steps, weights
+from support.launching import ROOT, filled, profile_of
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +38,3 @@ def test_no_copies_stay_behind(cast):
     assert fsdp["held"] < 0.1 * fsdp["weights"]
     assert ddp["evaluating"] > 0.4 * ddp["weights"]
     assert fsdp["evaluating"] < 0.25 * fsdp["weights"]  # the last layer, which is gathered, and the next one
-
-
-def test_exact_mode_has_the_bits_of_one_process(rows, tmp_path):
-    """Where the last layer has a bias, whose gradient is not rounded, and computes losses in chunks."""
-    small = ["--scratch.layers", 1, "--scratch.width", 32, "--scratch.heads", 4, "--scratch.vocab", 300]
-    small += [
-        "--mask.rate",
-        0.2,
-        "--logits",
-        "chunked",
-        "--data.path",
-        rows(31),
-        "--data.eval-path",
-        rows(7),
-        "--data.block",
-        32,
-    ]
-    small += ["--run.steps", 3, "--run.global-batch", 6, "--run.micro-batch", 1, "--run.trackers", "--run.log-every", 1]
-    for name, processes in (("cpu", 1), ("fsdp_cpu", 2)):
-        flags = [*small, "--run.exact", "true", "--run.dir", tmp_path / name]
-        profile = profile_of(tmp_path / "profiles", name, mixed_precision="bf16")
-        launch_all(profile, processes, [(ROOT / "recipes" / "lm.py", flags, None)], tmp_path)
-    assert steps(tmp_path / "fsdp_cpu") == steps(tmp_path / "cpu")
-    assert weights(tmp_path / "fsdp_cpu") == weights(tmp_path / "cpu")

@@ -9,7 +9,13 @@ from laws.small import SMALL
 
 COMMON = ["--run.global-batch", 8, "--run.micro-batch", 4, "--run.log-every", 5, "--run.trackers"]
 COMMON += ["--run.steps", 12, "--run.eval-every", 6, "--run.save-every", 12]
-RUNS = {"lm": ("lm", []), "lm concat": ("lm", ["--data.packing", "concat"]), "cls": ("cls", []), "img": ("img", [])}
+LM = ["--scratch.layers", 1]
+RUNS = {
+    "lm": ("lm", LM),
+    "lm concat": ("lm", [*LM, "--data.packing", "concat"]),
+    "cls": ("cls", []),
+    "img": ("img", []),
+}
 
 EPOCH = 13  # steps: 101 rows, 8 a step
 LAYOUTS = {"cpu": 1, "ddp_cpu": 2}
@@ -44,7 +50,7 @@ def widths(tmp_path_factory, rows):
     root = tmp_path_factory.mktemp("widths")
     regions = {"dynamo_backend": "AOT_EAGER", "dynamo_use_regional_compilation": True}
     flags = [*SMALL["cls"].flags(rows), *COMMON, "--run.exact", "true", "--data.pad-to-multiple-of", 16]
-    flags += ["--run.micro-batch", 1, "--run.steps", 3 * EPOCH, "--run.dir", root / "run"]
+    flags += ["--run.micro-batch", 1, "--run.steps", 2 * EPOCH, "--run.dir", root / "run"]
     file = profile_of(root, "cpu", dynamo_config=regions)
     launch_all(file, 1, [(ROOT / "recipes/cls.py", flags, None)], root, timeout=300)
     return json.loads((root / "run" / "run.json").read_text())["compiled"]

@@ -1,6 +1,5 @@
 """Law 5: evaluation counts every sample once, on any number of processes, even on more than there are samples."""
 
-import functools
 import json
 
 import pytest
@@ -11,30 +10,41 @@ from laws import scored
 
 RECIPE = ROOT / "recipes" / "cls.py"
 SIZES = (2, 101, 307)
+SCORED = (("cpu", 1), ("ddp_cpu", 3))  # where one model is scored
 FIVE = pytest.param(("ddp_cpu", 5), marks=pytest.mark.exhaustive)  # for `make laws`
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, rows, data_cache):
-    """Return a function from a number of processes to the scores of one model on each set size."""
+def evaluations(tmp_path_factory, rows, data_cache):
+    """Return a function from a layout to the folder of drawn.py's and scored.py's runs; one model is scored beside."""
     root = tmp_path_factory.mktemp("evaluation")
+    runs = filled(root, ROOT / "tests" / "laws" / "evaluations.py", script.main)
     common = ["--data.path", rows(100), "--run.trackers", "--data.max-length", 64]
     train_many(
         "cpu", 1, RECIPE, [[*common, "--scratch.width", 32, "--run.epochs", 4, "--run.dir", root / "model"]], root
     )
+    # One step that changes nothing, so that every number of processes scores the same weights.
+    still = ["--model", root / "model" / "model", "--run.steps", 1, "--optim.lr", 1e-30, "--optim.weight-decay", 0]
+    still += ["--run.global-batch", 20, "--run.micro-batch", 4]
 
-    @functools.cache
+    def evaluations(profile, processes):
+        if (profile, processes) not in SCORED:
+            return runs(profile, processes)[0]
+        sets = {size: ["--data.eval-path", rows(size), "--run.dir", root / f"{processes}-{size}"] for size in SIZES}
+        listed = [(str(RECIPE), [str(word) for word in [*common, *still, *each]], None) for each in sets.values()]
+        (root / f"{processes}.json").write_text(json.dumps(listed))
+        return runs(profile, processes, root / f"{processes}.json")[0]
+
+    return evaluations
+
+
+@pytest.fixture(scope="module")
+def evaluated(evaluations):
+    """Return a function from a number of processes to the scores of one model on each set size."""
+
     def evaluated(processes):
-        # One step that changes nothing, so that every number of processes scores the same weights.
-        still = ["--model", root / "model" / "model", "--run.steps", 1, "--optim.lr", 1e-30, "--optim.weight-decay", 0]
-        sized = ["--run.global-batch", 20, "--run.micro-batch", 4]
-        folders = {size: root / f"{processes}-{size}" for size in SIZES}
-        commands = [
-            [*common, *still, *sized, "--data.eval-path", rows(size), "--run.dir", folder]
-            for size, folder in folders.items()
-        ]
-        train_many("ddp_cpu" if processes > 1 else "cpu", processes, RECIPE, commands, root)
-        return {size: scores(folder)[-1] for size, folder in folders.items()}
+        folder = evaluations(*SCORED[processes > 1])
+        return {size: scores(folder.with_name(f"{processes}-{size}"))[-1] for size in SIZES}
 
     return evaluated
 
@@ -70,15 +80,9 @@ def test_scores_are_those_of_a_loop_without_us(evaluated, rows, tmp_path_factory
 
 
 @pytest.fixture(scope="module")
-def evaluations(tmp_path_factory):
-    """Return a function from a layout to the folder of drawn.py's and of scored.py's evaluations."""
-    return filled(tmp_path_factory.mktemp("evaluations"), ROOT / "tests" / "laws" / "evaluations.py", script.main)
-
-
-@pytest.fixture(scope="module")
 def noisy(evaluations):
     """Return a function from a layout to the folder of drawn.py."""
-    return lambda profile, processes: evaluations(profile, processes)[0] / "drawn"
+    return lambda profile, processes: evaluations(profile, processes) / "drawn"
 
 
 @pytest.mark.parametrize("layout", [("fsdp_cpu", 2), ("ddp_cpu", 3), FIVE])
@@ -107,7 +111,7 @@ def test_what_a_step_draws_outside_its_micro_batches_is_the_same_everywhere(nois
 @pytest.fixture(scope="module")
 def torchmetrics(evaluations):
     """Return a function from a layout to the scores of torchmetrics."""
-    return lambda profile, processes: scores(evaluations(profile, processes)[0] / "scored" / "run")[-1]
+    return lambda profile, processes: scores(evaluations(profile, processes) / "scored" / "run")[-1]
 
 
 @pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2), FIVE])

@@ -4,6 +4,7 @@ import pytest
 from support.launching import ROOT, hashes, launch_all, scores, steps, train_all
 
 PROFILES = {"fsdp_cpu": 2, "tp_cpu": 2, "fsdp_tp_cpu": 4}
+NAMES = {"tp_cpu": ["tied", "apart", "masked", "adapters"], "fsdp_tp_cpu": ["tied", "loaded"]}  # all else on fsdp_cpu
 COMMON = ["--run.global-batch", 12, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers", "--run.steps", 2]
 SMALL = ["--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 4]
 LM = [*SMALL, "--scratch.vocab", 300, "--data.block", 32, "--sample-length", 4, "--scratch.dropout", 0.1]
@@ -27,7 +28,7 @@ def pretrained(tmp_path_factory, rows, data_cache):
 
 @pytest.mark.parametrize("profile", ["fsdp_cpu", "tp_cpu", pytest.param("fsdp_tp_cpu", marks=pytest.mark.exhaustive)])
 def test_the_run_is_the_same(tmp_path, rows, pretrained, profile):
-    cases = {"tied": CASES["tied"]} if profile == "fsdp_tp_cpu" else CASES
+    cases = {name: CASES[name] for name in NAMES.get(profile, CASES)}
     commands = []
     for where in ("everywhere", "once"):
         for name, (recipe, flags) in cases.items():

@@ -16,7 +16,8 @@ LAYOUTS = {
     "fsdp2": ("fsdp_cpu", 2),
     "fsdp3": ("fsdp_cpu", 3),
 }
-SHORT = ["--run.steps", 12, "--run.eval-every", 6]
+SHORT = ["--run.steps", 8, "--run.eval-every", 4]
+FOUR_EPOCHS = ["--run.steps", 12, "--run.eval-every", 6]
 EXACT = ["--run.exact", "true"]
 CASES = {
     "attention": (["--case", "attention", *EXACT], ["ddp3", "fsdp2", "fsdp3"]),
@@ -30,8 +31,8 @@ CASES = {
     "unused-exact": (["--case", "unused", *EXACT, *SHORT], ["ddp2", "ddp3"]),
     "branches": (["--case", "branches", "--find-unused", "true", *SHORT], ["ddp3"]),
     "branches-exact": (["--case", "branches", *EXACT, *SHORT], ["ddp3"]),
-    "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
-    "scaled": (["--case", "scaled", "--optim.name", "SGD", *EXACT, *SHORT], ["ddp3", "fsdp2", "fsdp3"]),
+    "skipped": (["--case", "skipped", *EXACT, "--run.nonfinite", "skip", *FOUR_EPOCHS], ["ddp3", "fsdp2", "fsdp3"]),
+    "scaled": (["--case", "scaled", "--optim.name", "SGD", *EXACT, *FOUR_EPOCHS], ["ddp3", "fsdp2", "fsdp3"]),
 }
 
 
@@ -74,7 +75,8 @@ def test_exact_mode_gives_every_layout_the_same_bits(modules, layout, case):
     and with an input that several layers use several times each.
     """
     reference, other = modules("one") / case, modules(layout) / case
-    assert len(steps(reference)) == (40 if case == "attention" else 12) and len(scores(reference)) > 1
+    made = 40 if case == "attention" else 12 if case in ("skipped", "scaled") else 8
+    assert len(steps(reference)) == made and len(scores(reference)) > 1
     assert steps(other) == steps(reference)
     assert scores(other) == scores(reference)
     assert weights(other) == weights(reference)

@@ -17,15 +17,28 @@ from support.machines import two_machines
 
 RECIPE = ROOT / "recipes" / "lm.py"
 MANY, ZERO = (ROOT / "tests" / "laws" / name for name in ("many.py", "zero_on_cpu.py"))
-SMALL = ["--scratch.layers", 2, "--scratch.width", 32, "--scratch.heads", 4, "--scratch.vocab", 300]
-SMALL += ["--scratch.dropout", 0.1, "--data.block", 32, "--run.steps", 3, "--run.global-batch", 6, "--run.micro-batch"]
-SMALL += [1, "--run.trackers", "--run.log-every", 1, "--sample-length", 0]
+COMMON = ["--scratch.width", 32, "--scratch.heads", 4, "--scratch.vocab", 300, "--data.block", 32, "--run.steps", 3]
+COMMON += ["--run.global-batch", 6, "--run.micro-batch", 1, "--run.trackers", "--run.log-every", 1]
+SMALL = [*COMMON, "--scratch.layers", 2, "--scratch.dropout", 0.1, "--sample-length", 0]
+EXACT = ["--run.exact", "true"]
+KINDS = {
+    "ordinary": SMALL,
+    "exact": [*SMALL, *EXACT],
+    "sliced": [*SMALL, *EXACT, "--run.slices", 2],
+    # The last layer has a bias, whose gradient is not rounded, and computes losses in chunks.
+    "masked": [*COMMON, *EXACT, "--scratch.layers", 1, "--mask.rate", 0.2, "--logits", "chunked"],
+}
 NAMES = sorted(path.stem for path in PROFILES.glob("*.yaml"))
-SLICES = 2
 
-
+# Those of one process are what the others are compared with.
+ALONE = {"no": "cpu", "bf16": "gpu"}
 # Layouts and precisions that others of them or other tests have, or that are large: `make laws` has these.
-IN_LAWS = ["cpu", "ddp_cpu", "fsdp_cpu", "tp_cpu", "fsdp_tp_cpu", "fsdp_tp", "ddp_2nodes", "fsdp_offload"]
+IN_LAWS = ["ddp_cpu", "fsdp_cpu", "tp_cpu", "fsdp_tp_cpu", "fsdp_tp", "ddp_2nodes", "fsdp", "fsdp_offload"]
+# Profiles that ask for the same as another one, but for machines, devices, precision and sizes.
+ALIKE = {"fsdp": "fsdp_2nodes", "ddp_2nodes": "ddp", "ddp_cpu": "ddp", "fsdp_cpu": "fsdp_2nodes", "tp_cpu": "tp"}
+ALIKE |= {"gpu": "cpu", "fsdp_tp_cpu": "fsdp_tp"}
+WHERE = {"gpu_ids", "use_cpu", "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port"}
+WHERE |= {"rdzv_backend", "same_network", "mixed_precision", "mpirun_config"}
 # Accelerate's own example of all three dimensions: two copies of what fsdp_tp is.
 COPIES = "fsdp_tp twice"
 
@@ -49,49 +62,60 @@ def smaller(name: str) -> dict:
     return changed | ({"parallelism_config": mesh} if mesh else {})
 
 
-def kind_of(name: str) -> tuple[str, bool]:
-    """Return the precision of a profile, and whether it splits layers."""
-    known = settings_of(name)
-    return known["mixed_precision"], known.get("parallelism_config", {}).get("parallelism_config_tp_size", 1) > 1
+def precision_of(name: str) -> str:
+    """Return the precision of a profile."""
+    return settings_of(name)["mixed_precision"]
+
+
+def kinds_of(name: str) -> list[str]:
+    """List the runs of a profile: in ordinary and in exact mode, in slices if it splits layers; and a masked model."""
+    split = settings_of(name).get("parallelism_config", {}).get("parallelism_config_tp_size", 1) > 1
+    return ["ordinary", "sliced" if split else "exact", *(["masked"] if name in ("fsdp", "fsdp_2nodes") else [])]
+
+
+def commands(folder, kinds, rows):
+    """Return the commands of some kinds of runs."""
+    data = ["--data.path", rows(31), "--data.eval-path", rows(7)]
+    return [(RECIPE, [*KINDS[kind], *data, "--run.dir", folder / kind], None) for kind in kinds]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, rows):
+    """Return a function from a precision to the folder of one process's runs, which the first call makes."""
+    root = tmp_path_factory.mktemp("alone")
+
+    @functools.cache
+    def alone(precision):
+        file = profile_of(root, ALONE[precision], use_cpu=True)
+        launch_all(file, 1, commands(root / precision, KINDS, rows), root)
+        return root / precision
+
+    return alone
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, rows):
     """Return a function from a profile's name to the folder of its runs, which the first call makes."""
     root = tmp_path_factory.mktemp("profiles")
-    data = ["--data.path", rows(31), "--data.eval-path", rows(7)]
-
-    def flags(name, kind, split):
-        exact = ["--run.exact", "true", *(["--run.slices", SLICES] if split else [])]
-        return [*SMALL, *data, "--run.dir", root / name.replace(" ", "-") / kind, *(exact if kind == "exact" else [])]
-
-    @functools.cache
-    def one(precision, split):
-        """Train on one process, with slices if layers are split."""
-        name = f"one-{precision}-{split}"
-        file = profile_of(root / name, "cpu", mixed_precision=precision)
-        launch_all(file, 1, [(RECIPE, flags(name, kind, split), None) for kind in ("ordinary", "exact")], root / name)
-        return root / name
 
     @functools.cache
     def trained(name):
         changed, folder = smaller(name), root / name.replace(" ", "-")
         file = profile_of(folder, name.partition(" ")[0], **changed)
-        commands = [(RECIPE, flags(name, kind, kind_of(name)[1]), None) for kind in ("ordinary", "exact")]
+        listed = commands(folder, kinds_of(name), rows)
         if settings_of(name)["num_machines"] > 1:
-            listed = folder / "commands.json"
-            listed.write_text(json.dumps([(str(a), [str(word) for word in b], c) for a, b, c in commands]))
+            words = folder / "commands.json"
+            words.write_text(json.dumps([(str(a), [str(word) for word in b], c) for a, b, c in listed]))
             with ExitStack() as stack:
                 both = stack.enter_context(two_machines(folder, file, MANY))
                 for machine in both:
-                    machine.start(listed)
+                    machine.start(words)
                 ends = [machine.now.process.wait(300) for machine in both]
                 assert ends == [0, 0], both[0].now.output() + both[1].now.output()
         else:
-            launch_all(file, changed["num_processes"], commands, folder)
+            launch_all(file, changed["num_processes"], listed, folder)
         return folder
 
-    trained.one = one
     return trained
 
 
@@ -100,35 +124,53 @@ def trained(tmp_path_factory, rows):
     [
         pytest.param(name, marks=[pytest.mark.exhaustive] if name in (COPIES, *IN_LAWS) else [])
         for name in [COPIES, *NAMES]
-        if settings_of(name)["distributed_type"] != "DEEPSPEED"
+        if settings_of(name)["distributed_type"] != "DEEPSPEED" and name not in ALONE.values()
     ],
 )
-def test_it_trains_as_one_process_does(trained, name):
-    precision, split = kind_of(name)
-    found, alone = trained(name), trained.one(precision, split)
-    for kind in ("ordinary", "exact"):
-        assert [line["ids"] for line in steps(found / kind)] == [line["ids"] for line in steps(alone / kind)]
-        assert len(steps(found / kind)) == 3
-    # Slices are exact mode's; without them layers have other sums, in bf16 of eight bits.
-    assert furthest_loss(steps(alone / "ordinary"), steps(found / "ordinary")) < (1e-5 if precision == "no" else 2e-3)
-    assert steps(found / "exact") == steps(alone / "exact")
-    assert weights(found / "exact") == weights(alone / "exact")
+def test_it_trains_as_one_process_does(trained, alone, name):
+    precision = precision_of(name)
+    one, many = alone(precision), trained(name)
+    for kind in kinds_of(name):
+        assert [line["ids"] for line in steps(many / kind)] == [line["ids"] for line in steps(one / kind)]
+        assert len(steps(many / kind)) == 3
+        if kind == "ordinary":
+            # Slices are exact mode's; without them layers have other sums, in bf16 of eight bits.
+            assert furthest_loss(steps(one / kind), steps(many / kind)) < (1e-5 if precision == "no" else 2e-3)
+        else:
+            assert steps(many / kind) == steps(one / kind)
+            assert weights(many / kind) == weights(one / kind)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_profiles_differ_by_where_they_run_alone(name):
+    """So what one of two trains, the other one would: the rest of their settings is the same."""
+    one, other = ({**settings_of(each), **smaller(each)} for each in (name, ALIKE[name]))
+    for each in (one, other):  # what is not said is false
+        each["fsdp_config"] = {key: value for key, value in each.get("fsdp_config", {}).items() if value is not False}
+    assert {key: one[key] for key in one.keys() - WHERE} == {key: other[key] for key in other.keys() - WHERE}
+
+
+def under_deepspeed(name, folder, rows, *more):
+    """Train under DeepSpeed, but for what zero_on_cpu.py replaces."""
+    file = profile_of(folder, name, num_processes=2)
+    words = ["accelerate.commands.launch", "--config_file", file, "--main_process_port", 0, ZERO, RECIPE, *SMALL]
+    words += ["--data.path", rows(31), "--data.eval-path", rows(7), "--run.dir", folder / "run", *more]
+    return run([sys.executable, "-m", *words], env={"PYTHONPATH": python_path(ROOT / "tests")})
 
 
 @pytest.mark.apart
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("name", [name for name in NAMES if settings_of(name)["distributed_type"] == "DEEPSPEED"])
-def test_it_trains_under_deepspeed(trained, rows, tmp_path, name):
-    """But for what zero_on_cpu.py replaces. Exact mode is refused by name."""
-    file = profile_of(tmp_path, name, num_processes=2)
-    words = ["accelerate.commands.launch", "--config_file", file, "--main_process_port", 0, ZERO, RECIPE, *SMALL]
-    words += ["--data.path", rows(31), "--data.eval-path", rows(7), "--run.dir"]
-    env = {"PYTHONPATH": python_path(ROOT / "tests")}
-    result = run([sys.executable, "-m", *words, tmp_path / "run"], env=env)
+def test_it_trains_under_deepspeed(alone, rows, tmp_path, name):
+    result = under_deepspeed(name, tmp_path, rows)
     assert result.status == 0 and "DeepSpeed ZeRO" in result.output and ", bf16, cpu" in result.output, result.output
-    alone = trained.one("bf16", False) / "ordinary"
-    assert [line["ids"] for line in steps(tmp_path / "run")] == [line["ids"] for line in steps(alone)]
-    assert furthest_loss(steps(alone), steps(tmp_path / "run")) < 1e-2
-    if name == "zero3":
-        refused = run([sys.executable, "-m", *words, tmp_path / "exact", "--run.exact", "true"], env=env)
-        assert "--run.exact: DeepSpeed sums gradients in its own order" in refused.output
+    one = alone("bf16") / "ordinary"
+    assert [line["ids"] for line in steps(tmp_path / "run")] == [line["ids"] for line in steps(one)]
+    assert furthest_loss(steps(one), steps(tmp_path / "run")) < 1e-2
+
+
+@pytest.mark.apart
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
+def test_exact_mode_is_refused_under_deepspeed(rows, tmp_path):
+    refused = under_deepspeed("zero2", tmp_path, rows, *EXACT)
+    assert refused.status and "--run.exact: DeepSpeed sums gradients in its own order" in refused.output

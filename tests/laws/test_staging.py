@@ -1,4 +1,4 @@
-"""State that processes share is staged and written by one of them, and any layout reads it."""
+"""State that processes share is staged and written by one of them, and any layout reads it; which part is whose."""
 
 import json
 
@@ -25,10 +25,10 @@ LARGEST = 35 * 13 * 4
 def staged(request, tmp_path_factory):
     """Launch one layout; return its folder, its ranks' reports, and how many ranks hold each byte."""
     folder = tmp_path_factory.mktemp(request.param)
-    profile, processes, copies = "ddp_cpu", int(request.param[-1]), int(request.param[-1])
+    profile, processes, copies, more = "ddp_cpu", int(request.param[-1]), int(request.param[-1]), []
     if request.param == "hsdp4":
-        profile, processes, copies = hsdp_on_cpu(folder), 1, 2  # this profile sets the number of processes
-    result = launch(profile, processes, ROOT / "tests/laws/staging.py", folder)
+        profile, processes, copies, more = hsdp_on_cpu(folder), 1, 2, ["parts"]  # it sets the number of processes
+    result = launch(profile, processes, ROOT / "tests/laws/staging.py", folder, *more)
     assert result.status == 0, result.output
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
     assert len(reports) == int(request.param[-1])
@@ -69,6 +69,18 @@ def test_state_that_one_rank_has_alone_is_not_lost(staged):
     assert all(set(SHAPES) - {n.removeprefix("models.0.") for n in report["apart"]["names"]} <= {
         name for name in SHAPES if name.startswith("norm.")
     } for report in reports)  # fmt: skip
+
+
+@pytest.mark.parametrize("staged", ["hsdp4"], indirect=True)
+def test_each_number_is_counted_once(staged):
+    """Whole, cut into rows or columns, over one and two dimensions of a mesh, and in rows that are cut twice."""
+    counted = json.loads((staged[0] / "counted.json").read_text())
+    refused = [counted.pop(name) for name in ("copies", "coordinates", "cut_along")]
+    assert len(counted) == 3 + 9 + 1 and sum("_" in name or "_S" in name for name in counted) >= 1
+    for name, (times, *more, alike) in counted.items():
+        cut = 4 // more[-1]
+        assert (times, len(more), alike) == (1.0, 1, True) and cut in (1, 2, 4), name
+    assert all("neither cut nor copied" in words for words in refused)
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=50), st.integers(1, 9), st.integers(0, 1 << 40))

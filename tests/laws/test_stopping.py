@@ -52,6 +52,26 @@ def stopped(tmp_path_factory):
         yield now
 
 
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Send SIGUSR1 to the whole job of two ranks under FSDP2, with the shell command of the docs; then an evaluation's.
+
+    As Slurm sends it: the launcher ignores it.
+    """
+    folder = tmp_path_factory.mktemp("sharded")
+    (shell,) = set(re.findall(r'bash -c "(trap .*; exec) accelerate launch', (ROOT / "docs/running.md").read_text()))
+    with training(folder, f"run{SLOW}", *EVALUATES, processes=2, profile="fsdp_cpu", shell=shell) as now:
+        now.reach("run", 3)
+        job = [psutil.Process(now.process.pid), now.rank(0), now.rank(1)]
+        assert len({process.pid for process in job}) == 3
+        for process in job:
+            process.send_signal(signal.SIGUSR1)
+        now.wait_for(lambda: now.status("run") == "preempted")
+        leave_evaluation(now, 0)
+        assert now.process.wait(60) == 0, now.output()
+        yield now
+
+
 def leave_evaluation(now, rank: int) -> None:
     """Ask a rank to stop during an evaluation with four micro-batches of three seconds left."""
     now.wait_for((now.folder / "slow-evaluates").exists)
@@ -97,11 +117,8 @@ def test_an_evaluation_is_left_at_once_and_made_after_the_resume(stopped):
     went_on_in_its_evaluation(stopped.folder)
 
 
-def test_an_evaluation_is_left_where_every_pass_is_a_collective(tmp_path):
-    with training(tmp_path, *EVALUATES, processes=2, profile="fsdp_cpu", python=sys.executable) as now:
-        leave_evaluation(now, 0)
-        assert now.process.wait(60) == 0, now.output()
-    went_on_in_its_evaluation(tmp_path)
+def test_an_evaluation_is_left_where_every_pass_is_a_collective(sharded):
+    went_on_in_its_evaluation(sharded.folder)
 
 
 def test_a_rank_that_hangs_is_shown(stopped):
@@ -123,19 +140,11 @@ def test_a_rank_that_hangs_leaves_its_last_collectives(stopped):
         assert told["entries"] and told["entries"][-1]["profiling_name"].startswith("gloo:")
 
 
-def test_sigusr1_to_the_whole_job(tmp_path):
-    """As Slurm sends it, with the shell command of the docs: the launcher ignores it, and the run saves."""
-    (shell,) = set(re.findall(r'bash -c "(trap .*; exec) accelerate launch', (ROOT / "docs/running.md").read_text()))
-    with training(tmp_path, f"run{SLOW}", processes=2, shell=shell) as now:
-        now.reach("run", 3)
-        job = [psutil.Process(now.process.pid), now.rank(0), now.rank(1)]
-        assert len({process.pid for process in job}) == 3
-        for process in job:
-            process.send_signal(signal.SIGUSR1)
-        assert now.process.wait(60) == 0, now.output()
-        made = len(steps(tmp_path / "run"))
-        assert now.status("run") == "preempted" and made < 40
-        assert (tmp_path / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
+def test_sigusr1_to_the_whole_job(sharded):
+    """The run saves."""
+    made = len(steps(sharded.folder / "run"))
+    assert sharded.status("run") == "preempted" and made < 40
+    assert (sharded.folder / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
 
 
 def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):
@@ -151,7 +160,7 @@ def test_a_launcher_of_one_process_that_gets_sigterm(tmp_path):
         assert (tmp_path / "run" / "checkpoints" / f"step-{made:08d}").is_dir()
 
 
-def test_killed_ranks_and_launchers(tmp_path):
+def test_killed_ranks_and_launchers(stopped, tmp_path):
     """With --max_restarts, a killed rank is restarted and the run resumes; all ranks end with a killed launcher."""
     with training(tmp_path, f"run{SLOW}:--run.save-every:2", processes=2, more=["--max_restarts", "1"]) as now:
         now.reach("run", 5)
@@ -166,9 +175,9 @@ def test_killed_ranks_and_launchers(tmp_path):
         now.process.kill()
         psutil.wait_procs(ranks, timeout=5)
         assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
-    result = launch("ddp_cpu", 2, SCRIPT, tmp_path, "run", "whole")
+    result = launch("ddp_cpu", 2, SCRIPT, tmp_path, "run")
     assert result.status == 0, result.output
-    assert steps(tmp_path / "run") == steps(tmp_path / "whole") and len(steps(tmp_path / "run")) == 40
+    assert steps(tmp_path / "run") == steps(stopped.folder / "whole") and len(steps(tmp_path / "run")) == 40
 
 
 @contextmanager

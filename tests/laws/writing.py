@@ -1,7 +1,6 @@
-"""Write models with shared weights, as the end of a run does: writing.py FOLDER."""
+"""Write models with shared weights, as the end of a run does."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -39,26 +38,27 @@ class Shared(nn.Module):
 
 
 def main(folder: Path) -> None:
-    """Prepare each model as recipes do, and write it; one of them into several files."""
-    os.umask(0o027)
-    accelerator = Accelerator()
-    for name, make, shard in (
-        ("whole", lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), "5GB"),
-        ("cut", lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), "6KB"),
-        ("plain", Shared, "5GB"),
-    ):
-        torch.manual_seed(3)
-        model = make()
-        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-        save_model(accelerator, model, folder / name, shard=shard)
-    if accelerator.is_fsdp2:
-        refused = Shared(nn.Linear)
-        try:
-            accelerator.prepare(refused, torch.optim.SGD(refused.parameters(), 0.1))
-        except UserError as error:
-            (folder.parent / "refused").write_text(str(error))
-    accelerator.end_training()
+    """Prepare each model as recipes do, and write it; one of them into several files. The group may read, not others.
 
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    Under FSDP2, FOLDER-refused has the reason why a model was refused.
+    """
+    before = os.umask(0o027)
+    try:
+        accelerator = Accelerator()
+        for name, make, shard in (
+            ("whole", lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), "5GB"),
+            ("cut", lambda: LlamaForCausalLM(LlamaConfig(**LLAMA)), "6KB"),
+            ("plain", Shared, "5GB"),
+        ):
+            torch.manual_seed(3)
+            model = make()
+            model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+            save_model(accelerator, model, folder / name, shard=shard)
+        if accelerator.is_fsdp2:
+            refused = Shared(nn.Linear)
+            try:
+                accelerator.prepare(refused, torch.optim.SGD(refused.parameters(), 0.1))
+            except UserError as error:
+                folder.with_name(f"{folder.name}-refused").write_text(str(error))
+    finally:
+        os.umask(before)
