@@ -29,13 +29,18 @@ STEPS, STOP = 4, 2
 COMMON = ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1, "--run.trackers"]
 COMMON += ["--run.eval-every", STOP, "--run.save-every", STOP, "--run.keep", 99]
 WHOLE = ["--run.steps", STEPS]
+BATCH_NORM = ["--scratch.norm", "batch"]
 # What exact mode has in addition, without launches of its own.
 METHODS = {
     "cls": ["--loss.weights", "balanced", "--loss.smoothing", 0.1, "--loss.focal", 2, "--token-dropout", 0.2],
     "lm": ["--token-dropout", 0.2, "--logits", "chunked"],
     "dpo": ["--logits", "chunked"],
     "s2s": ["--scratch.shape", "bart", "--smoothing", 0.1, "--optim.lr", 0.02],
-    "img": ["--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"],
+    "img": [
+        *("--augment.mixup", 0.2, "--augment.cutmix", 1, "--augment.operations", 2, "--loss.weights", "balanced"),
+        *BATCH_NORM,
+    ],
+    "seg": BATCH_NORM,
 }
 MASKED = [*WHOLE, "--run.exact", "true", "--mask.rate", 0.2, "--mask.span", 3, "--logits", "chunked"]
 
@@ -228,6 +233,11 @@ def test_exact_mode_gives_the_same_bits(runs, recipe, layout):
     assert scores(other) == scores(reference)
     assert saved_state(other, STEPS) == saved_state(reference, STEPS)
     assert hashes(other / "model") == hashes(reference / "model") != {}
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in SMALL if "--scratch.norm" in METHODS.get(recipe, [])])
+def test_batch_norm_is_at_work(runs, recipe):
+    assert any("running_mean" in name for name in saved_state(runs("one", recipe) / "exact", STEPS))
 
 
 @pytest.mark.parametrize(("recipe", "layout"), [in_laws("lm", layout) for layout in LAYOUTS])
