@@ -1,4 +1,4 @@
-"""Leave steps out on this layout, with all that a step changes: leaving_out.py FOLDER.
+"""Leave steps out on this layout, with all that a step changes: leaving_out.py FOLDER all|some.
 
 Each case trains over batches 0, 1, 2, ...; a run with a spoilt batch among them must end in the state of the run that
 never had it. Batches are functions of their number alone, and the learning rate is constant.
@@ -163,7 +163,18 @@ ORDERS = {
     "middle": [0, 1, SPOILT, SPOILT, 2, SPOILT, 3],
     "last": [0, 1, 2, 3, SPOILT],
 }
+STOPPED = "stopped"  # in the middle of the order of that name
 NEVER = [0, 1, 2, 3]
+# Of the cases, and of the orders of each, those in which several processes leave out in some other way than one.
+SOME = {
+    "usual all": ["middle"],
+    "exact all": [*ORDERS],
+    "usual uniform": ["middle", STOPPED],
+    "exact warm": ["middle", STOPPED],
+    "two 0": ["middle"],
+    "two 1": ["middle"],
+    "momentum": ["middle"],
+}
 
 
 def network(parts):
@@ -238,24 +249,33 @@ def cases(sharded_weights):
     yield "momentum", {"parts": [], "optim": OptimConfig(name="SGD", lr=0.05, schedule="constant"), "spoilt": "1"}
 
 
-def main(folder: Path) -> None:
-    """Run all cases, and write what differs from the run that never had the spoilt batch, by case and order."""
+def planned(sharded_weights, which):
+    """Yield each case of `all`, or of `some`: its name, the arguments of `train` but for the order, and its orders."""
+    for name, how in cases(sharded_weights):
+        averaged = how.get("averaging", AVERAGES["none"]) != AVERAGES["none"] and "spoilt" not in how
+        orders = [*ORDERS, *([STOPPED] if averaged else [])] if which == "all" else SOME.get(name, [])
+        if orders:
+            yield name, how, orders
+
+
+def main(folder: Path, which: str) -> None:
+    """Run cases, and write what differs from the run that never had the spoilt batch, by case and order."""
     told, is_sharded = {}, Accelerator().is_fsdp2
-    for name, how in cases(is_sharded):
+    for name, how, orders in planned(is_sharded, which):
         place = folder / name.replace(" ", "-")
         never = train(place / "never", order=NEVER, **how)
         assert all(t.isfinite().all() for t in never.values() if isinstance(t, torch.Tensor))
-        for order, batches in ORDERS.items():
-            left = train(place / order, order=batches, **how)
-            told[f"{name}, {order}"] = differing(never, left)
-        if "uniform" in name or "warm" in name:
-            train(place / "stopped", order=ORDERS["middle"], stop_at=4, **how)
-            left = train(place / "stopped", order=ORDERS["middle"], **how)
-            told[f"{name}, stopped"] = [n for n in differing(never, left) if not n.startswith(("buf", "attr"))]
+        for order in orders:
+            if order == STOPPED:
+                train(place / order, order=ORDERS["middle"], stop_at=4, **how)
+                left = train(place / order, order=ORDERS["middle"], **how)
+                told[f"{name}, {order}"] = [n for n in differing(never, left) if not n.startswith(("buf", "attr"))]
+            else:
+                told[f"{name}, {order}"] = differing(never, train(place / order, order=ORDERS[order], **how))
     if collectives.rank() == 0:
         (folder / "told.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
     report_user_errors()
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

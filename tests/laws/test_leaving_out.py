@@ -10,6 +10,7 @@ from support.launching import ROOT, filled, scores
 from app import EMAConfig, Run, UserError
 from app.checkpoints import finite, record
 from app.training.loop.before_step import BeforeStep
+from laws import leaving_out as script
 from laws.leaving_out import AVERAGES, NEVER, ORDERS, PARTS, SPOILT, batch_of, differing, train
 
 SCRIPT = ROOT / "tests" / "laws" / "leaving_out.py"
@@ -17,18 +18,26 @@ SCRIPT = ROOT / "tests" / "laws" / "leaving_out.py"
 
 @pytest.fixture(scope="module")
 def left_out(tmp_path_factory):
-    return filled(tmp_path_factory.mktemp("left-out"), SCRIPT)
+    return filled(tmp_path_factory.mktemp("left-out"), SCRIPT, script.main)
 
 
-@pytest.mark.parametrize("layout", [("cpu", 1), ("ddp_cpu", 3), ("fsdp_cpu", 2)])
-def test_nothing_of_a_step_that_is_left_out_stays(left_out, layout):
+def others(which, *marks):
+    return [pytest.param(layout, which, marks=marks) for layout in (("ddp_cpu", 3), ("fsdp_cpu", 2))]
+
+
+@pytest.mark.parametrize(
+    ("layout", "which"), [(("cpu", 1), "all"), *others("some"), *others("all", pytest.mark.exhaustive)]
+)
+def test_nothing_of_a_step_that_is_left_out_stays(left_out, layout, which):
     """Neither in the weights, any buffer, the optimizers, averages nor counters; first, last and one after another.
 
     Of one model, and of two, of which either has the gradient that is not finite; stopped and resumed too.
     """
-    folder, _ = left_out(*layout)
+    folder, _ = left_out(*layout, which)
     told = json.loads((folder / "told.json").read_text())
-    assert len(told) > 25 and {name: found for name, found in told.items() if found} == {}
+    expected = [f"{name}, {order}" for name, _, orders in script.planned(False, which) for order in orders]
+    assert [*told] == expected and len(told) > (25 if which == "all" else 9)
+    assert {name: different for name, different in told.items() if different} == {}
     for name in ("usual-all", "two-0", "two-1"):
         assert [line["skipped_steps"] for line in scores(folder / name / "middle")] == [1, 2, 3]
 

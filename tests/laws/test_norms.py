@@ -161,9 +161,11 @@ def recipes(tmp_path_factory, rows, data_cache):
     return recipes
 
 
-@pytest.mark.parametrize("layout", [("ddp_cpu", 3), ("fsdp_cpu", 2)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", OTHERS)
 @pytest.mark.parametrize("name", CASES)
 def test_recipes_with_batch_norm_have_the_same_bits_on_every_layout(recipes, name, layout):
+    """Of img and seg, `test_recipes.py` has one of them in `make test`."""
     reference, other = recipes("cpu", 1) / name, recipes(*layout) / name
     state = saved_state(reference, 6)
     assert any("running_mean" in tensor for tensor in state) and len(scores(reference)) == 2

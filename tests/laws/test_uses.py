@@ -1,13 +1,14 @@
 """Laws 3 and 4 where a micro-batch uses layers several times, through a gradient, or not at all (uses.py).
 
 Each case has the same bits in exact mode on every layout, whole and stopped, or is refused by name in its first step.
+`make laws` has, on a layout, the cases that differ in little there from others.
 """
 
 import functools
 import json
 
 import pytest
-from support.launching import ROOT, furthest_loss, launch, launch_all, launch_many, scores, steps, weights
+from support.launching import ROOT, furthest_loss, launch, scores, steps, train_all, weights
 
 from laws.uses import CASES
 
@@ -33,89 +34,115 @@ REFUSED = {
 }
 # With this seed the ranks' first micro-batches differ; with two a step, so do the norms that a step's rows use.
 APART = ["--run.seed", 5, "--run.global-batch", 6]
+REDUCED_TWICE = {"parts"}  # by FSDP2's own mode, which is right
 ALONE = {"seldom"}  # one rank leaves an order that the other one keeps, which ends both
 SAME = sorted(CASES.keys() - REFUSED.keys() - ALONE)
 STOPPED = ["thrice", "reentrant-tied", "often-penalised"]
 ORDINARY = ["crops", "often-penalised"]
 
 
-@pytest.fixture(scope="session")
+OTHERS = ("ddp3", "fsdp2")
+# What `make test` has on one of the two only, because others there take the same way through the gradients.
+LATE = {
+    "ddp3": {
+        *("adversarial", "crops", "nested", "one-piece", "only-penalty", "penalised-checkpointed", "tied-twice"),
+        *("within", "within-reentrant", "of-weights-unasked", "decayed-whole", "decayed-part"),
+        *("thrice-stopped", "often-penalised-stopped"),
+    },
+    "fsdp2": {"checkpointed", "penalised", "reentrant", "tied"},
+}
+
+
+def modes_of(case):
+    """Return what FSDP2 refuses of a case: flags by the run's name."""
+    return {case: EXACT} | ({} if case in REDUCED_TWICE else {f"{case}-ordinary": []})
+
+
+def is_late(layout, name):
+    """Tell whether `make laws` alone has a run on a layout."""
+    return name in LATE.get(layout, ())
+
+
+def in_laws(names, *layouts):
+    """Return a test's runs and layouts, marked where `make laws` runs them."""
+    return [
+        pytest.param(name, layout, marks=[pytest.mark.exhaustive] if is_late(layout, name) else [])
+        for name in names
+        for layout in layouts
+    ]
+
+
+@pytest.fixture(scope="module")
 def uses(tmp_path_factory):
-    """Return a function from a layout to the folder of its runs, which the first call makes."""
+    """Return a function from a layout and a name to the folder of a run, which the first call for a layout makes."""
     root = tmp_path_factory.mktemp("uses")
 
-    @functools.cache
-    def uses(layout):
+    def commands(layout):
+        """Yield the name of each run of a layout, what is launched, and where a refusal is told."""
         here = root / layout
-        others = () if layout == "fsdp2" else REFUSED
-        commands = [["--case", case, *EXACT, *SHORT, "--run.dir", here / case] for case in (*SAME, *others)]
-        commands += [["--case", case, *SHORT, "--run.dir", here / f"{case}-ordinary"] for case in ORDINARY]
-        if layout != "one":
-            for case in STOPPED:
-                again = ["--case", case, *EXACT, *SHORT, "--run.dir", here / f"{case}-stopped"]
-                commands += [[*again, "--run.stop-at", STOP], again]
-        launch_many(*LAYOUTS[layout], RECIPE, commands, root, timeout=400)
-        return here
+        for case in (*SAME, *(() if layout == "fsdp2" else REFUSED)):
+            yield case, ["--case", case, *EXACT, *SHORT, "--run.dir", here / case], None
+        for case in ORDINARY:
+            yield f"{case}-ordinary", ["--case", case, *SHORT, "--run.dir", here / f"{case}-ordinary"], None
+        for case in STOPPED if layout != "one" else ():
+            again = ["--case", case, *EXACT, *SHORT, "--run.dir", here / f"{case}-stopped"]
+            yield from [(f"{case}-stopped", words, None) for words in ([*again, "--run.stop-at", STOP], again)]
+        if layout == "fsdp2":  # last: what a run that is refused leaves is no other's business
+            for case in REFUSED:
+                for name, mode in modes_of(case).items():
+                    words = ["--case", case, *mode, *SHORT, *APART, "--run.dir", here / name]
+                    yield name, words, here / f"{name}.refused"
+
+    @functools.cache
+    def launched(layout, late):
+        listed = [(RECIPE, words, told) for name, words, told in commands(layout) if is_late(layout, name) == late]
+        train_all(*LAYOUTS[layout], listed, root, timeout=400)
+
+    def uses(layout, name):
+        launched(layout, is_late(layout, name))
+        return root / layout / name
 
     return uses
 
 
-@pytest.fixture(scope="session")
-def refused(tmp_path_factory):
-    """Return the folder of the runs that FSDP2 cannot make, with what each was told."""
-    root = tmp_path_factory.mktemp("refused")
-    commands = [
-        (
-            RECIPE,
-            ["--case", case, *mode, *SHORT, *APART, "--run.dir", root / f"{case}{name}"],
-            root / f"{case}{name}.refused",
-        )
-        for case in REFUSED
-        for name, mode in (("", EXACT), ("-ordinary", []))
-        if (case, name) != ("parts", "-ordinary")  # FSDP2's own mode reduces twice, which is right
-    ]
-    launch_all(*LAYOUTS["fsdp2"], commands, root, timeout=400)
-    return root
-
-
-@pytest.mark.parametrize("layout", ["ddp3", "fsdp2"])
-@pytest.mark.parametrize("case", SAME)
-def test_every_layout_has_the_same_bits(uses, layout, case):
+@pytest.mark.parametrize(("case", "layout"), in_laws(SAME, *OTHERS))
+def test_every_layout_has_the_same_bits(uses, case, layout):
     """Also where a part that a micro-batch leaves out is the same on all ranks."""
-    reference, other = uses("one") / case, uses(layout) / case
+    reference, other = uses("one", case), uses(layout, case)
     assert len(steps(reference)) == STEPS and len(scores(reference)) == 2
     assert steps(other) == steps(reference)
     assert scores(other) == scores(reference)
     assert weights(other) == weights(reference)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_ddp_trains_what_fsdp_refuses(uses, case):
-    assert steps(uses("ddp3") / case) == steps(uses("one") / case)
-    assert weights(uses("ddp3") / case) == weights(uses("one") / case)
+@pytest.mark.parametrize(("case", "layout"), in_laws(REFUSED, "ddp3"))
+def test_ddp_trains_what_fsdp_refuses(uses, case, layout):
+    assert steps(uses(layout, case)) == steps(uses("one", case))
+    assert weights(uses(layout, case)) == weights(uses("one", case))
 
 
-@pytest.mark.parametrize("layout", ["ddp3", "fsdp2"])
-@pytest.mark.parametrize("case", STOPPED)
-def test_a_run_that_was_stopped_has_the_same_bits(uses, layout, case):
-    assert steps(uses(layout) / f"{case}-stopped") == steps(uses("one") / case)
-    assert weights(uses(layout) / f"{case}-stopped") == weights(uses("one") / case)
+@pytest.mark.parametrize(("name", "layout"), in_laws([f"{case}-stopped" for case in STOPPED], *OTHERS))
+def test_a_run_that_was_stopped_has_the_same_bits(uses, name, layout):
+    stopped, never_stopped = uses(layout, name), uses("one", name.removesuffix("-stopped"))
+    assert steps(stopped) == steps(never_stopped)
+    assert weights(stopped) == weights(never_stopped)
 
 
-@pytest.mark.parametrize("layout", ["ddp3", "fsdp2"])
+@pytest.mark.parametrize("layout", OTHERS)
 @pytest.mark.parametrize("case", ORDINARY)
 def test_the_ordinary_mode_has_the_same_loss(uses, layout, case):
-    one, other = (uses(where) / f"{case}-ordinary" for where in ("one", layout))
+    one, other = (uses(where, f"{case}-ordinary") for where in ("one", layout))
     assert furthest_loss(steps(one), steps(other)) < 1e-4
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_fsdp_cannot_do_is_refused_in_the_first_step(refused, case):
+def test_what_fsdp_cannot_do_is_refused_in_the_first_step(uses, case):
     """With one line that says what to do, and a record of it."""
-    for name in (case,) if case == "parts" else (case, f"{case}-ordinary"):
-        told, record = (refused / f"{name}.refused").read_text(), json.loads((refused / name / "run.json").read_text())
+    for name in modes_of(case):
+        run = uses("fsdp2", name)
+        told, record = run.with_name(f"{name}.refused").read_text(), json.loads((run / "run.json").read_text())
         assert all(part in told for part in REFUSED[case].split(" {}")) and "\n" not in told
-        assert record["status"] == "failed" and not (refused / name / "metrics.jsonl").read_text()
+        assert record["status"] == "failed" and not (run / "metrics.jsonl").read_text()
 
 
 def test_a_rank_that_leaves_an_order_alone_ends_all(tmp_path):

@@ -250,8 +250,9 @@ def _refuse_layers(image: "Image", called: str) -> None:
             f"{called} was saved without the picture of all its layers: save it with 'Maximize compatibility', or "
             "as PNG"
         )
-    document._fp.seek(0)
-    header = document._fp.read(26)
+    assert document.fp is not None  # it was opened, and nothing is loaded yet
+    document.fp.seek(0)
+    header = document.fp.read(26)
     channels, colours = int.from_bytes(header[12:14], "big"), len(document.getbands())
     if channels > colours or document.mode in WITH_ALPHA:
         raise UserError(
