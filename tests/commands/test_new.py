@@ -45,7 +45,7 @@ def test_the_flags_that_make_it_small_are_the_recipes(name):
     parse(load(ROOT / f"recipes/{name}.py").Config, SMALL[name].split())
 
 
-def tested(folder):
+def outcome_of(folder):
     """Run the test of a copy."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder]
     return run(words, env={"PYTHONPATH": str(ROOT)}, timeout=300)
@@ -56,7 +56,7 @@ def tested(folder):
 def test_the_test_of_a_copy_passes(tmp_path):
     """Of the recipe with two models."""
     assert main(["new", "gan", str(tmp_path / "mine.py")]) == 0
-    result = tested(tmp_path)
+    result = outcome_of(tmp_path)
     assert result.status == 0 and "1 passed" in result.output, result.output
 
 
@@ -67,7 +67,7 @@ def test_the_test_of_a_copy_fails_where_a_run_is_not_repeated(tmp_path):
     assert "run.backward(" in recipe
     spoilt = recipe.replace("run.backward(", "import time; run.backward(time.time() % 7 * ", 1)
     (tmp_path / "mine.py").write_text(spoilt)
-    result = tested(tmp_path)
+    result = outcome_of(tmp_path)
     assert result.status == 1 and "1 failed" in result.output
     assert "> " in result.output and 'losses(tmp_path / "stopped", "--run.stop-at", 2) ==' in result.output
 
