@@ -7,16 +7,17 @@ Huffman's, the lightest sources deepest. A split is off by at most 1/2, of which
 node's weight, and these weights grow upwards at least as Fibonacci's numbers do: 1/2 x (1 + 1 + 1/2 + 1/3 + 1/5 + ...)
 is 1.68, so no count is ever further than that from n x weight. To go down the tree takes about log2(sources) splits.
 
-**Lanes.** With K lanes (`lanes`), sample n is of lane n mod K, and each lane has a tree of its own, whose splits round
-at another point: at the k-th of K points in [0, 1), in an order of lanes that is another one at each node. The other
-way, one tree for all and each source dealt to the lanes, makes micro-batches whose sizes differ: by up to the number of
-sources, which is as much as the micro-batch itself where that is small, does not fit a GPU that was filled to the brim,
-and lets ranks wait for each other. Moving the surplus to other micro-batches would make two machines read one chunk. So
-sizes stay equal, each micro-batch reads its own lane of each source, and has the mix to within 3.4 samples (the sum
-above without the 1/2) at any time. The price is that the sum over lanes is further off: K lanes that all rounded at 1/2
-would be wrong together, while with K points one split's errors cancel in each round of K samples. What is left, from
-nodes below and from rounds that are not complete, was at most 3.5 samples with 8 lanes, and grows as the root of K
-(`benchmarks/stream_mixing.py`). It does not grow with n, as that of random draws does.
+**Lanes.** With K lanes (`lanes`), sample n is of lane n mod K, and each lane has a tree of its own, whose splits
+round at another point: at the k-th of K points in [0, 1), in an order of lanes that is another one at each node. The
+other way, one tree for all whose sources are each dealt to the lanes, makes micro-batches of unequal size: with 20
+sources, some micro-batches of 8 rows had 19. Such a micro-batch does not fit a GPU that 8 fill, and all ranks wait
+for it. Moving the surplus to other micro-batches would make several machines read one chunk. So sizes stay equal,
+each micro-batch reads its own lane of each source, and each lane has the mix to within 3.4 samples (the sum above
+without the 1/2) at any time. The price is that the lanes' sum is further off: lanes that all rounded at 1/2 would be
+wrong together, while with K points the errors of one split cancel in each round of K samples. What is left comes from
+the nodes below and from rounds that are not complete. It was at most 3.4 samples with 8 lanes, and about the root of
+K with more, and it does not grow with n, as that of random draws does (`benchmarks/stream_mixing.py`). One lane is
+for sources whose rows any rank can read; there the bound is the 1.68 above.
 
 **Parts and caps.** A mixture may change at a sample, on resume or as planned ahead; each source then goes on behind its
 last sample, in each lane. A source that has given as many samples as it may (its cap, such as its rows x epochs) leaves

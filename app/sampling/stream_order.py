@@ -3,7 +3,8 @@
 A chunk is what one request reads, such as a row group of a parquet file. In an epoch, the chunks, in the epoch's keyed
 order, make one line of rows. The line is cut into K lanes, one for each micro-batch of a full step (`lanes`), so a
 chunk is read for one micro-batch only, unless the border of two lanes lies in it, whatever the number of machines.
-Inside a lane, rows are permuted within windows of some chunks: what a lane holds in memory at a time.
+Inside a lane, rows are permuted within windows of some chunks: what a lane holds in memory at a time. So a batch mixes
+rows of about K x window chunks, and that product should be large next to the batch (`benchmarks/stream_mixing.py`).
 
 Epochs of N rows follow each other as they do for mapped data (`permutation.stream`): sample t is of epoch t // N. If N
 does not divide by the batch, the batch at the end of an epoch takes its last rows and the first ones of the next epoch.

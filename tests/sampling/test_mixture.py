@@ -113,7 +113,7 @@ def test_a_thousand_sources_take_ten_splits(seed):
 
 
 def test_lanes_round_apart():
-    """The worst sum over 8 lanes is 3.6 samples from its quota; if all lanes rounded alike, it would be 8 or more."""
+    """Over 8 lanes, no count is further than 4 samples from its quota. It would be 8, if all lanes rounded alike."""
     furthest_of_all = []
     for seed in range(12):
         weights = np.random.default_rng(seed).dirichlet(np.full(5, 0.5)) + 1e-6
