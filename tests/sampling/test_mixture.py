@@ -85,7 +85,7 @@ def test_every_count_is_near_its_quota_and_every_sample_comes_once(weights, lane
 
 
 @properties
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=9).map(tuple), st.integers(0, 400))
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=9).map(tuple), st.integers(0, 400) | st.integers(0, 2**62))
 def test_counts_are_those_of_exact_splits(weights, samples):
     assert Mixture([Part(0, weights)]).counts(samples).tolist() == slow_counts(weights, samples)
 
@@ -99,6 +99,10 @@ def test_any_number_of_samples(weights, lanes, samples):
     assert np.flatnonzero(mixture.counts(samples + 1) - counts).tolist() == [source]
     assert furthest(counts, samples, weights) < (ALONE + 0.125 if lanes == 1 else lanes * (IN_LANE + 0.125))
     assert lanes > 1 or number == counts[source]
+
+
+def test_shares_are_rounded_to_64_bits():
+    assert Tree((3, 4)).shares == [round(Fraction(3, 7) * 2**64)] and Tree((1, 2)).shares == [2**64 // 3]
 
 
 @pytest.mark.parametrize("seed", range(3))

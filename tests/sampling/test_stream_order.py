@@ -49,6 +49,9 @@ def test_every_row_once_an_epoch_in_batches_of_any_size(sizes, lanes, window, se
     stream = [pair for each in batches for pair in each]
     for epoch in range(3):
         assert sorted(stream[epoch * rows : (epoch + 1) * rows]) == rows_of(sizes)
+        for lane in range(lanes):
+            samples = [sample for sample in range(epoch * rows, (epoch + 1) * rows) if sample % lanes == lane]
+            assert set(order.chunks_of(lane, epoch)) == {stream[sample][0] for sample in samples}
     assert order.locate(np.arange(3 * rows)).epochs.tolist() == np.repeat([0, 1, 2], rows).tolist()
 
 
