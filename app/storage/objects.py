@@ -1,8 +1,8 @@
 """The objects of one bucket through obstore: its errors as those of files, and what it does not try again by itself.
 
 obstore repeats a request after a 5xx, a lost connection or, where only something is read, a timeout. Left to this
-module are bodies that end too soon, and writes on a condition of which nobody knows whether they were done: each object
-says in its metadata which write made it.
+module are bodies that end too soon without an ETag by which obstore could go on, and writes on a condition of which
+nobody knows whether they were done: each object says in its metadata which write made it.
 """
 
 import contextlib

@@ -99,7 +99,8 @@ def test_a_lost_answer_does_not_hide_who_was_first(shaky, proxy):
 
 
 @pytest.mark.parametrize(("does", "number"), [("503", errno.EIO), ("reset", errno.EIO), ("slow", errno.ETIMEDOUT)])
-def test_a_store_that_stays_away_is_an_error_that_names_the_url(shaky, proxy, does, number):
+def test_a_store_that_stays_away_is_an_error_that_names_the_url(proxy, tmp_path, does, number):
+    shaky = buckets.storage_of(tmp_path / "place", IMPATIENT._replace(retries=1, silence=0.5))
     proxy.faults = [Fault(does, times=1000)]
     for act in (shaky.entry, shaky.read, lambda name: shaky.write(name, b""), shaky.entries):
         with pytest.raises(OSError, match=re.escape(f"s3://{buckets.BUCKET}")) as error:
@@ -474,8 +475,10 @@ def test_a_web_server_is_read(tmp_path):
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    proxy = Proxy(f"http://127.0.0.1:{server.server_port}")
     try:
-        files = BucketStorage(address(f"http://127.0.0.1:{server.server_port}/a%20b"), tmp_path / "local", IMPATIENT)
+        files = BucketStorage(address(f"{proxy.endpoint}/a%20b"), tmp_path / "local", IMPATIENT)
+        proxy.faults = [Fault("truncated", method="GET", times=2)]
         assert files.read_text("file") == "0123456789" and files.entry("file").size == 10
         assert files.down("file").read_text() == "0123456789"
         assert not files.exists("absent")
@@ -489,6 +492,7 @@ def test_a_web_server_is_read(tmp_path):
             with pytest.raises(OSError, match=r"only read|does not list"):
                 act("file")
     finally:
+        proxy.close()
         server.shutdown()
         server.server_close()
 
