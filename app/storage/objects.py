@@ -226,14 +226,18 @@ class Objects:
         elif source.size <= _LARGEST_COPY:
             with self._errors(target) as obstore:
                 obstore.copy(self._connected(), source.key, target, overwrite=False)
-        else:  # the store does not copy it, so it goes through this process
-            with self._errors(target) as obstore:
-                piece = max(PIECE, -(-source.size // _PARTS))
-                obstore.put(self._connected(), target, self._pieces(source), chunk_size=piece, max_concurrency=4)
+        else:
+            self._carry(source, target)
 
-    def _pieces(self, source: About) -> Iterator[bytes]:
-        for start in range(0, source.size, PIECE):
-            yield self.get(source.key, start, min(start + PIECE, source.size), source.tag)[0]
+    def _carry(self, source: About, target: str) -> None:
+        """Copy what the store does not: through this process, piece by piece."""
+        piece = max(PIECE, -(-source.size // _PARTS))
+        with self._errors(target) as obstore:
+            # Not by `put` of a generator: obstore cannot be asked for the pieces while it asks for them.
+            writer = obstore.open_writer(self._connected(), target, buffer_size=piece, max_concurrency=4)
+            for start in range(0, source.size, PIECE):
+                writer.write(self.get(source.key, start, min(start + PIECE, source.size), source.tag)[0])
+            writer.close()  # only now is it there; `with` would close it after an error too
 
     def below(self, folder: str) -> Iterator[About]:
         """Yield all objects whose keys begin with a folder's, in the order of keys."""
@@ -353,6 +357,10 @@ class Objects:
             yield obstore
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url) from None
+        except OSError as error:
+            if error.errno is not None:  # it is one of this module
+                raise
+            raise _translated(str(error), url) from None
         except errors.AlreadyExistsError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url) from None
         except errors.PreconditionError:
@@ -361,7 +369,8 @@ class Objects:
             what = "the store refuses it: look at the credentials in the environment, and what they allow"
             raise PermissionError(errno.EACCES, what, url) from None
         except (errors.InvalidPathError, ValueError):
-            raise OSError(errno.EINVAL, "no object can have such a name", url) from None
+            what = "it has a name, or holds an object with one, in which is `..`, an empty part or a line break"
+            raise OSError(errno.EINVAL, what, url) from None
         except errors.NotSupportedError:
             raise OSError(
                 errno.ENOTSUP, "the store, or the web server, does not do this, such as sending parts of files", url

@@ -1,6 +1,7 @@
 """A bucket: what goes wrong between it and us, what only it has, and addresses."""
 
 import errno
+import http.client
 import os
 import pickle
 import re
@@ -20,7 +21,7 @@ from support.launching import ROOT
 
 from app import storage
 from app.errors import UserError
-from app.storage import Changed, Kind
+from app.storage import Changed, Kind, objects
 from app.storage.addresses import address
 from app.storage.bucket import BucketStorage
 from app.storage.bucket_log import PARTS
@@ -218,6 +219,34 @@ def test_names_that_no_object_can_have_are_refused(files, name):
         files.write(name, "text")
 
 
+def test_an_object_whose_name_leads_out_is_refused(files, near):
+    """Such as a malicious one, or one that a program has made by mistake."""
+    files.write("folder/file", "text")
+    connection = http.client.HTTPConnection(near.removeprefix("http://"))
+    path = f"/{buckets.BUCKET}/{files.address.key}/folder/../../../outside"
+    connection.request("PUT", path, b"outside", {"Authorization": buckets.SIGNED})
+    assert connection.getresponse().status == 200
+    for act in (files.down, lambda: list(files.walk()), lambda: list(files.walk("folder"))):
+        with pytest.raises(OSError, match=re.escape(str(files.address))):
+            act()
+    assert not list(files._local.rglob("outside")) and files.read_text("folder/file") == "text"
+
+
+def test_what_is_too_large_for_the_store_to_copy_goes_through_this_process(shaky, proxy, monkeypatch):
+    monkeypatch.setattr(objects, "_LARGEST_COPY", objects._SMALL)
+    draft, data = _drafted(shaky, "one"), os.urandom(PIECE + 1000)
+    shaky.local(f"{draft}/big").write_bytes(data)
+    shaky.up(f"{draft}/big")
+    for method, holding in (("GET", "/big"), ("PUT", "partNumber=2")):
+        proxy.faults = [Fault("503", method=method, holding=holding, times=100)]
+        with pytest.raises(OSError, match="s3://"):
+            shaky.publish(draft, "step-1", SEAL)
+        proxy.faults = []
+        assert not shaky.exists("step-1")
+    shaky.publish(draft, "step-1", SEAL)
+    assert shaky.read("step-1/big") == data and shaky.published(SEAL) == ["step-1"]
+
+
 def test_a_draft_whose_writer_was_killed_between_parts_is_not_believed(shaky, proxy, near, monkeypatch):
     hold = Fault("held", method="PUT", holding="partNumber=2", times=100)
     proxy.faults = [hold]
@@ -394,6 +423,7 @@ def test_a_process_that_was_forked_too_late_is_told(files):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # without the check it would wait forever
         try:
             files.exists("file")
         except OSError as error:

@@ -22,6 +22,8 @@ from app.storage.objects import PATIENCE, Patience
 
 BUCKET = "bucket"
 SECRET = "not-for-anybodys-eyes"
+SIGNED = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+"""What makes a request one of S3 in the eyes of moto, which checks no signature."""
 IMPATIENT = Patience(retries=3, seconds=20, silence=1, first_wait=0.02)
 
 
@@ -59,8 +61,7 @@ def moto(log: Path) -> Iterator[str]:
 
 
 def _make_bucket(endpoint: str, server: subprocess.Popen, log: Path) -> None:
-    signed = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
-    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT", headers={"Authorization": signed})
+    request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT", headers={"Authorization": SIGNED})
     end = time.monotonic() + 60
     while True:
         try:
