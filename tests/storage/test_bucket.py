@@ -423,15 +423,17 @@ def test_a_process_that_was_forked_too_late_is_told(files):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # without the check it would wait forever
+        signal.alarm(20)  # without the check it would wait forever
         try:
             files.exists("file")
         except OSError as error:
             os.write(writing, str(error).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert b"forked" in os.read(reading, 1000)
-    os.close(reading), os.close(writing)
+    os.close(writing)
+    said = os.read(reading, 1000)
+    os.close(reading)
+    assert b"forked" in said
 
 
 def test_a_storage_can_be_sent_to_another_process(files):
