@@ -7,7 +7,7 @@ from collections.abc import Iterable
 # The package to install for each module that this project imports; other modules are the user's own.
 _OF_THE_SAME_NAME = """
     accelerate bitsandbytes cloudpickle datasets huggingface_hub jinja2 matplotlib monai nibabel numpy pandas
-    peft plotly psutil pyarrow rich sacrebleu safetensors tensorboard tokenizers torch torchmetrics tqdm
+    obstore peft plotly psutil pyarrow rich sacrebleu safetensors tensorboard tokenizers torch torchmetrics tqdm
     transformers tyro wandb xxhash
 """
 MODULES = {name: name for name in _OF_THE_SAME_NAME.split()}

@@ -43,7 +43,9 @@ class Entry(NamedTuple):
     size: int
     """In bytes."""
     changed: float
-    """In seconds since the epoch, by the storage's clock."""
+    """In seconds since the epoch, by the storage's clock; of a folder in a bucket, 0."""
+    tag: str = ""
+    """What tells a file's contents from others: in a bucket its ETag, on a disk its size, time and number."""
 
 
 class Mark(NamedTuple):
@@ -352,6 +354,6 @@ def _parts(entry: Entry) -> tuple[str, ...]:
     return PurePosixPath(entry.name).parts
 
 
-def leads_out(path: Path) -> OSError:
+def leads_out(path: Path | str) -> OSError:
     """Return the error for a name that leads out of a storage."""
     return OSError(errno.ELOOP, f"{path} leads out of the run's folder")

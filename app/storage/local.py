@@ -53,7 +53,7 @@ class LocalStorage(Storage):
             if error.errno not in _ABSENT:
                 raise
             return None
-        return Entry(name, _kind_of(about), about.st_size, about.st_mtime)
+        return entry_of(name, about)
 
     def entries(self, name: str = "") -> list[Entry]:
         with os.scandir(self._path(name)) as scan:
@@ -247,7 +247,7 @@ class _LocalLease(Lease):
         try:
             if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 raise FileExistsError(errno.EEXIST, "is not a file", str(self._path))
-            sure = _flock(self._descriptor)
+            sure = flock(self._descriptor)
             return False if sure is False or not self._is_there(self._descriptor) else sure
         except BaseException:
             self.close()
@@ -288,6 +288,12 @@ class _LocalLease(Lease):
         return self._descriptor
 
 
+def entry_of(name: str, about: os.stat_result) -> Entry:
+    """Return what `stat` says of something that has a name."""
+    tag = f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
+    return Entry(name, _kind_of(about), about.st_size, about.st_mtime, tag)
+
+
 def _kind_of(about: os.stat_result) -> Kind:
     kinds = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.FOLDER, stat.S_IFLNK: Kind.LINK}
     return kinds.get(stat.S_IFMT(about.st_mode), Kind.OTHER)
@@ -319,7 +325,7 @@ def _version_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _flock(descriptor: int) -> bool | None:
+def flock(descriptor: int) -> bool | None:
     """Lock a file. True: it is locked; False: another process has it; None: the disk has no flock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,6 @@ A new kind of storage adds itself to KINDS. What only a disk has, such as links,
 
 import ast
 import errno
-import multiprocessing
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import apart, buckets
 from support.disks import mounted
 from support.launching import ROOT
 
@@ -22,41 +22,46 @@ from app.storage import Changed, Kind, Storage
 from app.storage.local import LocalStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-FORK = multiprocessing.get_context("fork")
-KINDS: dict[str, Callable[[Path], Storage]] = {"local": LocalStorage}
+KINDS: dict[str, Callable[[Path], Storage]] = {"local": LocalStorage, "bucket": buckets.storage_of}
+DISKS = ["local"]
 SEAL = "manifest.json"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=[] if kind in DISKS else [pytest.mark.launches]) for kind in KINDS])
 def files(request, tmp_path) -> Storage:
     """Give an empty storage of each kind."""
+    if request.param not in DISKS:
+        request.getfixturevalue("near")
     made = KINDS[request.param](tmp_path / "place")
     made.make()
     return made
 
 
-def race(work: Callable[[int], object], processes: int = 4) -> list:
-    """Let processes do something at once; return what each of them returned."""
-    barrier, answers = FORK.Barrier(processes), FORK.Queue()
+def context_of(files: Storage):
+    """Return how processes are started that use a storage; threads of obstore do not survive a fork."""
+    return apart.FORK if isinstance(files, LocalStorage) else apart.SPAWN
 
-    def one(number: int) -> None:
-        barrier.wait(30)
+
+def race(files: Storage, work: Callable[[int], object], processes: int = 4) -> list:
+    """Let processes do something at once; return what each of them returned."""
+    context = context_of(files)
+    barrier, answers = context.Barrier(processes), context.Queue()
+
+    def one(number: int, barrier, answers) -> None:
+        barrier.wait(60)
         answers.put(work(number))
 
-    running = [FORK.Process(target=one, args=(number,), daemon=True) for number in range(processes)]
-    for process in running:
-        process.start()
+    running = [apart.start(context, one, number, barrier, answers) for number in range(processes)]
     results = [answers.get(timeout=60) for _ in running]
     for process in running:
         process.join(30)
     return results
 
 
-def killed_while(work: Callable[[Callable[[], None]], None]) -> None:
+def killed_while(files: Storage, work: Callable[[Callable[[], None]], None]) -> None:
     """Let a process work until it calls what it is given, and kill it there."""
-    process = FORK.Process(target=lambda: work(lambda: os.kill(os.getpid(), signal.SIGKILL)))
-    process.start()
-    process.join(30)
+    process = apart.start(context_of(files), lambda: work(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
 
 
@@ -106,14 +111,16 @@ def test_of_many_that_put_one_succeeds(files):
                 results.append(False)
         return results
 
-    winners = [[number for number, mine in enumerate(turn) if mine] for turn in zip(*race_in_order(put), strict=True)]
+    winners = [
+        [number for number, mine in enumerate(turn) if mine] for turn in zip(*race_in_order(files, put), strict=True)
+    ]
     assert [len(won) for won in winners] == [1] * 25
     assert [files.read(f"file-{turn}") for turn in range(25)] == [str(won[0]).encode() * 1000 for won in winners]
     assert len(files.entries()) == 25  # and no draft
 
 
-def race_in_order(work: Callable[[int], list]) -> list[list]:
-    results = dict(race(lambda number: (number, work(number))))
+def race_in_order(files: Storage, work: Callable[[int], list]) -> list[list]:
+    results = dict(race(files, lambda number: (number, work(number))))
     return [results[number] for number in sorted(results)]
 
 
@@ -133,7 +140,7 @@ def test_of_many_that_replace_none_loses_what_another_wrote(files):
                     refused += 1
         return refused
 
-    assert sum(race(count)) > 0  # they have met
+    assert sum(race(files, count)) > 0  # they have met
     assert files.read("count") == b"100" and len(files.entries()) == 1
 
 
@@ -174,7 +181,7 @@ def test_a_crash_before_publishing_leaves_nothing_visible(files):
         fill(files, "step-1")
         die()
 
-    killed_while(work)
+    killed_while(files, work)
     assert files.published(SEAL) == [] and not files.exists("step-1")
     for draft in files.drafts("step-1"):
         files.delete(draft)
@@ -189,7 +196,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_earlier_one(files):
             path.write_text("half")
             die()
 
-    killed_while(work)
+    killed_while(files, work)
     assert files.read_text("file") == "before" and len(files.drafts("file")) == 1
 
 
@@ -251,11 +258,13 @@ def test_a_lease_is_held_by_one(files):
     lease.renew()
     assert files.lease("lock").mark() not in (before,) and files.lease("lock").mark().text == "me"
 
+    close = lease.close if context_of(files) is apart.FORK else bool  # what a fork has of it
+
     def other(number: int) -> bool:
-        lease.close()  # what a fork has of it
+        close()
         return files.lease("lock").take() is False
 
-    assert race(other, 2) == [True, True]
+    assert race(files, other, 2) == [True, True]
     lease.clear()
     assert files.lease("lock").mark().text == ""
     lease.close()
@@ -279,7 +288,7 @@ def test_an_empty_folder_is_deleted_and_no_other(files):
     assert not files.exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DISKS)
 def test_a_full_disk_costs_no_file_that_is_there(tmp_path, kind):
     with mounted(tmp_path / "disk") as disk:
         files = KINDS[kind](disk)
