@@ -44,6 +44,8 @@ class Entry(NamedTuple):
     """In bytes."""
     changed: float
     """In seconds since the epoch, by the storage's clock."""
+    tag: str
+    """Of the contents: it changes when they do."""
 
 
 class Mark(NamedTuple):

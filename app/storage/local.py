@@ -53,7 +53,8 @@ class LocalStorage(Storage):
             if error.errno not in _ABSENT:
                 raise
             return None
-        return Entry(name, _kind_of(about), about.st_size, about.st_mtime)
+        tag = f"{about.st_size}-{about.st_mtime_ns}-{about.st_ino}"
+        return Entry(name, _kind_of(about), about.st_size, about.st_mtime, tag)
 
     def entries(self, name: str = "") -> list[Entry]:
         with os.scandir(self._path(name)) as scan:
