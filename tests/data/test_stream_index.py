@@ -2,17 +2,14 @@
 
 import gzip
 import io
-import json
-import tarfile
 from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pytest
 import zstandard
 from PIL import Image
-from pyarrow import parquet
+from support.stream_shards import ROWS, WRITERS, expected, lines, write_members, write_parquet, write_tar, written
 
 from app.data.streams import chunks, index
 from app.data.streams.chunks import Chunk
@@ -25,49 +22,6 @@ def small_chunks(monkeypatch, tmp_path):
     """Let chunks be of 400 bytes, so that small shards have several; and keep indexes in a folder of their own."""
     monkeypatch.setattr(chunks, "LEAST", 400)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-ROWS = [{"number": i, "text": f"the text {i}" * (i % 4), "score": i / 2} for i in range(100)]
-
-
-def lines(rows):
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def pieces(rows, size=20):
-    return [lines(rows[i : i + size]) for i in range(0, len(rows), size)]
-
-
-def write_parquet(file, rows):
-    parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=7)
-
-
-def write_tar(file, rows):
-    with tarfile.open(file, "w") as tar:
-        for row in rows:
-            for ending, data in (("txt", row["text"].encode()), ("cls", str(row["number"]).encode())):
-                member = tarfile.TarInfo(f"part/{row['number']:04}.{ending}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-
-
-WRITERS = {
-    "parquet": write_parquet,
-    "jsonl": lambda file, rows: file.write_bytes(lines(rows)),
-    "jsonl.gz": lambda file, rows: file.write_bytes(b"".join(map(gzip.compress, pieces(rows)))),
-    "jsonl.zst": lambda file, rows: file.write_bytes(b"".join(map(zstandard.compress, pieces(rows)))),
-    "ndjson": lambda file, rows: file.write_bytes(b"\xef\xbb\xbf\n" + lines(rows).replace(b"\n", b"\r\n\r\n")[:-4]),
-    "tar": write_tar,
-}
-
-
-def written(folder, kind, sizes=(40, 1, 59)):
-    start = 0
-    folder.mkdir(exist_ok=True)
-    for number, size in enumerate(sizes):
-        WRITERS[kind](folder / f"part-{number}.{kind}", ROWS[start : start + size])
-        start += size
-    return folder
 
 
 def rows_of(made):
@@ -94,10 +48,7 @@ def test_every_row_is_in_one_chunk(kind, tmp_path):
     folder = written(tmp_path / "data", kind)
     shards = find_shards("--data.path", str(folder))
     made = index.make_index("--data.path", str(folder), shards)
-    expected = ROWS
-    if kind == "tar":
-        expected = [{"__key__": f"part/{r['number']:04}", "cls": r["number"], "txt": r["text"]} for r in ROWS]
-    assert list(rows_of(made)) == expected
+    assert list(rows_of(made)) == expected(kind)
     assert len(made.rows) > len(shards.files) and made.rows.sum() == 100
 
 
@@ -122,16 +73,15 @@ def test_an_index_is_read_again_and_made_anew_where_a_shard_changes(kind, tmp_pa
     assert index.index_of("--data.path", str(folder), find()).fingerprint == other.fingerprint
 
 
+TEXT = b'{"a": [1, 2]}'
+
+
 def test_pictures_in_tar_shards_are_pictures(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for number in range(3):
-            for name, data in ((f"{number}.PNG", stream.getvalue()), (f"{number}.json", b'{"a": [1, 2]}')):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    files = [(f"{i}.{ending}", data) for i in range(3) for ending, data in (("PNG", stream.getvalue()), ("json", TEXT))]
+    write_members(tmp_path / "a.tar", files)
     made = index.make_index("--data.path", "x", find_shards("--data.path", str(tmp_path)))
     rows = list(rows_of(made))
     assert [row["json"] for row in rows] == [{"a": [1, 2]}] * 3
@@ -173,7 +123,7 @@ BAD = {
         "the column text holds string in a.parquet and List",
     ),
     "a sample with other files": (
-        lambda folder: (write_tar(folder / "a.tar", ROWS[:2]), write_other(folder / "b.tar")),
+        lambda folder: (write_tar(folder / "a.tar", ROWS[:2]), write_members(folder / "b.tar", [("x.json", b"{}")])),
         r"the sample x of b.tar has .json, and the first one \(a.tar, part/0000\) .cls, .txt",
     ),
     "a packed tar": (lambda folder: (folder / "a.tar.gz").write_bytes(b"x"), "a.tar.gz cannot be read in parts"),
@@ -207,13 +157,6 @@ BAD = {
         "a.tar: it has no rows",
     ),
 }
-
-
-def write_other(file):
-    with tarfile.open(file, "w") as tar:
-        member = tarfile.TarInfo("x.json")
-        member.size = 2
-        tar.addfile(member, io.BytesIO(b"{}"))
 
 
 def cut(file, size=0):
