@@ -8,7 +8,7 @@ column's kind is that of all of its values, in all splits: numbers if all are, a
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -68,11 +68,7 @@ def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str,
     for split, names in files.items():
         kind_by_column = kinds.setdefault(split, {})
         for _, _, record in _all_records(flag, path, names):
-            for name, value in record.items():
-                before = kind_by_column.get(name)
-                if before is _text() and type(value) is str:
-                    continue
-                kind_by_column[name] = kind_of(value) if before is None else together(before, kind_of(value))
+            learn_kinds(kind_by_column, record)
     for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
         have = [columns for columns in kinds.values() if name in columns]
         common = functools.reduce(together, (columns[name] for columns in have))
@@ -80,6 +76,15 @@ def _kinds_of(flag: str, path: str, files: Mapping[str, list[str]]) -> dict[str,
             for columns in have:
                 columns[name] = common
     return kinds
+
+
+def learn_kinds(kind_by_column: dict[str, Kind], record: Mapping[str, Any]) -> None:
+    """Add what a record holds to what each column holds."""
+    for name, value in record.items():
+        before = kind_by_column.get(name)
+        if before is _text() and type(value) is str:
+            continue
+        kind_by_column[name] = kind_of(value) if before is None else together(before, kind_of(value))
 
 
 @functools.cache
@@ -153,17 +158,22 @@ def _tables(flag: str, path: str, names: Iterable[str], features: "Features") ->
     every = _all_records(flag, path, names)
     while records := list(islice(every, ROWS_AT_ONCE)):
         try:
-            yield _table([record for _, _, record in records], features)
+            yield table_of([record for _, _, record in records], features)
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             for file, place, row in records:
                 try:
-                    _table([row], features)
+                    table_of([row], features)
                 except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                     raise unreadable(flag, file, ValueError(f"{place}: {error}")) from error
             raise
 
 
-def _table(rows: list[dict[str, Any]], features: "Features") -> "pa.Table":
+def table_of(rows: Sequence[Mapping[str, Any]], features: "Features") -> "pa.Table":
+    """Return records as a table with the columns of all records, each of the kind that it has in all.
+
+    Raises:
+        pa.ArrowException, ValueError, TypeError, OverflowError: a record holds something else.
+    """
     import pyarrow as pa
     from datasets.table import table_cast
 

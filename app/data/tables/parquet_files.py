@@ -39,11 +39,29 @@ def read_parquet(flag: str, path: str, files: Mapping[str, list[str]], folder: P
 
 def _features_of(flag: str, path: str, names: Iterable[str]) -> "Features":
     """Return what the columns of all files hold; a file may lack a column."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def schemas() -> "Iterator[tuple[str, pa.Schema]]":
+        for file in names:
+            with reading(flag, file, pa.ArrowException):
+                schema = parquet.read_schema(file)
+            yield file, schema
+
+    return features_of(flag, path, schemas())
+
+
+def features_of(flag: str, path: str, schemas: "Iterable[tuple[str, pa.Schema]]") -> "Features":
+    """Return what the columns of files hold together, by the name and the schema of each; a file may lack a column.
+
+    Raises:
+        UserError: a column holds several things, or what nothing here can read.
+    """
     import datasets
 
     origin_and_feature: dict[str, tuple[str, object]] = {}
-    for file in names:
-        for name, feature in _own_features(flag, file).items():
+    for file, schema in schemas:
+        for name, feature in _own_features(flag, file, schema).items():
             first, before = origin_and_feature.setdefault(name, (file, feature))
             if (common := _together(before, feature)) is None:
                 raise UserError(
@@ -54,13 +72,9 @@ def _features_of(flag: str, path: str, names: Iterable[str]) -> "Features":
     return datasets.Features({name: feature for name, (_, feature) in origin_and_feature.items()})
 
 
-def _own_features(flag: str, file: str) -> "Features":
+def _own_features(flag: str, file: str, schema: "pa.Schema") -> "Features":
     import datasets
-    import pyarrow as pa
-    from pyarrow import parquet
 
-    with reading(flag, file, pa.ArrowException):
-        schema = parquet.read_schema(file)
     try:
         return datasets.Features.from_arrow_schema(plain(schema))
     except ValueError as error:  # it is about the type of a column that nothing here can read
@@ -135,15 +149,25 @@ def _plain(kind: "pa.DataType") -> "pa.DataType":
 def _parts(flag: str, names: Iterable[str], features: "Features") -> "Iterator[pa.Table]":
     """Yield the rows of files, some at a time."""
     import pyarrow as pa
-    from datasets.table import table_cast
     from pyarrow import parquet
 
     for file in names:
         with reading(flag, file, pa.ArrowException), parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(ROWS_AT_ONCE):
-                part = pa.Table.from_batches([batch])
-                part = part.cast(plain(part.schema))
-                for name, kind in zip(features, features.arrow_schema.types, strict=True):
-                    if name not in part.column_names:
-                        part = part.append_column(name, pa.nulls(len(part), kind))
-                yield table_cast(part, features.arrow_schema)
+                yield with_features(pa.Table.from_batches([batch]), features)
+
+
+def with_features(part: "pa.Table", features: "Features") -> "pa.Table":
+    """Return rows of a file with the columns of all files, each of the kind that it has in all.
+
+    Raises:
+        pa.ArrowException: a value is none of that kind.
+    """
+    import pyarrow as pa
+    from datasets.table import table_cast
+
+    part = part.cast(plain(part.schema))
+    for name, kind in zip(features, features.arrow_schema.types, strict=True):
+        if name not in part.column_names:
+            part = part.append_column(name, pa.nulls(len(part), kind))
+    return table_cast(part, features.arrow_schema)

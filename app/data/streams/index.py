@@ -1,0 +1,184 @@
+"""The index of a data set: which chunks its shards have, made once and kept where the next run finds it.
+
+A chunk takes 24 bytes, whatever its rows are. The index is one Arrow file, which all processes of a machine map into
+memory. It lies beside the data, where `python -m app index` puts it, or else in the cache; there its name says what the
+shards are: their names, sizes and tags.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from app import storage
+from app.data.cache import cache_folder
+from app.data.reading import DAMAGE, unreadable
+from app.data.streams.chunks import Format, Part
+from app.data.streams.line_chunks import LineChunks
+from app.data.streams.parquet_chunks import ParquetChunks
+from app.data.streams.shards import Shard, Shards
+from app.data.streams.tar_chunks import TarChunks
+from app.errors import UserError
+from app.sampling.hashing import key_of
+from app.storage.drafts import drafted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Features
+
+FORMAT = "2026-11"  # the month in which the file last changed its meaning
+COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
+FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+BESIDE = ".samestep-index-{}"
+
+
+class Tails(NamedTuple):
+    """What of a shard each of its chunks needs, besides its own bytes."""
+
+    first: int
+    """Number of the shard's first chunk in the data set."""
+    tail: int
+    """In bytes, at the end of the shard."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """The chunks of a data set, in the order of its shards and of the bytes in each."""
+
+    shards: Shards
+    tails: tuple[Tails, ...]
+    """One for each shard."""
+    shard: np.ndarray
+    """Number of each chunk's shard, int32 [chunks]."""
+    start: np.ndarray
+    """Its first byte there, int64 [chunks]."""
+    size: np.ndarray
+    """In bytes, as stored, int64 [chunks]."""
+    rows: np.ndarray
+    """int32 [chunks]."""
+    features: "Features"
+    """What the columns of all shards hold."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash what the rows depend on, wherever the shards lie: how they are cut, and what their columns hold."""
+        names = [(shard.name, shard.size) for shard in self.shards.files]
+        return key_of(FORMAT, names, self.features, *(getattr(self, name).tobytes() for name in COLUMNS))
+
+    def part(self, chunk: int) -> Part:
+        """Return where a chunk lies in its shard."""
+        return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
+
+
+def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:
+    """Return the index of shards: from beside them, from the cache, or made now and kept in the cache.
+
+    Raises:
+        UserError: a shard cannot be read, or has other columns than others.
+    """
+    cached = cache_folder() / "streams" / f"{key_of(FORMAT, *shards)}.arrow"
+    index = _beside(shards, split) or _cached(cached, shards)
+    if index is None:
+        made = make_index(flag, path, shards)
+        with drafted(cached) as draft:
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(to_bytes(made))
+        index = _cached(cached, shards) or made
+    return index
+
+
+def put_beside(index: Index, split: str = "train") -> str:
+    """Write an index beside its shards, where runs on other machines find it too; return its name.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    name = BESIDE.format(split)
+    storage.at(index.shards.folder).write(name, to_bytes(index), durable=True)
+    return name
+
+
+def make_index(flag: str, path: str, shards: Shards) -> Index:
+    """Look at every shard once. Errors as in `index_of`."""
+    reader = FORMATS[shards.format](flag, path)
+    columns: list[list[np.ndarray]] = []
+    tails: list[Tails] = []
+    first = 0
+    for number in range(len(shards.files)):
+        parts, tail = _scanned(flag, shards, number, reader)
+        if not parts:
+            raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
+        # As arrays at once: a million chunks as objects would take ten times the memory.
+        columns.append([np.full(len(parts), number), *np.array(parts, np.int64).T])
+        tails.append(Tails(first, tail))
+        first += len(parts)
+    arrays = [np.concatenate(pieces) for pieces in zip(*columns, strict=True)]
+    typed = {name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)}
+    return Index(shards, tuple(tails), **typed, features=reader.features())
+
+
+def _scanned(flag: str, shards: Shards, number: int, reader: Format) -> tuple[list[Part], int]:
+    shard, place = shards.files[number], shards.place_of(number)
+    try:
+        with storage.at(shards.folder).open(shard.name, follow=True) as file:
+            return list(reader.parts(shard, file)), reader.tail(shard, file)
+    except DAMAGE as error:
+        raise unreadable(flag, place, error) from error
+
+
+def to_bytes(index: Index) -> bytes:
+    """Return the contents of an index's file."""
+    import pyarrow as pa
+
+    about = {
+        "format": FORMAT,
+        "shards": [[*shard, *tails] for shard, tails in zip(index.shards.files, index.tails, strict=True)],
+    }
+    fields = [(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
+    features = index.features.arrow_schema
+    metadata = {"samestep": json.dumps(about), "features": features.serialize().to_pybytes()}
+    table = pa.table([getattr(index, name) for name in COLUMNS], pa.schema(fields, metadata))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue().to_pybytes()
+
+
+def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
+    """Return the index that a table holds; None if it is of other shards, or of another version."""
+    import datasets
+    import pyarrow as pa
+
+    metadata = table.schema.metadata or {}
+    about = json.loads(metadata.get(b"samestep", b"{}"))
+    if about.get("format") != FORMAT:
+        return None
+    listed = [Shard(*fields[:3]) for fields in about["shards"]]
+    if listed != [*shards.files]:
+        return None
+    schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"features"]))
+    columns = {name: table.column(name).chunk(0).to_numpy() for name in COLUMNS}
+    tails = tuple(Tails(*fields[3:]) for fields in about["shards"])
+    return Index(shards, tails, **columns, features=datasets.Features.from_arrow_schema(schema))
+
+
+def _cached(file: Path, shards: Shards) -> Index | None:
+    import pyarrow as pa
+
+    try:
+        return _from_table(pa.ipc.open_file(pa.memory_map(str(file))).read_all(), shards)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _beside(shards: Shards, split: str) -> Index | None:
+    import pyarrow as pa
+
+    try:
+        data = storage.at(shards.folder).read(BESIDE.format(split), follow=True)
+        return _from_table(pa.ipc.open_file(pa.py_buffer(data)).read_all(), shards)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,153 @@
+"""Samples of tar files in the layout of WebDataset: files behind each other that share the name before a dot."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from app.data.images.formats import ENDINGS
+from app.data.streams import chunks
+from app.data.streams.chunks import Chunk, Format, Part
+from app.data.streams.shards import Shard
+from app.data.tables.json_files import Kind, learn_kinds, table_of
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Features
+
+KEY = "__key__"
+# Endings of files that are more than bytes, as WebDataset decodes them.
+TEXTS, NUMBERS, JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id"), ("json", "jsn")
+
+
+class TarChunks(Format):
+    """The samples of a data set's tar files: a column for each ending, and the common name."""
+
+    def __init__(self, flag: str, path: str):
+        """Read shards of `path`, which `flag` has given."""
+        self._flag, self._path = flag, path
+        self._columns: tuple[str, ...] = ()
+        self._first = ""
+        self._kinds: dict[str, Kind] = {}
+
+    def parts(self, shard: Shard, file: BinaryIO) -> Iterator[Part]:
+        start = end = rows = 0
+        file.seek(0)
+        for sample, end in _samples(file, whole=False):
+            self._check(shard, sample)
+            learn_kinds(self._kinds, {name: value for name, value in sample.items() if not isinstance(value, bytes)})
+            rows += 1
+            if end - start >= chunks.LEAST:
+                yield Part(start, end - start, rows)
+                start, rows = end, 0
+        if rows:
+            yield Part(start, end - start, rows)
+
+    def _check(self, shard: Shard, sample: dict[str, Any]) -> None:
+        columns = tuple(sorted(sample))
+        self._columns, self._first = self._columns or columns, self._first or f"{shard.name}, {sample[KEY]}"
+        if columns != self._columns:
+            raise UserError(
+                f"{self._flag} {self._path}: the sample {sample[KEY]} of {shard.name} has {_told(columns)}, and the "
+                f"first one ({self._first}) {_told(self._columns)}: give every sample the same files"
+            )
+
+    def features(self) -> "Features":
+        import datasets
+
+        kinds = {
+            name: datasets.Image() if f".{name.rpartition('.')[2]}" in ENDINGS else datasets.Value("binary")
+            for name in self._columns
+        }
+        return datasets.Features({**kinds, **self._kinds})
+
+    def tail(self, shard: Shard, file: BinaryIO) -> int:
+        return 0
+
+    def table(self, chunk: Chunk, features: "Features") -> "pa.Table":
+        import datasets
+        import pyarrow as pa
+        from datasets.table import table_cast
+
+        samples = [sample for sample, _ in _samples(io.BytesIO(chunk.data))]
+        texts = {name: kind for name, kind in features.items() if not _is_bytes(kind)}
+        try:
+            table = table_of(samples, datasets.Features(texts))
+            for name in features:
+                if name not in texts:
+                    table = table.append_column(name, pa.array([sample[name] for sample in samples], pa.binary()))
+            return table_cast(table.select(list(features)), features.arrow_schema)
+        except (pa.ArrowException, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(f"it holds something else than when it was indexed: {error}") from error
+
+
+def _is_bytes(kind: Any) -> bool:
+    import datasets
+
+    return isinstance(kind, datasets.Image) or kind == datasets.Value("binary")
+
+
+def _told(columns: tuple[str, ...]) -> str:
+    return ", ".join(f".{name}" for name in columns if name != KEY)
+
+
+def _samples(file: BinaryIO, whole: bool = True) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each sample, and the byte behind its last file.
+
+    Args:
+        whole: read all files; otherwise of those that are bytes, such as pictures, only that they are there.
+    """
+    sample: dict[str, Any] = {}
+    end = 0
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            if not member.isfile():
+                continue
+            folder, _, name = member.name.rpartition("/")
+            stem, dot, ending = name.partition(".")
+            if not stem or not dot:
+                raise ValueError(
+                    f"{member.name} has no name before a dot and no ending behind it, as a sample's file has"
+                )
+            key = f"{folder}/{stem}" if folder else stem
+            if sample and sample[KEY] != key:
+                yield sample, end
+                sample = {}
+            if ending.lower() in sample:
+                raise ValueError(f"{member.name} is there twice")
+            sample[KEY] = key
+            kind = ending.lower()
+            sample[kind] = _value(member.name, kind, _content(tar, member)) if whole or _is_read(kind) else b""
+            end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    if sample:
+        yield sample, end
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    opened = tar.extractfile(member)
+    data = opened.read() if opened else b""
+    if len(data) < member.size:
+        raise ValueError(f"{member.name} ends after {len(data)} of {member.size} bytes")
+    return data
+
+
+def _is_read(ending: str) -> bool:
+    """Tell whether a file of a sample is more than bytes, by its ending."""
+    return ending.rpartition(".")[2] in (*TEXTS, *NUMBERS, *JSON)
+
+
+def _value(name: str, ending: str, data: bytes) -> Any:
+    """Return what a file of a sample holds: a text, a number, what json has, or bytes."""
+    kind = ending.rpartition(".")[2]
+    try:
+        if kind in TEXTS:
+            return data.decode("utf-8")
+        if kind in NUMBERS:
+            return int(data)
+        if kind in JSON:
+            return json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return data

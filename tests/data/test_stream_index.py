@@ -1,0 +1,189 @@
+"""The index of streamed data: every row of every shard is in one chunk, and what cannot be read is named."""
+
+import gzip
+import io
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import zstandard
+from PIL import Image
+from support.stream_shards import ROWS, WRITERS, expected, lines, write_members, write_parquet, write_tar, written
+
+from app.data.streams import chunks, index
+from app.data.streams.chunks import Chunk
+from app.data.streams.shards import find_shards
+from app.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch, tmp_path):
+    """Let chunks be of 400 bytes, so that small shards have several; and keep indexes in a folder of their own."""
+    monkeypatch.setattr(chunks, "LEAST", 400)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def rows_of(made):
+    """Decode every chunk by itself."""
+    reader = index.FORMATS[made.shards.format]("--data.path", "x")
+    for number, shard in enumerate(made.shard):
+        of_shard, tails = made.shards.files[shard], made.tails[shard]
+        data = Path(made.shards.place_of(shard)).read_bytes()
+        part = made.part(number)
+        chunk = Chunk(
+            of_shard,
+            number - tails.first,
+            part,
+            data[part.start : part.start + part.size],
+            data[len(data) - tails.tail :] if tails.tail else b"",
+        )
+        table = reader.table(chunk, made.features)
+        assert len(table) == part.rows
+        yield from datasets.Dataset(datasets.table.InMemoryTable(table))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_row_is_in_one_chunk(kind, tmp_path):
+    folder = written(tmp_path / "data", kind)
+    shards = find_shards("--data.path", str(folder))
+    made = index.make_index("--data.path", str(folder), shards)
+    assert list(rows_of(made)) == expected(kind)
+    assert len(made.rows) > len(shards.files) and made.rows.sum() == 100
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_index_is_read_again_and_made_anew_where_a_shard_changes(kind, tmp_path, monkeypatch):
+    folder = written(tmp_path / "data", kind)
+
+    def find():
+        return find_shards("--data.path", str(folder))
+
+    first = index.index_of("--data.path", str(folder), find())
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "make_index", None)
+        again = index.index_of("--data.path", str(folder), find())
+    assert again.fingerprint == first.fingerprint and list(rows_of(again)) == list(rows_of(first))
+    WRITERS[kind](folder / f"part-1.{kind}", ROWS[:2])
+    other = index.index_of("--data.path", str(folder), find())
+    assert other.rows.sum() == 101 and other.fingerprint != first.fingerprint
+    index.put_beside(other)
+    monkeypatch.setattr(index, "make_index", None)
+    monkeypatch.setattr(index, "_cached", lambda *_: None)
+    assert index.index_of("--data.path", str(folder), find()).fingerprint == other.fingerprint
+
+
+TEXT = b'{"a": [1, 2]}'
+
+
+def test_pictures_in_tar_shards_are_pictures(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    files = [(f"{i}.{ending}", data) for i in range(3) for ending, data in (("PNG", stream.getvalue()), ("json", TEXT))]
+    write_members(tmp_path / "a.tar", files)
+    made = index.make_index("--data.path", "x", find_shards("--data.path", str(tmp_path)))
+    rows = list(rows_of(made))
+    assert [row["json"] for row in rows] == [{"a": [1, 2]}] * 3
+    assert np.array_equal(np.asarray(rows[0]["png"]), pixels)
+
+
+def test_a_split_is_taken_by_the_names_of_shards(tmp_path):
+    for name in ("train-0", "validation-0", "my-test-set", "contest", "deep/dev/part-0"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(ROWS[:3]))
+    (tmp_path / ".hidden.jsonl").write_bytes(b"x")
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    (tmp_path / "README.md").write_bytes(b"x")
+
+    def named(path, split="train"):
+        return [shard.name for shard in find_shards("--data.path", str(path), split).files]
+
+    assert named(tmp_path) == ["contest.jsonl", "train-0.jsonl"]
+    assert named(tmp_path, "validation") == ["deep/dev/part-0.jsonl", "validation-0.jsonl"]
+    assert named(tmp_path, "test") == ["my-test-set.jsonl"]
+    assert named(tmp_path / "*test*.jsonl") == ["contest.jsonl", "my-test-set.jsonl"]
+    assert named(tmp_path / "my-test-set.jsonl") == ["my-test-set.jsonl"]
+
+
+BAD = {
+    "no such folder": (lambda folder: folder.rmdir(), "there is nothing of this name; "),
+    "no shards": (lambda folder: (folder / "a.csv").write_text("a"), "it has no shards; what is streamed: parquet"),
+    "two formats": (
+        lambda folder: (written(folder, "tar"), written(folder, "jsonl")),
+        "several formats, such as part-2.jsonl and part-2.tar",
+    ),
+    "an empty shard": (lambda folder: (folder / "a.jsonl").write_bytes(b""), "a.jsonl is empty"),
+    "a shard without rows": (lambda folder: (folder / "a.jsonl").write_bytes(b"\n"), "a.jsonl: it has no rows"),
+    "a shard with other columns": (
+        lambda folder: (
+            write_parquet(folder / "a.parquet", ROWS[:5]),
+            write_parquet(folder / "b.parquet", [{"number": "x", "text": [1]}]),
+        ),
+        "the column text holds string in a.parquet and List",
+    ),
+    "a sample with other files": (
+        lambda folder: (write_tar(folder / "a.tar", ROWS[:2]), write_members(folder / "b.tar", [("x.json", b"{}")])),
+        r"the sample x of b.tar has .json, and the first one \(a.tar, part/0000\) .cls, .txt",
+    ),
+    "a packed tar": (lambda folder: (folder / "a.tar.gz").write_bytes(b"x"), "a.tar.gz cannot be read in parts"),
+    "a line that is no record": (
+        lambda folder: (folder / "a.jsonl").write_bytes(lines(ROWS) + b"[1]\n"),
+        r"a.jsonl: cannot be read: line 101 is \[1\]",
+    ),
+    "a line that is no json": (
+        lambda folder: (folder / "a.jsonl").write_bytes(lines(ROWS) + b'{"a": \n'),
+        "a.jsonl: cannot be read: line 101: ",
+    ),
+    "gzip that ends early": (
+        lambda folder: (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines(ROWS))[:-20]),
+        "a.jsonl.gz: cannot be read: .*end too early",
+    ),
+    "zstd that ends early": (
+        lambda folder: (folder / "a.jsonl.zst").write_bytes(zstandard.compress(lines(ROWS))[:-20]),
+        "a.jsonl.zst: cannot be read: .*end too early",
+    ),
+    "gzip that is damaged": (lambda folder: (folder / "a.jsonl.gz").write_bytes(b"x" * 99), "byte 0: "),
+    "parquet that is cut": (
+        lambda folder: (write_parquet(folder / "a.parquet", ROWS), cut(folder / "a.parquet")),
+        "a.parquet: cannot be read: ",
+    ),
+    "a tar that is cut": (
+        lambda folder: (write_tar(folder / "a.tar", ROWS[1:2]), cut(folder / "a.tar", 520)),
+        "a.tar: cannot be read: ",
+    ),
+    "a tar without samples": (
+        lambda folder: (folder / "a.tar").write_bytes(b"\0" * 10240),
+        "a.tar: it has no rows",
+    ),
+}
+
+
+def cut(file, size=0):
+    data = file.read_bytes()
+    file.write_bytes(data[: size or len(data) // 2])
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_shards_are_named(name, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    make, says = BAD[name]
+    make(folder)
+    with pytest.raises(UserError, match=says) as told:
+        index.index_of("--data.path", str(folder), find_shards("--data.path", str(folder)))
+    assert "\n" not in str(told.value) and str(told.value).startswith("--data.path ")
+
+
+def test_a_chunk_that_changed_after_it_was_indexed_is_refused(tmp_path):
+    folder = written(tmp_path / "data", "jsonl")
+    made = index.index_of("--data.path", str(folder), find_shards("--data.path", str(folder)))
+    reader = index.FORMATS["jsonl"]("--data.path", "x")
+    other = lines([{"number": "no number", "text": "", "score": 1}])
+    chunk = Chunk(made.shards.files[0], 0, made.part(0), other, b"")
+    with pytest.raises(ValueError, match="something else than when it was indexed"):
+        reader.table(chunk, made.features)
+
+
+def test_a_chunk_takes_24_bytes():
+    assert sum(np.dtype(kind).itemsize for kind in index.COLUMNS.values()) == 24
