@@ -8,7 +8,7 @@ from collections.abc import Iterable
 _OF_THE_SAME_NAME = """
     accelerate bitsandbytes cloudpickle datasets huggingface_hub jinja2 matplotlib monai nibabel numpy pandas
     obstore peft plotly psutil pyarrow rich sacrebleu safetensors tensorboard tokenizers torch torchmetrics tqdm
-    transformers tyro wandb xxhash
+    transformers tyro wandb xxhash zstandard
 """
 MODULES = {name: name for name in _OF_THE_SAME_NAME.split()}
 MODULES |= {"PIL": "pillow", "docstring_parser": "docstring-parser", "sklearn": "scikit-learn", "yaml": "PyYAML"}

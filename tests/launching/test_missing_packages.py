@@ -85,7 +85,7 @@ def test_every_dependency_can_be_named():
     """By the names under which pip knows it; a module of the user's own keeps its traceback."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [line for name in ("plot", "lora", "qlora", "seg", "s2s", "buckets") for line in extras[name]]
+    asked = [line for name in ("plot", "lora", "qlora", "seg", "s2s", "buckets", "streams") for line in extras[name]]
     needed = [*project["dependencies"], *asked]
     assert {re.match(r"[\w-]+", line)[0] for line in needed} <= set(MODULES.values())
     assert mendable(ModuleNotFoundError("No module named 'own'", name="own")) is None
