@@ -27,15 +27,19 @@ def open_text(file: str | Path, newline: str | None = None) -> TextIO:
     """
     stream = cast(io.BufferedReader, (gzip.open if str(file).lower().endswith(".gz") else open)(file, "rb"))
     try:
-        _refuse_other_encodings(stream.peek(HEAD)[:HEAD])
+        refuse_other_encodings(stream.peek(HEAD)[:HEAD])
     except BaseException:
         stream.close()
         raise
     return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
 
 
-def _refuse_other_encodings(head: bytes) -> None:
-    """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between."""
+def refuse_other_encodings(head: bytes) -> None:
+    """Refuse the first bytes of UTF-16 and UTF-32, which without a mark could pass for text with zeros between.
+
+    Raises:
+        ValueError: they are such, or those of a zip file.
+    """
     if head.startswith(ZIP):
         raise ValueError(
             "it is a zip file, as Excel's are too, and no text: unpack it, or export the table as CSV UTF-8"

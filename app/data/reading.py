@@ -13,6 +13,7 @@ from typing import Any
 
 from app.config.text_files import UNREADABLE, why
 from app.config.text_files import open_text as open_text  # for the readers of data
+from app.config.text_files import refuse_other_encodings as refuse_other_encodings
 from app.data.cache import cannot_write
 from app.data.folders import is_hidden
 from app.errors import UserError

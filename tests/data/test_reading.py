@@ -14,8 +14,10 @@ import datasets
 import pytest
 from support.formats import FORMATS, HARMS
 from support.launching import ROOT
+from support.stream_shards import WRITERS
 
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
+from app.data.streams import index, shards
 from app.data.tables.files import READERS
 from app.data.volumes.nifti import ENDINGS as NIFTI
 from app.errors import UserError
@@ -93,6 +95,8 @@ def test_no_format_is_left_out():
     """One that readers learn must be added to FORMATS."""
     wanted = {f"table{ending}" for ending in READERS} | {f"table{e}.gz" for e in READERS if e != ".parquet"}
     wanted |= {f"image{ending}" for ending in ENDINGS} | {f"volume{ending}" for ending in (*NIFTI, *EXACT, *LOSSY)}
+    wanted |= {f"stream {ending}" for ending in WRITERS}
+    assert {shards.FORMATS[f".{ending.partition('.')[0]}"] for ending in WRITERS} == {*index.FORMATS}
     wanted |= {f"mask{ending}" for ending in (*NIFTI, *EXACT)}
     assert wanted <= set(FORMATS)
     readers = {path.stem for path in (ROOT / "app/data/boxes").glob("*.py") if "def parts(" in path.read_text()}
@@ -138,6 +142,9 @@ OWN = {
     "volumes/volumes.py": "its own files",
     "boxes/coco.py": "one byte, to tell json from other files",
     "graphs/calls.py": "Python's sources, which say their encoding: tokenize.open",
+    "streams/chunk_cache.py": "its own files",
+    "streams/index.py": "bytes of shards; what is text is decoded in line_chunks.py and tar_chunks.py",
+    "streams/tar_chunks.py": "tar files",
     "tables/python_library.py": "Python's sources, which say their encoding: tokenize.open",
 }
 

@@ -15,10 +15,15 @@ import yaml
 from PIL import Image
 
 from app.config import points
+from app.data.cache import cache_folder
 from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.images.image_column import ImageColumn
+from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.index import index_of
+from app.data.streams.rows import StreamedRows
+from app.data.streams.shards import find_shards
 from app.data.tables.files import READERS
 from app.data.tables.sources import open_source
 from app.data.volumes.class_file import read_classes
@@ -27,6 +32,7 @@ from app.data.volumes.pairs import read_image, read_mask
 from app.launching.flags import read_yaml
 from app.tasks.pretrained import load_model, load_processor, load_tokenizer
 from app.tasks.segmentation.networks import read_card
+from support.stream_shards import ROWS, WRITERS
 
 HARMS = ("cut", "flipped", "empty", "folder", "denied")
 LINES = [("red", "the first text"), ("green", "the second one"), ("red", "a third one"), ("blue", "the last text")]
@@ -342,6 +348,22 @@ _MODELS: dict[str, Callable[[str], Any]] = {
     "seg": read_card,
 }
 
+
+def _stream(kind: str) -> Format:
+    def write(folder: Path) -> Path:
+        file = folder / f"a.{kind}"
+        WRITERS[kind](file, ROWS)
+        return file
+
+    def read(file: Path, folder: Path) -> Any:
+        index = index_of("--data.path", str(file), find_shards("--data.path", str(file)))
+        chunks = ChunkCache("--data.path", index, cache_folder() / "chunks", 1 << 30)
+        return StreamedRows(index, chunks).__getitems__(range(len(ROWS)))
+
+    unseen = frozenset({"flipped"}) if kind in ("parquet", "tar") else frozenset()
+    return Format(write, read, text=kind == "jsonl", unseen=unseen)
+
+
 NO_LABELS = frozenset({"cut", "empty", "folder"})
 """YOLO: an image without labels has no boxes."""
 
@@ -356,6 +378,7 @@ FORMATS: dict[str, Format] = {
     **{f"image{ending}": _image(ending) for ending in sorted(ENDINGS)},
     **{f"volume{ending}": _volume(ending) for ending in (*NIFTI, *EXACT, *LOSSY)},
     **{f"mask{ending}": _volume(ending, mask=True) for ending in (*NIFTI, *EXACT)},
+    **{f"stream {kind}": _stream(kind) for kind in WRITERS},
     "coco": _boxes("coco", "train.json", frozenset({"empty", "folder"})),
     "yolo data.yaml": _boxes("yolo", "data.yaml", frozenset({"cut", "empty", "folder"}), other_encodings=True),
     "yolo list": _boxes("yolo", "list.txt", frozenset({"cut", "folder", "empty"})),

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from app.config.text_files import HEAD, converted_from
+from app.data.reading import refuse_other_encodings
 from app.data.streams import chunks
 from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.shards import Shard
@@ -60,13 +62,17 @@ class LineChunks(Format):
 
 def _records(text: bytes, first: int) -> list[dict[str, Any]]:
     """Read lines, of which the first one has a number in its file; empty ones are none."""
-    text = text.removeprefix(MARK) if first == 1 else text
+    if first == 1:
+        refuse_other_encodings(text[:HEAD])
+        text = text.removeprefix(MARK)
     records = []
     for number, line in enumerate(text.split(b"\n"), first):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise ValueError(f"line {number} holds bytes that are not UTF-8; {converted_from('latin1')}") from None
         except ValueError as error:
             raise ValueError(f"line {number}: {error}: write a whole record in each line") from None
         if not isinstance(record, dict):
