@@ -6,9 +6,11 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import zstandard
 from PIL import Image
+from pyarrow import parquet
 from support.stream_shards import ROWS, WRITERS, expected, lines, write_members, write_parquet, write_tar, written
 
 from app.data.streams import chunks, index
@@ -74,6 +76,24 @@ def test_an_index_is_read_again_and_made_anew_where_a_shard_changes(kind, tmp_pa
 
 
 TEXT = b'{"a": [1, 2]}'
+
+
+def test_an_index_beside_other_shards_is_not_believed(tmp_path):
+    folder = written(tmp_path / "data", "jsonl")
+    index.put_beside(index.index_of("--data.path", str(folder), find_shards("--data.path", str(folder))))
+    WRITERS["jsonl"](folder / "part-1.jsonl", ROWS[:2])
+    other = index.index_of("--data.path", str(folder), find_shards("--data.path", str(folder)))
+    assert other.rows.sum() == 101
+
+
+def test_row_groups_without_rows_are_no_chunks(tmp_path):
+    table = pa.Table.from_pylist(ROWS[:5])
+    with parquet.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for part in (table, table[:0], table):
+            writer.write_table(part)
+    assert parquet.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3
+    made = index.make_index("--data.path", "x", find_shards("--data.path", str(tmp_path)))
+    assert made.rows.tolist() == [5, 5] and list(rows_of(made)) == ROWS[:5] * 2
 
 
 def test_pictures_in_tar_shards_are_pictures(tmp_path):

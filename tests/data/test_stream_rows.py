@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import datasets
@@ -84,6 +85,41 @@ def test_processes_share_the_cache(made, tmp_path):
         process.join(30)
     wanted = [[expected("parquet")[number] for number in order] for order in orders]
     assert sorted(read, key=str) == sorted(wanted, key=str)
+
+
+def test_a_process_that_is_forked_while_a_chunk_is_fetched_can_fetch_it_too(made, monkeypatch):
+    """It has the open files of the thread that fetches, and none of its locks."""
+    monkeypatch.setattr(chunk_cache, "LOCKS", 1)
+    rows = made("jsonl")
+    decoded, begun, goes_on = ChunkCache._decoded, threading.Event(), threading.Event()
+
+    def slow(cache, chunk):
+        begun.set()
+        assert goes_on.wait(30)
+        return decoded(cache, chunk)
+
+    monkeypatch.setattr(ChunkCache, "_decoded", slow)
+    rows.prepare([0])
+    assert begun.wait(30)
+    answers = FORK.Queue()
+    process = FORK.Process(target=_read, args=(rows, [0], answers), daemon=True)
+    process.start()
+    goes_on.set()
+    assert rows[0] == expected("jsonl")[0]
+    assert answers.get(timeout=20) == [expected("jsonl")[0]]
+
+
+def test_a_chunk_that_goes_before_it_is_mapped_is_fetched_again(made, monkeypatch):
+    rows, mapped, calls = made("jsonl"), chunk_cache._map, []
+
+    def gone_once(file):
+        calls.append(file)
+        if len(calls) == 1:
+            file.unlink()
+        return mapped(file)
+
+    monkeypatch.setattr(chunk_cache, "_map", gone_once)
+    assert rows[0] == expected("jsonl")[0] and len(calls) == 2
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_to_believe(made, monkeypatch, tmp_path):
