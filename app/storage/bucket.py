@@ -290,7 +290,7 @@ class BucketStorage(Storage):
         self._objects.check_writable()
         if self.is_folder(name):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._url(name))
-        draft = self.local(f"{name}.{secrets.token_hex(8)}.tmp")
+        draft = self.local(str(drafts.draft_of(Path(name))))
         try:
             yield draft
             if draft.is_dir():
@@ -313,7 +313,7 @@ class BucketStorage(Storage):
 
     def draft(self, name: str) -> str:
         self._objects.check_writable()
-        draft = f"{name}.{secrets.token_hex(8)}.tmp"
+        draft = str(drafts.draft_of(Path(name)))
         self.local(draft).mkdir()
         return draft
 

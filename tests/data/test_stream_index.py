@@ -35,7 +35,6 @@ def rows_of(made):
         part = made.part(number)
         chunk = Chunk(
             of_shard,
-            number - tails.first,
             part,
             data[part.start : part.start + part.size],
             data[len(data) - tails.tail :] if tails.tail else b"",
@@ -200,7 +199,7 @@ def test_a_chunk_that_changed_after_it_was_indexed_is_refused(tmp_path):
     made = index.index_of("--data.path", str(folder), find_shards("--data.path", str(folder)))
     reader = index.FORMATS["jsonl"]("--data.path", "x")
     other = lines([{"number": "no number", "text": "", "score": 1}])
-    chunk = Chunk(made.shards.files[0], 0, made.part(0), other, b"")
+    chunk = Chunk(made.shards.files[0], made.part(0), other, b"")
     with pytest.raises(ValueError, match="something else than when it was indexed"):
         reader.table(chunk, made.features)
 

@@ -129,7 +129,7 @@ class ChunkCache:
             tail = files.read(shard.name, shard.size - tails.tail, tails.tail, follow=True) if tails.tail else b""
             if len(data) < part.size or len(tail) < tails.tail:
                 raise ValueError(f"it ends {part.size - len(data)} bytes before its chunk at byte {part.start} does")
-            table = self._reader.table(Chunk(shard, chunk - tails.first, part, data, tail), index.features)
+            table = self._reader.table(Chunk(shard, part, data, tail), index.features)
             if len(table) != part.rows:
                 raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
         except DAMAGE as error:

@@ -37,13 +37,17 @@ class Format(Protocol):
         """Cut a shard into chunks, in order, and learn what its columns hold.
 
         Raises:
-            UserError: it has other columns than the shards before.
+            UserError: it has samples of another kind than those before.
             ValueError: it is damaged, or holds something else; the message says where.
         """
         ...
 
     def features(self) -> "Features":
-        """Return what the columns of all shards so far hold."""
+        """Return what the columns of all shards so far hold.
+
+        Raises:
+            UserError: a column holds one thing in a shard and another in the next.
+        """
         ...
 
     def tail(self, shard: "Shard", file: BinaryIO) -> int:
@@ -63,8 +67,6 @@ class Chunk(NamedTuple):
     """A chunk that has been fetched."""
 
     shard: "Shard"
-    number: int
-    """In its shard, from 0."""
     part: Part
     data: bytes
     tail: bytes

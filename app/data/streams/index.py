@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from app.data.streams.shards import Shard, Shards
 from app.data.streams.tar_chunks import TarChunks
 from app.errors import UserError
 from app.sampling.hashing import key_of
-from app.storage.drafts import drafted
+from app.storage.drafts import write
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,9 +83,8 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
     index = _beside(shards, split) or _cached(cached, shards)
     if index is None:
         made = make_index(flag, path, shards)
-        with drafted(cached) as draft:
-            draft.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(to_bytes(made))
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write(cached, to_bytes(made))
         index = _cached(cached, shards) or made
     return index
 
@@ -168,17 +167,21 @@ def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
 def _cached(file: Path, shards: Shards) -> Index | None:
     import pyarrow as pa
 
-    try:
-        return _from_table(pa.ipc.open_file(pa.memory_map(str(file))).read_all(), shards)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return _read(lambda: pa.memory_map(str(file)), shards)
 
 
 def _beside(shards: Shards, split: str) -> Index | None:
     import pyarrow as pa
 
+    files = storage.at(shards.folder)
+    return _read(lambda: pa.py_buffer(files.read(BESIDE.format(split), follow=True)), shards)
+
+
+def _read(opened: Callable[[], Any], shards: Shards) -> Index | None:
+    """Return the index in a file that `opened` gives to Arrow; None where there is none of these shards."""
+    import pyarrow as pa
+
     try:
-        data = storage.at(shards.folder).read(BESIDE.format(split), follow=True)
-        return _from_table(pa.ipc.open_file(pa.py_buffer(data)).read_all(), shards)
+        return _from_table(pa.ipc.open_file(opened()).read_all(), shards)
     except (OSError, ValueError, KeyError, TypeError):
         return None

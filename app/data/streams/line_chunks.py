@@ -1,5 +1,6 @@
 """Lines of jsonl: some whole lines each, or of a compressed file, what can be unpacked by itself."""
 
+import codecs
 import gzip
 import io
 import json
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from datasets import Features
 
 AT_ONCE = 1 << 20  # bytes
-MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs write at the beginning
 
 
 class LineChunks(Format):
@@ -64,7 +64,7 @@ def _records(text: bytes, first: int) -> list[dict[str, Any]]:
     """Read lines, of which the first one has a number in its file; empty ones are none."""
     if first == 1:
         refuse_other_encodings(text[:HEAD])
-        text = text.removeprefix(MARK)
+        text = text.removeprefix(codecs.BOM_UTF8)
     records = []
     for number, line in enumerate(text.split(b"\n"), first):
         if not line.strip():

@@ -33,8 +33,6 @@ class ParquetChunks(Format):
                 self._schemas[shard.name] = opened.schema_arrow
         except pa.ArrowException as error:
             raise ValueError(str(error)) from error
-        features_of(self._flag, self._path, self._schemas.items())  # for its error, which names this shard
-        self._schemas = {shard.name: self.features().arrow_schema}  # one for all, however many there are
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             columns = [group.column(i) for i in range(group.num_columns)]

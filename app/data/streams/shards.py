@@ -11,15 +11,14 @@ from app import storage
 from app.data.folders import is_hidden
 from app.data.reading import near
 from app.errors import UserError
+from app.storage.addresses import address
 
 PATTERN = re.compile(r"[*?\[]")
-URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar"}
 PACKED = (".gz", ".zst")
 READ = "parquet, jsonl (also .gz and .zst), and tar in the layout of WebDataset"
-# Words by which folders and files say of which split they are, as the Hub's layouts have them.
+# Words by which folders and files say that they are not to train on, as the Hub's layouts have them.
 SPLITS = {
-    "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
@@ -55,7 +54,7 @@ class Shard(NamedTuple):
     def split(self) -> str:
         """Return train, validation or test, as its name says; train if it says nothing."""
         words = {word for part in PurePosixPath(self.plain_name.lower()).parts for word in re.split(r"[^a-z]+", part)}
-        return next((split for split in ("validation", "test") if words & {*SPLITS[split]}), "train")
+        return next((split for split, named in SPLITS.items() if words & {*named}), "train")
 
 
 class Shards(NamedTuple):
@@ -77,8 +76,8 @@ class Shards(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Tell whether a path is a URL."""
-    return bool(URL.match(path))
+    """Tell whether a path is a URL that a storage reads."""
+    return address(path) is not None
 
 
 def find_shards(flag: str, path: str, split: str = "train") -> Shards:
