@@ -319,9 +319,8 @@ class BucketStorage(Storage):
 
     def drafts(self, name: str) -> list[str]:
         is_draft = re.compile(re.escape(self._named(self._key(name))) + drafts.DRAFT)
-        parent = str(PurePosixPath(name).parent)
         try:
-            entries = self.entries("" if parent == "." else parent)
+            entries = self.beside(name)
         except OSError:
             return []
         return [each.name for each in entries if is_draft.fullmatch(each.name)]
@@ -409,8 +408,7 @@ class BucketStorage(Storage):
 
     def asides(self, name: str, why: str) -> list[str]:
         of_name = re.compile(rf"{re.escape(self._named(self._key(name)))}{drafts.DRAWN}\.{re.escape(why)}")
-        parent = str(PurePosixPath(name).parent)
-        return [each.name for each in self.entries("" if parent == "." else parent) if of_name.fullmatch(each.name)]
+        return [each.name for each in self.beside(name) if of_name.fullmatch(each.name)]
 
     # Of buckets alone
 

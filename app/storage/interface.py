@@ -194,6 +194,11 @@ class Storage(ABC):
         entry = self.entry(name)
         return entry is not None and entry.kind is kind
 
+    def beside(self, name: str) -> list[Entry]:
+        """List what lies in the folder of a name. Errors as in `entries`."""
+        parent = str(PurePosixPath(name).parent)
+        return self.entries("" if parent == "." else parent)
+
     def files(self, name: str = "") -> list[Entry]:
         """List the files below a folder, links to files too, in order."""
         entries = (self.entry(each.name) for each in self.walk(name) if each.kind is not Kind.FOLDER)

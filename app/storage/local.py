@@ -205,9 +205,7 @@ class LocalStorage(Storage):
 
     def asides(self, name: str, why: str) -> list[str]:
         of_name = re.compile(rf"{re.escape(self._path(name).name)}{drafts.DRAWN}\.{re.escape(why)}")
-        parent = str(PurePosixPath(name).parent)
-        entries = self.entries("" if parent == "." else parent)
-        aside = [each for each in entries if of_name.fullmatch(PurePosixPath(each.name).name)]
+        aside = [each for each in self.beside(name) if of_name.fullmatch(PurePosixPath(each.name).name)]
         return [each.name for each in sorted(aside, key=lambda each: each.changed)]
 
 
