@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
-from app.data.rows import Rows
+from app.data.rows import Ordered, Rows
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -28,6 +28,7 @@ from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
+from app.sampling.orders import Order
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
@@ -329,7 +330,7 @@ class Run:
         if self._loop is not None:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         self.keep_best("")  # the recipe has chosen none
-        plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
+        plan = BatchPlan.of_run(self.config, len(data), lengths, weights, self._order(data))
         if not self.purpose.trains:
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
@@ -338,6 +339,11 @@ class Run:
         self.services.preemption.start()
         self.services.watchdog.start()
         yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch))
+
+    def _order(self, data: Rows) -> Order | None:
+        """Return the order of data that have one of their own."""
+        lanes = -(-self.config.global_batch // self.config.micro_batch)
+        return data.order(lanes, self.config.seed) if isinstance(data, Ordered) else None
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.

@@ -31,7 +31,7 @@ def made(monkeypatch, tmp_path):
     def opened(kind, limit=1 << 30, write=True):
         folder = written(tmp_path / "data", kind) if write else tmp_path / "data"
         index = index_of("--data.path", str(folder), find_shards("--data.path", str(folder)))
-        return StreamedRows(index, ChunkCache("--data.path", index, tmp_path / "chunks", limit))
+        return StreamedRows(index, ChunkCache("--data.path", index, tmp_path / "chunks", limit), window=4)
 
     return opened
 
@@ -49,7 +49,7 @@ def test_rows_come_by_their_numbers_in_the_order_asked_for(kind, made):
 
 def test_chunks_come_ahead_and_are_not_fetched_twice(made, monkeypatch):
     rows = made("jsonl")
-    rows.prepare(range(len(rows._index.rows)))
+    rows.prepare(np.arange(100))
     while rows._cache._coming and not all(each.done() for each in rows._cache._coming.values()):
         time.sleep(0.01)
     monkeypatch.setattr(ChunkCache, "_decoded", None)
@@ -74,7 +74,7 @@ def _read(rows, numbers, answers):
 def test_processes_share_the_cache(made, tmp_path):
     """Four read everything at once, with room for few chunks, so that they delete what the others look for."""
     rows = made("parquet", limit=6000)
-    rows.prepare([0, 1])  # threads here, which processes that are forked do not have
+    rows.prepare(np.arange(14))  # threads here, which processes that are forked do not have
     answers = FORK.Queue()
     orders = [np.random.default_rng(seed).permutation(100).tolist() for seed in range(4)]
     running = [FORK.Process(target=_read, args=(rows, order, answers)) for order in orders]
@@ -99,7 +99,7 @@ def test_a_process_that_is_forked_while_a_chunk_is_fetched_can_fetch_it_too(made
         return decoded(cache, chunk)
 
     monkeypatch.setattr(ChunkCache, "_decoded", slow)
-    rows.prepare([0])
+    rows.prepare(np.arange(1))
     assert begun.wait(30)
     answers = FORK.Queue()
     process = FORK.Process(target=_read, args=(rows, [0], answers), daemon=True)
@@ -173,7 +173,7 @@ def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monk
     file.write_bytes(harm(file.read_bytes()))
     with pytest.raises(UserError, match=rf"part-2.jsonl, chunk 0 \(\d+ rows from byte 0\): cannot be read: .*{says}"):
         rows[41]
-    rows.prepare([int(rows.places(np.array([41]))[0][0])])
+    rows.prepare(np.array([41]))
     with pytest.raises(UserError, match=r"part-2\.jsonl"):
         rows[41]
     assert rows[40] == expected("jsonl")[40]

@@ -7,6 +7,7 @@ import numpy as np
 
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import Index
+from app.sampling.orders import ByChunks
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 class StreamedRows:
     """The rows of a data set, each as a table of datasets would give it."""
 
-    def __init__(self, index: Index, cache: ChunkCache):
-        """Read the chunks of an index through a cache."""
-        self._index, self._cache = index, cache
+    digested = ()
+    """No row is read to tell whether data are the same: the index says it."""
+
+    def __init__(self, index: Index, cache: ChunkCache, window: int):
+        """Read the chunks of an index through a cache; `window` is that of StreamOrder."""
+        self._index, self._cache, self._window = index, cache, window
         self._ends = np.cumsum(index.rows, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -47,9 +51,19 @@ class StreamedRows:
         chunks = np.searchsorted(self._ends, rows, side="right")
         return chunks, rows - (self._ends[chunks] - self._index.rows[chunks])
 
-    def prepare(self, chunks: Sequence[int]) -> None:
-        """Fetch chunks ahead of need."""
-        self._cache.prepare(chunks)
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of what the rows depend on."""
+        return self._index.fingerprint
+
+    def order(self, lanes: int, seed: int) -> ByChunks:
+        """Return the order in which a run reads the rows."""
+        return ByChunks(self._index.rows, lanes, self._window, seed)
+
+    def prepare(self, rows: np.ndarray) -> None:
+        """Begin to fetch the chunks of rows, the first ones first."""
+        chunks, _ = self.places(rows)
+        self._cache.prepare(dict.fromkeys(chunks.tolist()))
 
     def _dataset(self, chunk: int) -> "Dataset":
         import datasets

@@ -1,13 +1,13 @@
 """Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from app.data.rows import Rows, read_rows
+from app.data.rows import Fetched, Rows, read_rows
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
@@ -93,13 +93,14 @@ def load(
         fetch: stages after collate, each in a thread of its own; see `fetching.ahead`.
     """
     steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
+    numbers: Iterable[int] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
-        plain = map(_or_raise, map(steps_of_rank.__getitem__, steps))
+        plain = map(_or_raise, map(steps_of_rank.__getitem__, numbers))
         return ahead(plain, stages, device) if stages else plain
     loader = DataLoader(
         steps_of_rank,
         batch_size=None,
-        sampler=steps,
+        sampler=numbers,
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda" and not stages,
@@ -113,6 +114,13 @@ def load(
     if stages:
         return ahead(loaded, stages, device)
     return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
+
+
+def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[int]:
+    """Yield the steps, each when its rows are being fetched. This runs in the rank's process, also with workers."""
+    for step in steps:
+        data.prepare(plan.coming(step, rank, ranks))
+        yield step
 
 
 def _begin_worker(number: int) -> None:
