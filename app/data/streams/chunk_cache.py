@@ -74,6 +74,10 @@ class ChunkCache:
             self._mapped.popitem(last=False)
         return self._mapped[chunk]
 
+    def read(self, chunk: int) -> "pa.Table":
+        """Fetch the rows of a chunk, and do not keep them. Errors as in `table`."""
+        return self._decoded(chunk)
+
     def prepare(self, chunks: Iterable[int]) -> None:
         """Fetch chunks in threads, the first ones first, and return at once. Errors come when they are asked for."""
         self._after_fork()
@@ -121,7 +125,7 @@ class ChunkCache:
     def _decoded(self, chunk: int) -> "pa.Table":
         index, part = self._index, self._index.part(chunk)
         number = int(index.shard[chunk])
-        shard, tails, place = index.shards.files[number], index.tails[number], index.shards.place_of(number)
+        shard, tails = index.shards.files[number], index.tails[number]
         files = storage.at(index.shards.folder)
         try:
             self._check_unchanged(number)
@@ -133,9 +137,16 @@ class ChunkCache:
             if len(table) != part.rows:
                 raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
         except DAMAGE as error:
-            where = f"{place}, chunk {chunk - tails.first} ({part.rows} rows from byte {part.start})"
-            raise unreadable(self._flag, where, error) from error
+            raise unreadable(self._flag, self._where(chunk), error) from error
         return table
+
+    def name_of(self, chunk: int) -> str:
+        """Return the words by which errors name a chunk."""
+        return f"{self._flag} {self._where(chunk)}"
+
+    def _where(self, chunk: int) -> str:
+        part, number = self._index.part(chunk), int(self._index.shard[chunk])
+        return f"{self._index.shards.place_of(number)}, {part.rows} rows from byte {part.start}"
 
     def _check_unchanged(self, number: int) -> None:
         """Refuse a shard that is another one than was indexed; once for each shard.

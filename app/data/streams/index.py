@@ -5,6 +5,7 @@ memory. It lies beside the data, where `python -m app index` puts it, or else in
 shards are: their names, sizes and tags.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,6 +72,10 @@ class Index:
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
+
+    def take(self, chunks: np.ndarray) -> "Index":
+        """Return the index of some chunks alone, in the order given."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[chunks] for name in COLUMNS})
 
 
 def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:

@@ -34,7 +34,7 @@ class StreamedRows:
         chunks, places = self.places(np.asarray(rows, np.int64))
         read: dict[int, dict[str, Any]] = {}
         for chunk in np.unique(chunks).tolist():
-            table = self._dataset(chunk)
+            table = self.table(chunk)
             (here,) = np.nonzero(chunks == chunk)
             of_chunk = table.__getitems__(places[here].tolist())
             read |= dict(zip(here.tolist(), of_chunk, strict=True))
@@ -52,6 +52,11 @@ class StreamedRows:
         return chunks, rows - (self._ends[chunks] - self._index.rows[chunks])
 
     @property
+    def chunks(self) -> int:
+        """Count the chunks."""
+        return len(self._ends)
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of what the rows depend on."""
         return self._index.fingerprint
@@ -65,9 +70,10 @@ class StreamedRows:
         chunks, _ = self.places(rows)
         self._cache.prepare(dict.fromkeys(chunks.tolist()))
 
-    def _dataset(self, chunk: int) -> "Dataset":
+    def table(self, chunk: int) -> "Dataset":
+        """Return the rows of a chunk; errors name it as its shard and its place there."""
         import datasets
 
         table = datasets.table.InMemoryTable(self._cache.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features)
+        info = datasets.DatasetInfo(features=self._index.features, description=self._cache.name_of(chunk))
         return datasets.Dataset(table, info=info, fingerprint=f"chunk-{chunk}")

@@ -19,6 +19,8 @@ from app.data.cache import cache_of, using_cache
 from app.data.config import TableData
 from app.data.images.class_folders import image_tables
 from app.data.reading import near
+from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
+from app.data.streams.rows import StreamedRows
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
@@ -53,6 +55,13 @@ class Tables:
     """Further sets to evaluate on, by name."""
     has_training_rows: bool = True
     """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
+    stream: StreamedRows | None = None
+    """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
+
+    @property
+    def training_rows(self) -> int:
+        """Count the rows to train on."""
+        return len(self.train if self.stream is None else self.stream)
 
     @property
     def sets(self) -> "dict[str, Dataset]":
@@ -128,10 +137,13 @@ def load_tables(
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
+    trained: list[Rows] = []
     with using_cache():
         if needs.skips_training_rows(config):
             table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            source, trained, tables = None, [], Tables(table, table, note=note, has_training_rows=False)
+            source, tables = None, Tables(table, table, note=note, has_training_rows=False)
+        elif is_streamed("--data.path", config):
+            source, tables = None, _streamed(config, needs, columns)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
             trained = source.rows(config.split, "--data.split")
@@ -142,6 +154,20 @@ def load_tables(
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
+
+
+def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
+    """Return streamed rows to train on, and the main set to evaluate on."""
+    stream = open_stream(config, holdout=not config.eval_path)
+    evaluation, note = stream.evaluation, ""
+    if evaluation is None:
+        if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
+            raise UserError(
+                f"--data.eval-path {config.eval_path}: it would be both trained on and evaluated on: give other data, "
+                "or leave the flag out to have a part held out"
+            )
+        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+    return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
 
 
 def _first_tables(
@@ -190,6 +216,8 @@ def _other_set(
         source: what is trained on, the rows `trained` of it; None if nothing is.
     """
     path = os.path.expanduser(path)
+    if is_streamed_set(path):
+        return evaluation_set(flag, path, split), ""
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name
