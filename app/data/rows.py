@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 IGNORED = -100
 
 
+class Missing:
+    """Takes the place of a row that cannot be read, where the user has asked to leave such rows out."""
+
+
+MISSING = Missing()
+
+
 class Rows(Protocol):
     """A data set: its rows by their numbers.
 
@@ -44,6 +51,16 @@ class Fetched(Protocol):
 
     def prepare(self, samples: np.ndarray, /) -> None:
         """Begin to fetch what rows lie in, the first ones first, and return; called in the rank's own process."""
+        ...
+
+
+@runtime_checkable
+class Incomplete(Protocol):
+    """A data set that may give MISSING instead of a row."""
+
+    @property
+    def skips(self) -> bool:
+        """Tell whether it does so."""
         ...
 
 

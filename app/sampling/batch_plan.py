@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +27,22 @@ DIGESTED = 1 << 16
 COMING = 8
 
 
+class CountedWeights(Protocol):
+    """The weights of samples of which there are too many to hold them all."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of all of them."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: np.ndarray, /) -> np.ndarray: ...
+
+
+Weights = np.ndarray | CountedWeights
+
+
 class Turn(NamedTuple):
     """One forward pass of one data rank: a micro-batch, or an idle turn, which repeats another's rows with weight 0.
 
@@ -39,6 +55,8 @@ class Turn(NamedTuple):
     weight: float
     idle: bool = False
     inputs: Any = None
+    missing: int = 0
+    """Samples that could not be read, and are left out; `ids` has the others."""
 
 
 class Step(NamedTuple):
@@ -79,7 +97,7 @@ class BatchPlan:
     micro_batch: int
     seed: int = 0
     lengths: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    weights: Weights | None = None
     short: int = 0
     made: int = 0
     ramp: tuple[tuple[int, int], ...] = ()
@@ -91,7 +109,7 @@ class BatchPlan:
         settings: RunConfig,
         samples: int,
         lengths: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
+        weights: Weights | None = None,
         own_order: Order | None = None,
     ) -> "BatchPlan":
         """Plan a run's steps from its settings.
@@ -180,8 +198,8 @@ class BatchPlan:
         """Hash what the plan knows of the data: the number of samples, their lengths, weights and own order."""
         digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
         for numbers in (self.lengths, self.weights):
-            if numbers is None:
-                digest.update(b"|")
+            if not isinstance(numbers, np.ndarray):
+                digest.update(b"|" if numbers is None else numbers.fingerprint.encode())
                 continue
             for start in range(0, len(numbers), DIGESTED):  # by pieces, so that no copy of the whole is made
                 digest.update(np.ascontiguousarray(numbers[start : start + DIGESTED], dtype="<f8").data)
@@ -286,7 +304,7 @@ class EvaluationPlan:
     samples: int
     micro_batch: int
     lengths: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    weights: Weights | None = None
     seed: int = 0
 
     def steps(self, ranks: int) -> int:
