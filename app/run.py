@@ -28,7 +28,6 @@ from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, Weights, batch_sizes
-from app.sampling.orders import Order
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
@@ -338,7 +337,8 @@ class Run:
                 raise UserError("--data.bad skip: weights that are known before rows are read would count missing rows")
             weigh = one
         known = None if callable(weights) else weights
-        plan = BatchPlan.of_run(self.config, len(data), lengths, known, self._order(data))
+        plan = BatchPlan.of_run(self.config, len(data), lengths, known)
+        plan = plan.ordered(data.order(plan)) if isinstance(data, Ordered) else plan
         if not self.purpose.trains:
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
@@ -347,11 +347,6 @@ class Run:
         self.services.preemption.start()
         self.services.watchdog.start()
         yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch, weigh))
-
-    def _order(self, data: Rows) -> Order | None:
-        """Return the order of data that have one of their own."""
-        lanes = -(-self.config.global_batch // self.config.micro_batch)
-        return data.order(lanes, self.config.seed) if isinstance(data, Ordered) else None
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.

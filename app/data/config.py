@@ -51,6 +51,9 @@ class Streams:
     data are streamed. More mix better, and take more room in the cache."""
     cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
     """GB of disk that chunks of streamed data may take on each machine."""
+    mix: str = setting("", on_resume=OnResume.ACCEPT)
+    """A YAML file that names several sources, with the weight of each in what is trained on, in place of --data.path.
+    A run that is resumed may have another mix from there on."""
     bad: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
     """What a chunk of streamed data does that is damaged and stays so. stop: it ends the run; skip: its rows are left
     out, on every layout alike, and counted."""

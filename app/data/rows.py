@@ -8,6 +8,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.sampling.batch_plan import BatchPlan
     from app.sampling.orders import Order
 
 # The target that counts nowhere: the value that torch's losses leave out.
@@ -36,11 +37,11 @@ class Rows(Protocol):
 class Ordered(Protocol):
     """A data set that is not to be read in any order, such as one that is read by chunks."""
 
-    def order(self, lanes: int, seed: int) -> "Order":
-        """Return the order in which a run reads the rows.
+    def order(self, plan: "BatchPlan", /) -> "Order":
+        """Return the order in which a run reads the rows: with one lane, or with one for each micro-batch of a step.
 
         Args:
-            lanes: the number of micro-batches of a full step.
+            plan: of the run, without an order of its own.
         """
         ...
 

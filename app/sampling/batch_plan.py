@@ -110,7 +110,6 @@ class BatchPlan:
         samples: int,
         lengths: np.ndarray | None = None,
         weights: Weights | None = None,
-        own_order: Order | None = None,
     ) -> "BatchPlan":
         """Plan a run's steps from its settings.
 
@@ -124,7 +123,7 @@ class BatchPlan:
         if not total:
             raise UserError(f"--run.epochs {settings.epochs} of {samples} samples is less than one sample")
         batch, micro = settings.global_batch, settings.micro_batch
-        return cls(samples, total, batch, micro, settings.seed, lengths, weights, ramp=sizes.parts, own_order=own_order)
+        return cls(samples, total, batch, micro, settings.seed, lengths, weights, ramp=sizes.parts)
 
     def going_on(self, settings: RunConfig, step: int, seen: int) -> "BatchPlan":
         """Plan what follows step `step`, after which `seen` samples were used."""
@@ -133,6 +132,19 @@ class BatchPlan:
             return self
         total = self.total - short if settings.steps else self.total
         return dataclasses.replace(self, total=total, short=short, made=step)
+
+    def ordered(self, order: Order) -> "BatchPlan":
+        """Plan the same steps over samples in another order.
+
+        Raises:
+            UserError: it has fewer samples than the run sees.
+        """
+        if order.limit is not None and order.limit < self.total:
+            raise UserError(
+                f"the run sees {self.total:,} samples, and its sources may give {order.limit:,} (their rows times "
+                "their epochs): give fewer --run.steps or --run.epochs, or raise `epochs` in the mix"
+            )
+        return dataclasses.replace(self, own_order=order)
 
     def check_stop(self, settings: RunConfig) -> None:
         """Refuse a --run.stop-at that the run does not reach."""
@@ -196,15 +208,19 @@ class BatchPlan:
     @cached_property
     def fingerprint(self) -> str:
         """Hash what the plan knows of the data: the number of samples, their lengths, weights and own order."""
-        digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
+        return self.fingerprint_of(self.samples, "" if self.own_order is None else self.own_order.fingerprint)
+
+    def fingerprint_of(self, samples: int, order: str) -> str:
+        """Hash what the plan knows of its first samples, whose own order has the fingerprint `order`."""
+        digest = hashlib.blake2b(str(samples).encode(), digest_size=8)
         for numbers in (self.lengths, self.weights):
             if not isinstance(numbers, np.ndarray):
                 digest.update(b"|" if numbers is None else numbers.fingerprint.encode())
                 continue
-            for start in range(0, len(numbers), DIGESTED):  # by pieces, so that no copy of the whole is made
-                digest.update(np.ascontiguousarray(numbers[start : start + DIGESTED], dtype="<f8").data)
-        if self.own_order is not None:
-            digest.update(self.own_order.fingerprint.encode())
+            for start in range(0, samples, DIGESTED):  # by pieces, so that no copy of the whole is made
+                piece = numbers[start : min(start + DIGESTED, samples)]
+                digest.update(np.ascontiguousarray(piece, dtype="<f8").data)
+        digest.update(order.encode())
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:

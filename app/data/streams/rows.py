@@ -1,5 +1,6 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import Index
+from app.data.streams.shards import is_url
+from app.sampling.batch_plan import BatchPlan
 from app.sampling.orders import ByChunks
 
 if TYPE_CHECKING:
@@ -57,13 +60,20 @@ class StreamedRows:
         return len(self._ends)
 
     @property
+    def places_of_shards(self) -> frozenset[str]:
+        """Return the paths or URLs of the shards."""
+        shards = self._index.shards
+        places = (shards.place_of(number) for number in range(len(shards.files)))
+        return frozenset(place if is_url(place) else os.path.realpath(place) for place in places)
+
+    @property
     def fingerprint(self) -> str:
         """Return a hash of what the rows depend on."""
         return self._index.fingerprint
 
-    def order(self, lanes: int, seed: int) -> ByChunks:
+    def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the rows."""
-        return ByChunks(self._index.rows, lanes, self._window, seed)
+        return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
 
     def prepare(self, rows: np.ndarray) -> None:
         """Begin to fetch the chunks of rows, the first ones first."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from app.data.rows import Rows, read_rows
 from app.data.streams.rows import StreamedRows
+from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
 from app.sampling.orders import ByChunks
 
@@ -52,9 +53,9 @@ class StreamedSamples:
                 read[number] = sample
         return read
 
-    def order(self, lanes: int, seed: int) -> ByChunks:
+    def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the samples."""
-        return self.rows.order(lanes, seed)
+        return self.rows.order(plan)
 
     def prepare(self, samples: np.ndarray) -> None:
         """Begin to fetch the chunks of samples, the first ones first."""

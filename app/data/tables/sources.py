@@ -5,6 +5,7 @@ what datasets reads differently from file to file (csv, json, txt: see these mod
 the file and the fix.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
-from app.data.config import TableData
+from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
+from app.data.mixtures.mix_file import MixedSource, read_mix
+from app.data.mixtures.tables import MixedTables, Part, as_flags_say, concatenated
 from app.data.reading import near
 from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
@@ -57,11 +60,23 @@ class Tables:
     """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
     stream: StreamedRows | None = None
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
+    places: frozenset[str] = frozenset()
+    """The files that the rows of a mixture's source are read from."""
+    mixed: MixedTables | None = None
+    """The sources to train on, if there are several; `train` has the rows of all, but of streams some."""
 
     @property
-    def training_rows(self) -> int:
-        """Count the rows to train on."""
-        return len(self.train if self.stream is None else self.stream)
+    def streams(self) -> bool:
+        """Tell whether rows to train on are streamed."""
+        return self.stream is not None or (self.mixed is not None and self.mixed.streams)
+
+    def streamed_in(self) -> str:
+        """Say in how many chunks the rows to train on come, to stand after their number; nothing if they do not."""
+        return "" if self.stream is None else f" streamed in {self.stream.chunks:,} chunks"
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the data, a line each."""
+        return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
 
     @property
     def sets(self) -> "dict[str, Dataset]":
@@ -142,6 +157,8 @@ def load_tables(
         if needs.skips_training_rows(config):
             table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
             source, tables = None, Tables(table, table, note=note, has_training_rows=False)
+        elif isinstance(config, Streams) and config.mix:
+            source, tables = None, _mixture(config, needs, needed, seed, columns)
         elif is_streamed("--data.path", config):
             source, tables = None, _streamed(config, needs, columns)
         else:
@@ -154,6 +171,77 @@ def load_tables(
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
+
+
+def _mixture(
+    config: Streams,
+    needs: Needs,
+    needed: Callable[..., np.ndarray] | None,
+    seed: int,
+    columns: Sequence[str],
+) -> Tables:
+    """Return the sources of a mixture to train on, and the main set to evaluate on: rows of all of them.
+
+    Raises:
+        UserError: --data.path is given too, or a source cannot be read.
+    """
+    assert isinstance(config, TableData)
+    defaults = {each.name: each.default for each in fields(config)}
+    if config.path != defaults["path"]:
+        raise UserError("--data.mix names the sources: leave out --data.path")
+    mix = read_mix(config, config.mix)
+    parts, scored = [], []
+    for each in mix.sources:
+        tables = _of_source(each, each.applied(config), needs, needed, seed, columns)
+        parts.append(Part(each, tables.train, tables.stream, tables.places))
+        scored.append(tables.evaluation)
+    names = [each.name for each in mix.sources]
+    train = concatenated([part.table for part in parts], columns, names)
+    note = ""
+    if config.eval_path:
+        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+    else:
+        _refuse_shared(parts)
+        evaluation = concatenated(scored, columns, names)
+    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=MixedTables(mix, tuple(parts)))
+
+
+def _of_source(
+    source: MixedSource,
+    config: TableData,
+    needs: Needs,
+    needed: Callable[..., np.ndarray] | None,
+    seed: int,
+    columns: Sequence[str],
+) -> Tables:
+    """Return the rows of a mixture's source to train on, and its own rows to evaluate on, if they are wanted."""
+    flag = f"--data.mix {source.name}:"
+    if is_streamed(flag, config):
+        stream = open_stream(config, holdout=not config.eval_path)
+        scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
+        learnt = as_flags_say(stream.learnt, source)
+        of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
+        of_stream.places = stream.rows.places_of_shards
+        return of_stream
+    opened = open_source(flag, config.path, config.name, config.columns, config.txt)
+    opened.tables = {split: as_flags_say(table, source) for split, table in opened.tables.items()}
+    trained = opened.rows(config.split, flag)
+    if config.eval_path:
+        tables = Tables(opened[config.split], opened[config.split])
+    else:
+        tables = _first_tables(config, needs, opened, trained, needed, seed, columns)
+    tables.places = frozenset(opened.places)
+    return tables
+
+
+def _refuse_shared(parts: Sequence[Part]) -> None:
+    """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
+    for one, other in itertools.combinations(parts, 2):
+        if shared := sorted(one.places & other.places):
+            raise UserError(
+                f"--data.mix: {one.source.name} and {other.source.name} both read {shared[0]}, so what one holds out "
+                "for evaluation would be trained on in the other: give --data.eval-path, or sources that share no file"
+            )
 
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:

@@ -12,6 +12,7 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
+from app.data.mixtures.joined import JoinedRows
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
@@ -59,17 +60,18 @@ def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, 
     columns = (*config.text, *config.label)
     needed = partial(only_of_their_class, config=config)
     tables = load_tables(config, needed, columns=columns, needs=needs)
-    if tables.stream is not None:
+    if tables.streams:
         check_streamed(tables.train, config)
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
 
 
 def training_rows(
     tables: Tables, config: TextData, tokenizer: "PreTrainedTokenizerBase", labels: Labels
-) -> "TokenTable | StreamedSamples":
+) -> "TokenTable | StreamedSamples | JoinedRows":
     """Return the texts to train on as tokens, with their labels; those of streamed data are tokenized when read."""
-    if tables.stream is None:
-        return tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
+    if not tables.streams:
+        rows = tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
+        return rows if tables.mixed is None else tables.mixed.cut(rows)
     encoder = Encoder.of(config.text, tokenizer, config.max_length)
     of_labels = config.label, config.problem, labels.names
 
@@ -79,7 +81,11 @@ def training_rows(
             check_texts(table, name)
         return EncodedOnDemand(table, encoder, read_labels(tables.train, table, config).eval_values)
 
-    return StreamedSamples(tables.stream, made, [FORMAT, *encoder.identity, *of_labels])
+    identity = [FORMAT, *encoder.identity, *of_labels]
+    if tables.mixed is not None:
+        return tables.mixed.joined(made, identity)
+    assert tables.stream is not None
+    return StreamedSamples(tables.stream, made, identity)
 
 
 def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:
@@ -103,24 +109,24 @@ def check_room(
 def describe(
     tables: Tables,
     labels: Labels,
-    train_rows: "TokenTable | StreamedSamples",
+    train_rows: "TokenTable | StreamedSamples | JoinedRows",
     eval_sets: dict[str, TokenTable],
     max_length: int,
 ) -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     eval_rows = eval_sets[""]
-    streamed = "" if tables.stream is None else f" streamed in {tables.stream.chunks:,} chunks"
-    trained = f"{len(train_rows):,} training rows{streamed}, " if tables.has_training_rows else ""
+    trained = f"{len(train_rows):,} training rows{tables.streamed_in()}, " if tables.has_training_rows else ""
     parts = [f"{trained}{len(eval_rows):,} {tables.to_evaluate_on('rows')}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
-    cut_in_training = 0 if isinstance(train_rows, StreamedSamples) else train_rows.truncated
+    known = isinstance(train_rows, TokenTable)  # else the training texts are cut when they are read
+    cut_in_training = train_rows.truncated if isinstance(train_rows, TokenTable) else 0
     if cut_in_training or eval_rows.truncated:
-        trained = f"{cut_in_training:,} training and " if tables.has_training_rows and tables.stream is None else ""
+        trained = f"{cut_in_training:,} training and " if tables.has_training_rows and known else ""
         cut = f"{trained}{eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
     more = tables.describe_others({name: f"{len(rows):,} rows" for name, rows in eval_sets.items()})
-    return "\n".join(["; ".join(parts), labels.summary(), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), labels.summary(), *more, *tables.notes()])
 
 
 def tokenize(
