@@ -5,11 +5,12 @@ memory. It lies beside the data, where `python -m app index` puts it, or else in
 shards are: their names, sizes and tags.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,22 +36,13 @@ FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "j
 BESIDE = ".samestep-index-{}"
 
 
-class Tails(NamedTuple):
-    """What of a shard each of its chunks needs, besides its own bytes."""
-
-    first: int
-    """Number of the shard's first chunk in the data set."""
-    tail: int
-    """In bytes, at the end of the shard."""
-
-
 @dataclass(frozen=True)
 class Index:
     """The chunks of a data set, in the order of its shards and of the bytes in each."""
 
     shards: Shards
-    tails: tuple[Tails, ...]
-    """One for each shard."""
+    tails: tuple[int, ...]
+    """How many bytes at the end of each shard are needed to decode any of its chunks."""
     shard: np.ndarray
     """Number of each chunk's shard, int32 [chunks]."""
     start: np.ndarray
@@ -71,6 +63,13 @@ class Index:
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
+
+    def take(self, chunks: np.ndarray) -> "Index":
+        """Return an index of some of the chunks, integers [chosen], in their order there.
+
+        Shards keep their numbers, so what lies in a cache is found through any such index.
+        """
+        return dataclasses.replace(self, **{name: getattr(self, name)[chunks] for name in COLUMNS})
 
 
 def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:
@@ -104,16 +103,14 @@ def make_index(flag: str, path: str, shards: Shards) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
     reader = FORMATS[shards.format](flag, path)
     columns: list[list[np.ndarray]] = []
-    tails: list[Tails] = []
-    first = 0
+    tails: list[int] = []
     for number in range(len(shards.files)):
         parts, tail = _scanned(flag, shards, number, reader)
         if not parts:
             raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
         # As arrays at once: a million chunks as objects would take ten times the memory.
         columns.append([np.full(len(parts), number), *np.array(parts, np.int64).T])
-        tails.append(Tails(first, tail))
-        first += len(parts)
+        tails.append(tail)
     arrays = [np.concatenate(pieces) for pieces in zip(*columns, strict=True)]
     typed = {name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)}
     return Index(shards, tuple(tails), **typed, features=reader.features())
@@ -134,7 +131,7 @@ def to_bytes(index: Index) -> bytes:
 
     about = {
         "format": FORMAT,
-        "shards": [[*shard, *tails] for shard, tails in zip(index.shards.files, index.tails, strict=True)],
+        "shards": [[*shard, tail] for shard, tail in zip(index.shards.files, index.tails, strict=True)],
     }
     fields = [(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
     features = index.features.arrow_schema
@@ -160,7 +157,7 @@ def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
         return None
     schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"features"]))
     columns = {name: table.column(name).chunk(0).to_numpy() for name in COLUMNS}
-    tails = tuple(Tails(*fields[3:]) for fields in about["shards"])
+    tails = tuple(fields[3] for fields in about["shards"])
     return Index(shards, tails, **columns, features=datasets.Features.from_arrow_schema(schema))
 
 
