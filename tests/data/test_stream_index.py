@@ -30,14 +30,14 @@ def rows_of(made):
     """Decode every chunk by itself."""
     reader = index.FORMATS[made.shards.format]("--data.path", "x")
     for number, shard in enumerate(made.shard):
-        of_shard, tails = made.shards.files[shard], made.tails[shard]
+        of_shard, tail = made.shards.files[shard], made.tails[shard]
         data = Path(made.shards.place_of(shard)).read_bytes()
         part = made.part(number)
         chunk = Chunk(
             of_shard,
             part,
             data[part.start : part.start + part.size],
-            data[len(data) - tails.tail :] if tails.tail else b"",
+            data[len(data) - tail :] if tail else b"",
         )
         table = reader.table(chunk, made.features)
         assert len(table) == part.rows

@@ -154,7 +154,8 @@ def _source(config: TableData, fields: _Fields) -> MixedSource:
         raise fields.refuse("template", "it is the text of a row, so leave out `text`")
     flags = {flag: fields.take("config" if flag == "name" else flag, _text, None) for flag in PLACES if flag in there}
     flags["stream"] = fields.take("stream", _switch, None)
-    shown = ("name", "path", "weight", "epochs", "template", *(f for f in COLUMNS if f in there), "config", *PLACES[1:], "stream")
+    of_columns = (flag for flag in COLUMNS if flag in there)
+    shown = ("name", "path", "weight", "epochs", "template", *of_columns, "config", *PLACES[1:], "stream")
     fields.done(", ".join(shown))
     if flags.get("columns") is not None:
         flags["columns"] = tuple(flags["columns"].split())

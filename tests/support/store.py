@@ -1,6 +1,7 @@
-"""The store that tests of buckets share."""
+"""The store that tests of buckets share: a pytest plugin."""
 
 import pytest
+
 from support.buckets import environment, moto
 
 
