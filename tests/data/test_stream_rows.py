@@ -154,7 +154,7 @@ def test_a_cache_that_holds_too_few_chunks_is_refused_before_the_start(kind, mad
     enough = float(re.search(r"give (\S+) or", str(told.value))[1]) * 1e9
     check_room("--data.path", index, 3, 1, enough)
     with pytest.raises(UserError, match="two windows of 2 chunks"):
-        check_room("--data.path", index, 10, 2, 0.5 * data)
+        check_room("--data.path", index, 100, 2, 0.5 * data)
     check_room("--data.path", index, 1000, 1000, 2 * decoded)  # all of it, and no more
 
 
