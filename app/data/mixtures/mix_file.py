@@ -43,9 +43,14 @@ class MixedSource:
     flags: dict[str, Any]
     """Flags of the table that are others for this source."""
 
-    def applied(self, config: TableData) -> TableData:
-        """Return the flags of the data for this source alone; its columns have the names of `config`."""
-        return dataclasses.replace(config, path=(self.path,), **{"mix": "", **self.flags})
+    def applied(self, config: TableData, share: float) -> TableData:
+        """Return the flags of the data for this source alone; its columns have the names of `config`.
+
+        Args:
+            share: of the room for chunks.
+        """
+        gb = getattr(config, "cache_gb", 0.0) * share
+        return dataclasses.replace(config, path=(self.path,), **{"mix": "", "cache_gb": gb, **self.flags})
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from app.data.cache import cache_folder
-from app.data.streams.chunk_folder import ChunkFolder
+from app.data.streams.chunk_folder import ChunkFolder, check_room
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
+from app.distributed.environment import local_world_size, world_size
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -47,6 +48,7 @@ class ChunkCache:
                 share it.
             limit: bytes of all chunks there, as decoded.
         """
+        self._flag, self._limit = flag, limit
         self._index, self._folder = index, ChunkFolder(folder, limit)
         self._reader = ChunkReader(flag, index)
         self._mapped: OrderedDict[int, pa.Table] = OrderedDict()
@@ -88,13 +90,22 @@ class ChunkCache:
         self._mapped[chunk] = mapped
         return mapped
 
-    def read(self, chunk: int) -> "pa.Table":
-        """Return the rows of a chunk, and do not keep them. Errors as in `table`."""
-        return self._reader.table(chunk)
-
     def name_of(self, chunk: int) -> str:
         """Return the words by which errors name a chunk."""
         return self._reader.name_of(chunk)
+
+    def check_room(self, lanes: int, window: int) -> None:
+        """Refuse a limit that is too small for what is read at one time on this machine.
+
+        Args:
+            lanes: of the run, which its ranks share.
+            window: in chunks.
+
+        Raises:
+            UserError: it is too small.
+        """
+        here = -(-lanes * local_world_size() // world_size())
+        check_room(self._flag, self._index, here, window, self._limit)
 
     def prepare(self, chunks: Iterable[int]) -> None:
         """Bring chunks in threads, the first ones first, and return at once.

@@ -9,7 +9,8 @@ import numpy as np
 
 from app.data.cache import cache_folder, written_once
 from app.data.config import Streams, TableData
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_cache import ChunkCache, folder_of
+from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import SPLITS, find_shards, is_url, shards_in
@@ -101,7 +102,8 @@ def open_stream(config: TableData, holdout: bool) -> Opened:
         if evaluation is None:
             index, others = _held_out(index, path, config.holdout)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
-    rows = StreamedRows(index, _cache(flag, index, config.cache_gb), config.window)
+    cache = ChunkCache(flag, index, folder_of(index), int(config.cache_gb * GB))
+    rows = StreamedRows(index, cache, config.window, config.bad == "skip")
     return Opened(rows, _learnt(flag, path, index), evaluation, held_out)
 
 
@@ -118,11 +120,6 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     """
     chosen = split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "train")
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
-
-
-def _cache(flag: str, index: Index, gb: float) -> ChunkCache:
-    key = key_of(index.shards.folder, *index.shards.files)
-    return ChunkCache(flag, index, cache_folder() / "chunks" / key, int(gb * GB))
 
 
 def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
@@ -164,8 +161,8 @@ def _learnt(flag: str, path: str, index: Index) -> "Dataset":
 def _table(flag: str, index: Index, place: Path, chunks: "range | list[int]", most: int | None = None) -> "Dataset":
     """Read chunks into a file of the cache, of each at most so many rows."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    cache = ChunkCache(flag, index, place.parent / "chunks", 0)
-    parts = (cache.read(chunk).slice(0, most) for chunk in chunks)
+    reader = ChunkReader(flag, index)
+    parts = (reader.table(chunk).slice(0, most) for chunk in chunks)
     table = written_once(place, index.features, parts, index.shards.format, "train")
     assert table is not None, "an index has no chunk without rows"
     return table

@@ -1,12 +1,15 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
 from app.data.streams.shards import is_url
 from app.sampling.batch_plan import BatchPlan
@@ -22,10 +25,16 @@ class StreamedRows:
     digested = ()
     """No row is read to tell whether data are the same: the index says it."""
 
-    def __init__(self, index: Index, cache: ChunkCache, window: int):
-        """Read the chunks of an index through a cache; `window` is that of StreamOrder."""
-        self._index, self._cache, self._window = index, cache, window
+    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False):
+        """Read the chunks of an index through a cache.
+
+        Args:
+            window: that of StreamOrder.
+            skips: give MISSING for the rows of chunks that stay damaged.
+        """
+        self._index, self._cache, self._window, self.skips = index, cache, window, skips
         self._ends = np.cumsum(index.rows, dtype=np.int64)
+        self._bad: set[int] = set()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -34,14 +43,32 @@ class StreamedRows:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return self.by_chunk(rows, self.table)
+
+    def by_chunk(self, rows: Sequence[int], samples_of: Callable[[int], Rows]) -> list[Any]:
+        """Return what stands for rows in the samples of their chunks, in this order.
+
+        Args:
+            samples_of: returns the samples of a chunk; it may raise BadChunk.
+        """
         chunks, places = self.places(np.asarray(rows, np.int64))
-        read: dict[int, dict[str, Any]] = {}
+        read: list[Any] = [MISSING] * len(rows)
         for chunk in np.unique(chunks).tolist():
-            table = self.table(chunk)
+            if chunk in self._bad:
+                continue
             (here,) = np.nonzero(chunks == chunk)
-            of_chunk = table.__getitems__(places[here].tolist())
-            read |= dict(zip(here.tolist(), of_chunk, strict=True))
-        return [read[number] for number in range(len(rows))]
+            try:
+                of_chunk = read_rows(samples_of(chunk), places[here].tolist())
+            except BadChunk as error:
+                if not self.skips:
+                    raise
+                self._bad.add(chunk)  # this process does not try it again, and says it once
+                told = f"warning: {error}; its rows are left out (--data.bad skip)"
+                print(told, file=sys.stderr, flush=True)
+                continue
+            for number, sample in zip(here.tolist(), of_chunk, strict=True):
+                read[number] = sample
+        return read
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the chunk of each row, and its place in it.
@@ -72,7 +99,12 @@ class StreamedRows:
         return self._index.fingerprint
 
     def order(self, plan: BatchPlan) -> ByChunks:
-        """Return the order in which a run reads the rows."""
+        """Return the order in which a run reads the rows.
+
+        Raises:
+            UserError: the cache is too small for what is read at one time.
+        """
+        self._cache.check_room(plan.micro_batches_per_step, self._window)
         return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
 
     def prepare(self, rows: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.data.rows import Rows, read_rows
+from app.data.rows import Rows
 from app.data.streams.rows import StreamedRows
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
@@ -32,7 +32,7 @@ class StreamedSamples:
             make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
             identity: what decides the samples, besides the rows.
         """
-        self.rows, self._make = rows, make
+        self.rows, self._make, self.skips = rows, make, rows.skips
         self.fingerprint = key_of(rows.fingerprint, *identity)
         self._made: OrderedDict[int, Rows] = OrderedDict()
 
@@ -44,14 +44,7 @@ class StreamedSamples:
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers, in this order."""
-        chunks, places = self.rows.places(np.asarray(samples, np.int64))
-        read: list[Any] = [None] * len(samples)
-        for chunk in np.unique(chunks).tolist():
-            (here,) = np.nonzero(chunks == chunk)
-            of_chunk = read_rows(self._of(chunk), places[here].tolist())
-            for number, sample in zip(here.tolist(), of_chunk, strict=True):
-                read[number] = sample
-        return read
+        return self.rows.by_chunk(samples, self._of)
 
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the samples."""

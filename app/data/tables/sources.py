@@ -192,7 +192,7 @@ def _mixture(
     mix = read_mix(config, config.mix)
     parts, scored = [], []
     for each in mix.sources:
-        tables = _of_source(each, each.applied(config), needs, needed, seed, columns)
+        tables = _of_source(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
         parts.append(Part(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
     names = [each.name for each in mix.sources]
@@ -237,11 +237,18 @@ def _of_source(
 def _refuse_shared(parts: Sequence[Part]) -> None:
     """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
     for one, other in itertools.combinations(parts, 2):
-        if shared := sorted(one.places & other.places):
+        pairs = itertools.product(sorted(one.places), sorted(other.places))
+        if shared := next((max(pair, key=len) for pair in pairs if _is_in(*pair) or _is_in(*reversed(pair))), None):
             raise UserError(
-                f"--data.mix: {one.source.name} and {other.source.name} both read {shared[0]}, so what one holds out "
-                "for evaluation would be trained on in the other: give --data.eval-path, or sources that share no file"
+                f"--data.mix: {one.source.name} and {other.source.name} both read {shared.strip()}, so what one holds "
+                "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
+                "files"
             )
+
+
+def _is_in(place: str, folder: str) -> bool:
+    """Tell whether a place of data is the same as another one, or in it."""
+    return place == folder or place.startswith(f"{folder.strip()}/")
 
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
