@@ -88,6 +88,7 @@ class CheckpointManager:
         newest = self.store.newest(self.logger.progress.warn)
         if newest is None:
             plan.check_stop(settings)
+            resume.check_begins(plan)
             return resume.Start(), plan
         state, saved = newest
         self._go_on_with_folder(saved)

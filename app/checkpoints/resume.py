@@ -128,9 +128,24 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
         )
     of_these = len(before)
     if plan.fingerprint_of(order.rows_of(of_these), order.fingerprint_of(of_these)) != saved.data.fingerprint:
-        raise UserError(f"{folder} holds a run over a mixture, of which a source has other rows than it had: {fix}")
+        raise UserError(
+            f"{folder} holds a run over a mixture, of which a source has other rows than it had, or other tokens (a "
+            f"tokenizer from scratch is learnt from all sources, so a new one changes it): {fix}"
+        )
     parts = [Part(part.start, part.weights, part.caps) for part in mix.parts]
     return plan.ordered(order.going_on(parts, saved.seen))
+
+
+def check_begins(plan: BatchPlan) -> None:
+    """Refuse a new run over a mixture with a source that is never read; a run that goes on may have one no more.
+
+    Raises:
+        UserError: there is one.
+    """
+    if isinstance(plan.order, Mixed):
+        read = [any(weights) for weights in zip(*(part.weights for part in plan.order.parts), strict=True)]
+        if idle := next((each.name for each, some in zip(plan.order.sources, read, strict=True) if not some), None):
+            raise UserError(f"--data.mix: the source {idle} has the weight 0 and would never be read: leave it out")
 
 
 def changed_mix(saved: Record, plan: BatchPlan) -> dict[str, tuple[Any, Any]]:

@@ -85,6 +85,15 @@ def write(folder):
         "later": [{"from": 0.5, "weights": {"web": 1, "tar": 1}}],
     }
     (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
+    web, tar, lines = mix["sources"]
+    before = {"sources": [web, lines, tar | {"weight": 0}], "later": [{"from": 39, "weights": {"tar": 1}}]}
+    after = {"sources": [web | {"weight": 1}, lines, tar | {"weight": 2}]}
+    ahead = {
+        "sources": [web, lines, tar | {"weight": 0}],
+        "later": [{"from": STOPS[0], "weights": {"web": 1, "tar": 2}}],
+    }
+    for name, content in (("before", before), ("after", after), ("ahead", ahead)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     return folder
 
 
@@ -103,6 +112,7 @@ def runs(tmp_path_factory, data, data_cache):
             "streamed": ["--data.path", data / "web", "--data.stream", "true"],
             "mapped": ["--data.path", data / "web"],
             "mixed": ["--data.mix", data / "mix.yaml"],
+            **{name: ["--data.mix", data / f"{name}.yaml"] for name in ("before", "after", "ahead")},
         }
         where = ["--data.eval-path", data / "eval.jsonl", "--data.window", 2, "--run.dir", root / folder]
         return [*SMALL, *of_case[case], *where, *more]
@@ -113,6 +123,8 @@ def runs(tmp_path_factory, data, data_cache):
             words = [flags(f"one/{case}", case) for case in (*CASES, "mapped")]
             words += [flags("one/workers-1", "streamed", "--run.workers", 1, "--run.steps", 12)]
             words += [flags("one/workers-4", "mixed", "--run.workers", 4, "--run.steps", 12)]
+            words += [flags("one/ahead", "ahead")]
+            words += [flags("one/changed", "before", "--run.stop-at", STOPS[0]), flags("one/changed", "after")]
             return train_many(*LAYOUTS["one"], RECIPE, words, root)
         words = [flags(f"{layout}/{case}", case) for case in CASES]
         if layout == "fsdp2":
@@ -151,6 +163,21 @@ def test_a_run_goes_on_elsewhere(runs, case):
     """Law 4: FSDP2 x2, then DDP x3, then one process, stopped inside epochs and windows: as if it had never stopped."""
     assert steps(runs("chain", case)) == steps(runs("one", case))
     assert saved_state(runs("chain", case), STEPS) == saved_state(runs("one", case), STEPS)
+
+
+def test_another_mix_on_resume_is_the_one_that_was_planned_ahead(runs):
+    """Each source goes on behind its last sample, a new one begins, and nothing else changes."""
+    changed, ahead = runs("one", "changed"), runs("one", "ahead")
+    alike = [[{k: v for k, v in line.items() if k != "epoch"} for line in steps(each)] for each in (changed, ahead)]
+    assert alike[0] == alike[1]
+    assert saved_state(changed, STEPS) == saved_state(ahead, STEPS)
+    assert metrics_at(ahead, STEPS)["tar"] > 100 and metrics_at(ahead, STOPS[0])["tar"] == 0
+    (segment,) = json.loads((changed / "run.json").read_text())["segments"]
+    assert segment["step"] == STOPS[0]
+    assert segment["changed"]["data.mix"] == [
+        "web 6, lines 2 (at most 150 samples)",
+        "web 1, lines 2 (at most 150 samples), tar 2",
+    ]
 
 
 @pytest.mark.parametrize(("workers", "case"), [("workers-1", "streamed"), ("workers-4", "mixed")])
