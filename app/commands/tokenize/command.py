@@ -389,10 +389,13 @@ def _rows_of(source: "Source", template: "ChatTemplate", config: CorpusData, tok
     """Return how many rows have so many tokens, about, by the first ones."""
     from app.data.corpus.encode import encoded
 
-    head = source.head()
-    rows = range(min(SAMPLED, len(head)))
-    some = sum(len(each.tokens) for each in encoded(head, rows, config, template))
-    return max(1, round(tokens * len(rows) / max(some, 1)))
+    sampled = there = 0
+    for table, rows in source.tables(source.everything()):
+        some = rows[: SAMPLED - sampled]
+        sampled, there = sampled + len(some), there + sum(len(e.tokens) for e in encoded(table, some, config, template))
+        if sampled >= SAMPLED:
+            break
+    return max(1, round(tokens * sampled / max(there, 1)))
 
 
 def _go_through(job: "Job", parts: "Sequence[range]", options: Options) -> "list[Listed]":
@@ -402,7 +405,8 @@ def _go_through(job: "Job", parts: "Sequence[range]", options: Options) -> "list
     from app.commands.tokenize.shards import made_by
     from app.rundir.progress import duration
 
-    workers = options.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = options.workers or cores
     made: dict[int, Listed | None] = {}
     begun = shown = time.monotonic()
     tokens, draws = 0, sys.stderr.isatty()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,6 +21,7 @@ from app.data.corpus.token_shards import Amount, Listed, Settings, ShardWriter, 
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.storage import Storage
+from app.storage.drafts import flush
 
 
 class _Nothing(Exception):
@@ -57,14 +59,15 @@ class Job:
                 files.delete(left)
             with files.drafted(name) as draft:
                 amount = self._write(draft, part, made)
+                flush(draft)
                 size = draft.stat().st_size
             return Listed(name, size, amount)
         except _Nothing:
             return None
         except OSError as error:
             raise UserError(
-                f"OUT {self.out}: {name} cannot be written ({error.strerror or error}): make room or mend it, and run "
-                "the same command again, which goes on where it stopped"
+                f"OUT {self.out}: {name} cannot be written ({_why(error)}): make room or mend it, and run the same "
+                "command again, which goes on where it stopped"
             ) from error
 
     def _write(self, file: Path, part: range, made: str) -> Amount:
@@ -83,6 +86,12 @@ class Job:
         if not amount.tokens:
             raise _Nothing
         return amount
+
+
+def _why(error: OSError) -> str:
+    """Say what the system says; Arrow has the number of its error in a text."""
+    number = re.search(r"\[errno (\d+)\]", str(error))
+    return os.strerror(int(number[1])) if number else error.strerror or str(error)
 
 
 def _there(files: Storage, name: str, made: str) -> Listed | None:

@@ -44,8 +44,8 @@ class Source(Protocol):
         """Yield the tables of a part, and which of their rows are in it. Their columns have been checked."""
         ...
 
-    def head(self) -> "Dataset":
-        """Return a table with the first rows."""
+    def everything(self) -> range:
+        """Return the part that is all of the source."""
         ...
 
     def texts(self) -> Iterator[str]:
@@ -110,8 +110,8 @@ class Table(Source):
     def tables(self, part: range) -> "Iterator[tuple[Dataset, range]]":
         yield self.table, part
 
-    def head(self) -> "Dataset":
-        return self.table
+    def everything(self) -> range:
+        return range(len(self.table))
 
     def texts(self) -> Iterator[str]:
         return read_texts(self.table, self.config)
@@ -173,13 +173,11 @@ class Streamed(Source):
         """Return a cache that keeps no chunk open: each is read once."""
         return ChunkCache(FLAG, self._index, cache_folder() / "streams" / self._folder, CACHED)
 
-    def head(self) -> "Dataset":
-        table = self._table(0)
-        check_table(table, self.config)
-        return table
+    def everything(self) -> range:
+        return range(len(self._index.rows))
 
     def texts(self) -> Iterator[str]:
-        for chunk in range(len(self._index.rows)):
+        for chunk in self.everything():
             yield from read_texts(self._table(chunk), self.config)
 
     def close(self) -> None:
