@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from app.data.corpus.blocks import Blocks
     from app.data.corpus.masking import MaskedBlocks
+    from app.data.corpus.token_blocks import TokenBlocks
+
+    AnyBlocks = Blocks | TokenBlocks | MaskedBlocks
 
 
 @dataclass
@@ -81,7 +84,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[Blocks | MaskedBlocks, Mapping[str, Blocks | MaskedBlocks], PreTrainedTokenizerBase, str]":
+) -> "tuple[AnyBlocks, Mapping[str, AnyBlocks], PreTrainedTokenizerBase, str]":
     """Return training blocks and sets of evaluation blocks, the tokenizer, and a line that describes them."""
     from app.data.corpus import corpus
     from app.data.corpus.masking import MaskedBlocks, Masker

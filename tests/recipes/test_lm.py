@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.launching import ROOT, launch, metrics, scores, steps
+from support.launching import ROOT, launch, metrics, scores, steps, weights
+from support.token_shards import tokenize
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -78,6 +79,51 @@ def test_under_fsdp_with_tied_embeddings(rows, tmp_path):
     assert score["eval/perplexity"] == pytest.approx(math.exp(score["eval/loss"]))
     bits = score["eval/loss"] * score["eval/tokens"] / math.log(2)
     assert score["eval/bits_per_byte"] == pytest.approx(bits / sum(len(text) for text in texts))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--data.packing", "concat"], ["--data.prompt", "label", "--data.completion", "text"], ["--mask.rate", 0.2]],
+    ids=["documents", "concat", "prompts", "masked"],
+)
+def test_a_run_on_tokens_is_the_run_on_the_texts(rows, tmp_path, flags):
+    """Where all tokens are in one chunk: the same blocks, losses and scores."""
+    one_chunk = ["--tokens-per-shard", 10**6, "--tokens-per-chunk", 10**6]
+    columns = flags if "--data.prompt" in flags else []
+    for count, split in ((60, "train"), (5, "validation")):
+        tokenize(rows(count), tmp_path / "tokens", *one_chunk, *columns, "--split", split)
+    few = [*flags, "--run.steps", 4, "--sample-length", 4]
+    train(tmp_path / "texts", rows(60), "--data.eval-path", rows(5), *few)
+    train(tmp_path / "run", tmp_path / "tokens", "--scratch.tokenizer", "bpe", *few)
+    assert steps(tmp_path / "run") == steps(tmp_path / "texts")
+    assert scores(tmp_path / "run") == scores(tmp_path / "texts")
+
+
+def test_on_tokens_every_layout_sees_the_same_samples(rows, tmp_path):
+    """In many chunks, of which the last blocks are held out; and the bits are the same in exact mode."""
+    tokenize(rows(60), tmp_path / "tokens", "--data.prompt", "label", "--data.completion", "text")
+    flags = ["--run.steps", 9, "--run.eval-every", 4, "--run.exact", "true", "--run.epochs", 0]
+    train(tmp_path / "one", tmp_path / "tokens", *flags)
+    two = [*SMALL, "--data.path", tmp_path / "tokens", "--run.dir", tmp_path / "two", *flags]
+    result = launch("ddp_cpu", 2, RECIPE, *two)
+    assert result.status == 0, result.output
+    assert steps(tmp_path / "two") == steps(tmp_path / "one") and len(steps(tmp_path / "one")) == 9
+    assert weights(tmp_path / "two") == weights(tmp_path / "one")
+    for line, other in zip(scores(tmp_path / "two"), scores(tmp_path / "one"), strict=True):
+        assert line == pytest.approx(other, rel=1e-6)
+
+
+def test_a_model_needs_the_tokenizer_of_the_tokens(rows, tmp_path):
+    tokenize(rows(60), tmp_path / "tokens")
+    train(tmp_path / "run", tmp_path / "tokens", "--run.steps", 2)
+    model = tmp_path / "run/model"
+    train(tmp_path / "tuned", tmp_path / "tokens", "--run.steps", 2, "--model", model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["alpha"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    tokenize(rows(60), tmp_path / "others", "--tokenizer", tmp_path / "other")
+    with pytest.raises(UserError, match=r"holds tokens of another tokenizer \(.*other\) than --model has"):
+        train(tmp_path / "refused", tmp_path / "others", "--run.steps", 2, "--model", model)
 
 
 def test_checkpointed_activations_change_no_bit(rows, tmp_path):

@@ -16,6 +16,9 @@ import yaml
 from PIL import Image
 
 from app.config import points
+from app.config.needs import EVERYTHING
+from app.data.config import CorpusData
+from app.data.corpus import token_sets
 from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
@@ -33,6 +36,7 @@ from app.launching.flags import read_yaml
 from app.tasks.pretrained import load_model, load_processor, load_tokenizer
 from app.tasks.segmentation.networks import read_card
 from support.stream_shards import ROWS, WRITERS
+from support.token_shards import write_tokens
 
 HARMS = ("cut", "flipped", "empty", "folder", "denied")
 LINES = [("red", "the first text"), ("green", "the second one"), ("red", "a third one"), ("blue", "the last text")]
@@ -358,10 +362,24 @@ def _stream(kind: str) -> Format:
     def read(file: Path, folder: Path) -> Any:
         index = index_of("--data.path", str(file), find_shards("--data.path", str(file)))
         with contextlib.closing(ChunkCache("--data.path", index, folder_of(index), 1 << 30)) as chunks:
-            return StreamedRows(index, chunks).__getitems__(range(len(ROWS)))
+            return StreamedRows(index, chunks, window=1).__getitems__(range(len(ROWS)))
 
     unseen = frozenset({"flipped"}) if kind in ("parquet", "tar") else frozenset()
     return Format(write, read, text=kind == "jsonl", unseen=unseen)
+
+
+def _tokens(name: str) -> Format:
+    def write(folder: Path) -> Path:
+        write_tokens(folder, [text for _, text in LINES] * 9)
+        return folder / name
+
+    def read(file: Path, folder: Path) -> Any:
+        config = CorpusData(path=(str(folder),), block=8)
+        tables = token_sets.load(config, ["text"], EVERYTHING)
+        rows = [table[i]["targets"].tolist() for table in tables.sets.values() for i in range(len(table))]
+        return rows, len(token_sets.own_tokenizer(tables.train, "bpe", 8))
+
+    return Format(write, read)
 
 
 NO_LABELS = frozenset({"cut", "empty", "folder"})
@@ -379,6 +397,7 @@ FORMATS: dict[str, Format] = {
     **{f"volume{ending}": _volume(ending) for ending in (*NIFTI, *EXACT, *LOSSY)},
     **{f"mask{ending}": _volume(ending, mask=True) for ending in (*NIFTI, *EXACT)},
     **{f"stream {kind}": _stream(kind) for kind in WRITERS},
+    **{f"tokens {name}": _tokens(name) for name in ("train-00000.parquet", "tokens.json", "tokenizer/tokenizer.json")},
     "coco": _boxes("coco", "train.json", frozenset({"empty", "folder"})),
     "yolo data.yaml": _boxes("yolo", "data.yaml", frozenset({"cut", "empty", "folder"}), other_encodings=True),
     "yolo list": _boxes("yolo", "list.txt", frozenset({"cut", "folder", "empty"})),

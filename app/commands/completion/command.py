@@ -11,8 +11,9 @@ Print it again after an update: it knows the commands of the version that printe
 # positional arguments, which the recipe and the run's folder are, and take parts of a help text for an option's values.
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from app.config import as_flag
 
@@ -50,8 +51,7 @@ def main(options: Options) -> int:
     flags: dict[str, list[str]] = {}
     for name in summaries():
         kind = getattr(load(name), "Options", None)
-        fields = dataclasses.fields(kind) if kind else ()
-        flags[name] = [as_flag(field.name) for field in fields if "Positional" not in str(field.type)]
+        flags[name] = [*_flags(kind)] if kind else []
     if options.shell == "fish":
         print(_for_fish(flags, names()))
         return 0
@@ -61,6 +61,15 @@ def main(options: Options) -> int:
     cases.append(f'        launch) words="{" ".join(names())}" ;;')
     print(BASH % (" ".join(flags), "\n".join(cases)))
     return 0
+
+
+def _flags(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the flags of a class of options, and of those inside it."""
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.type):
+            yield from _flags(field.type, f"{prefix}{field.name}.")
+        elif "Positional" not in str(field.type):
+            yield as_flag(f"{prefix}{field.name}")
 
 
 def _for_fish(flags: dict[str, list[str]], profiles: list[str]) -> str:

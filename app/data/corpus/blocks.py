@@ -18,6 +18,8 @@ from app.data.rows import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from app.data.corpus.token_blocks import TokenBlocks
+
 
 class Blocks:
     """Blocks of `size` tokens, each read from disk when it is asked for.
@@ -92,27 +94,51 @@ class Blocks:
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} is not in [0, {len(self)})")
         low, high = self._span(index)
-        tokens, count = self.documents.tokens(max(low - 1, 0), high).astype(np.int64), high - low
-        inputs, targets = np.full(self.size, self.start, np.int64), np.full(self.size, IGNORED, np.int64)
-        inputs[count - len(tokens) + 1 : count] = tokens[:-1]
-        targets[:count] = tokens[-count:]
-        if not self.documents.all_supervised:
-            targets[:count][~self.documents.supervised(low, high)] = IGNORED
-        row = {"input_ids": inputs, "targets": targets}
-        if self.apart:
-            begins = np.zeros(self.size, bool)
-            begins[:count] = self.documents.begins(low, high)
-            inputs[begins] = self.start
-            begins[count : count + 1] = True  # the rest of the last block is a document of its own
-            places = np.arange(self.size)
-            row["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0))
-        return row
+        tokens = self.documents.tokens(max(low - 1, 0), high)
+        supervised = None if self.documents.all_supervised else self.documents.supervised(low, high)
+        before = int(tokens[0]) if low else self.start
+        begins = self.documents.begins(low, high) if self.apart else None
+        return row_of(tokens[low > 0 :], self.size, self.start, before, begins, supervised)
 
     def __reduce__(self):
         return Blocks, (self.documents, self.size, self.start, self.apart)
 
 
-def beginning(blocks: Blocks, tokenizer: "PreTrainedTokenizerBase", most: int = 8) -> str:
+def row_of(
+    tokens: np.ndarray,
+    size: int,
+    start: int,
+    before: int,
+    begins: np.ndarray | None,
+    supervised: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """Return the row of a block, as `Blocks` describes it.
+
+    Args:
+        tokens: at most `size`.
+        start: the token before a document.
+        before: the token before the first one.
+        begins: where documents begin, if they are kept apart.
+        supervised: which tokens are; default: all.
+    """
+    count = len(tokens)
+    inputs, targets = np.full(size, start, np.int64), np.full(size, IGNORED, np.int64)
+    inputs[:1], inputs[1:count] = before, tokens[:-1]
+    targets[:count] = tokens
+    if supervised is not None:
+        targets[:count][~supervised] = IGNORED
+    row = {"input_ids": inputs, "targets": targets}
+    if begins is not None:
+        is_first = np.zeros(size, bool)
+        is_first[:count] = begins
+        inputs[is_first] = start
+        is_first[count : count + 1] = True  # the rest of the last block is a document of its own
+        places = np.arange(size)
+        row["position_ids"] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return row
+
+
+def beginning(blocks: "Blocks | TokenBlocks", tokenizer: "PreTrainedTokenizerBase", most: int = 8) -> str:
     """Return how the first document begins, as a prompt: its first tokens; of a conversation, all before the answer."""
     documents = blocks.documents
     count = most

@@ -1,14 +1,17 @@
-"""Texts to model: loading them, tokenizing them once for all runs, and cutting them into blocks."""
+"""Texts to model: loading them, tokenizing them once for all runs, and cutting them into blocks; or tokens already."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from app.config.needs import EVERYTHING, Needs
 from app.data.config import CorpusData, check_date, in_words
+from app.data.corpus import token_sets
 from app.data.corpus.blocks import Blocks
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
 from app.data.corpus.messages import TOOLS
 from app.data.corpus.shorter import block_sizes
+from app.data.corpus.token_blocks import TokenBlocks
 from app.data.tables.columns import name_of
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import tokenizer_of, with_mask
@@ -35,6 +38,8 @@ def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
     check_date(config.date)
+    if token_sets.are_asked_for(config, needs):
+        return token_sets.load(config, columns, needs)
     tables = load_tables(config, columns=columns, needs=needs)
     if config.messages:  # tools keep more of a conversation in columns of its own, such as its system message
         unused = [name for name in tables.train.column_names if name not in (*columns, TOOLS)]
@@ -44,15 +49,18 @@ def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:
 
 
 def own_tokenizer(
-    table: "Dataset", config: CorpusData, kind: str, vocab: int, masked: bool = False
+    table: "Dataset | TokenBlocks", config: CorpusData, kind: str, vocab: int, masked: bool = False
 ) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer of a model from scratch.
+    """Return the tokenizer of a model from scratch: of tokens, the one that they were made with.
 
     Args:
         kind: "byte", "char" (the texts' characters) or "bpe".
         masked: whether the model predicts masked tokens; then there is a token for them, in addition to `vocab`.
     """
-    tokenizer = _own_tokenizer(table, config, kind, vocab)
+    if isinstance(table, TokenBlocks):
+        tokenizer = token_sets.own_tokenizer(table, kind, config.block)
+    else:
+        tokenizer = _own_tokenizer(table, config, kind, vocab)
     return with_mask(tokenizer) if masked else tokenizer
 
 
@@ -61,12 +69,17 @@ def _own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) 
     return tokenizer_of(kind, vocab, config.block, key, lambda: read_texts(table, config))
 
 
-def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizerBase") -> Blocks:
-    """Tokenize a table's texts, and cut them into blocks.
+def blocks(
+    table: "Dataset | TokenBlocks", config: CorpusData, tokenizer: "PreTrainedTokenizerBase"
+) -> Blocks | TokenBlocks:
+    """Tokenize a table's texts, and cut them into blocks; of tokens, see that they are those of the tokenizer.
 
     Raises:
-        UserError: the tokenizer has no end-of-text token, or nothing is left to learn.
+        UserError: the tokenizer has no end-of-text token, or nothing is left to learn; or tokens are of another one.
     """
+    if isinstance(table, TokenBlocks):
+        token_sets.check_tokenizer(table, tokenizer)
+        return table
     if end_of(tokenizer) is None:
         raise UserError(
             "--model: its tokenizer has no end-of-text token, which is needed to end documents; name one as eos_token "
@@ -85,7 +98,12 @@ def blocks(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokenizer
     return cut
 
 
-def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokenizer: "PreTrainedTokenizerBase") -> str:
+def describe(
+    tables: Tables,
+    train: Blocks | TokenBlocks,
+    eval_sets: Mapping[str, Blocks | TokenBlocks],
+    tokenizer: "PreTrainedTokenizerBase",
+) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
     parts = [
         (f"{_amount(train)} to train on, " if tables.has_training_rows else "")
@@ -104,7 +122,7 @@ def describe(tables: Tables, train: Blocks, eval_sets: dict[str, Blocks], tokeni
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 
 
-def _amount(cut: Blocks) -> str:
+def _amount(cut: Blocks | TokenBlocks) -> str:
     """Count tokens and documents. The end of txt files that is held out may begin inside a document."""
     documents = cut.documents
     count = f"{documents.count:,} document{'s' * (documents.count != 1)}"

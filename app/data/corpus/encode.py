@@ -1,10 +1,11 @@
 """Documents made of a table's rows: written out as text, tokenized once for all runs, and kept on disk."""
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from app.data.corpus.conversations import (
 )
 from app.data.corpus.documents import Documents, end_of, start_of
 from app.data.corpus.messages import TOOLS
+from app.data.corpus.token_shards import BEGINS, TOKEN, Tokens
 from app.data.tables.columns import check_columns, check_texts, name_of, row_name
 from app.data.text.labeled_text import ROWS_AT_ONCE, encoded_once, identity
 from app.errors import UserError
@@ -56,6 +58,11 @@ def columns_of(config: CorpusData) -> list[str]:
 def check_table(table: "Dataset", config: CorpusData) -> None:
     """Raise a UserError if a column is missing or has the wrong type."""
     columns = columns_of(config)
+    if {TOKEN, BEGINS} <= {*table.column_names}:
+        raise UserError(
+            f"{name_of(table)} holds tokens without a record of what they mean: copy the whole folder that `tokenize` "
+            "wrote, with its tokens.json, and give the folder"
+        )
     if columns == [config.text] and config.text not in table.column_names and (chats := columns_of_messages(table)):
         raise UserError(
             f"--data.text {config.text}: {name_of(table)} has no such column, but conversations in {chats[0]}: give "
@@ -92,13 +99,8 @@ def tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeniz
         UserError: a column is missing or has the wrong type, or the tokenizer lacks a chat template.
     """
     columns = columns_of(config)
-    template = ChatTemplate(tokenizer, config.date)
-    if config.messages and not template.source:
-        raise UserError(
-            f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; use "
-            "a --model whose tokenizer has one, or --data.prompt and --data.completion"
-        )
-    kind = ("messages", *template.identity) if config.messages else ("prompt",) if config.prompt else ("text",)
+    template = template_of(config, tokenizer)
+    kind = (kind_of(config), *(template.identity if config.messages else ()))
     key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), end_of(tokenizer), *kind, *columns)
     file = cache_folder() / f"documents-{key}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,13 +113,74 @@ def tokenize(table: "Dataset", config: CorpusData, tokenizer: "PreTrainedTokeniz
     return Documents(info)
 
 
+def kind_of(config: CorpusData) -> str:
+    """Return what is learnt of each row: text, prompt (the completion of one) or messages (the assistant's)."""
+    return "messages" if config.messages else "prompt" if config.prompt else "text"
+
+
+def template_of(config: CorpusData, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplate:
+    """Return the chat template of a tokenizer, which no other texts than conversations need.
+
+    Raises:
+        UserError: it is needed, and there is none.
+    """
+    template = ChatTemplate(tokenizer, config.date)
+    if config.messages and not template.source:
+        raise UserError(
+            f"--data.messages {config.messages}: the tokenizer has no chat template to write conversations with; use "
+            "a --model whose tokenizer has one, or --data.prompt and --data.completion"
+        )
+    return template
+
+
+class Encoded(NamedTuple):
+    """Some rows that follow each other, as tokens."""
+
+    tokens: Tokens
+    unlearnt: int
+    """Conversations of which nothing is learnt."""
+    bytes: int
+    """Of the text that is learnt."""
+
+
+def encoded(table: "Dataset", rows: range, config: CorpusData, template: ChatTemplate) -> Iterator[Encoded]:
+    """Tokenize rows of a table as `tokenize` does, some at a time. Whether its columns are right is not checked."""
+    selected = table.select_columns(_read_columns(table, config))
+    waits = False  # a document that begins with a piece without tokens begins with the next one
+    for low in range(rows.start, rows.stop, ROWS_AT_ONCE):
+        numbers = range(low, min(low + ROWS_AT_ONCE, rows.stop))
+        made = _encode(selected[low : numbers.stop], numbers, config, template, table)
+        lengths = np.array([len(ids) for ids in made["input_ids"]])
+        ids = np.fromiter(itertools.chain.from_iterable(made["input_ids"]), np.int64, int(lengths.sum()))
+        begins, place = np.zeros(len(ids), bool), 0
+        for starts, length in zip(made.get("begins", [True] * len(numbers)), lengths.tolist(), strict=True):
+            waits = waits or starts
+            if length:
+                begins[place], waits = waits, False
+            place += length
+        supervised = made.get("supervised")
+        learnt = [any(mask) for mask in supervised] if supervised is not None and config.messages else []
+        marks = itertools.chain.from_iterable(supervised or [])
+        is_learnt = np.ones(len(ids), bool) if supervised is None else np.fromiter(marks, bool, len(ids))
+        yield Encoded(Tokens(ids, begins, is_learnt), learnt.count(False), sum(made["bytes"]))
+
+
+def _read_columns(table: "Dataset", config: CorpusData) -> list[str]:
+    """List the columns of a table that are read, those of a piece of a longer text and of tools included."""
+    tools = [TOOLS] if config.messages and TOOLS in table.column_names else []
+    return list(dict.fromkeys([*columns_of(config), *_piece_columns(table, config), *tools]))
+
+
+def _piece_columns(table: "Dataset", config: CorpusData) -> list[str]:
+    return ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
+
+
 def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key: str) -> dict:
     import datasets
 
     check_table(table, config)
-    columns, tokenizer = columns_of(config), template.tokenizer
-    pieces = ["begins", "ends"] if {"begins", "ends"} <= set(table.column_names) and not config.messages else []
-    tools = [TOOLS] if config.messages and TOOLS in table.column_names else []
+    tokenizer = template.tokenizer
+    pieces = _piece_columns(table, config)
     small = max(len(tokenizer), *tokenizer.all_special_ids, 0) < 2**16
     supervised = {"supervised": datasets.List(datasets.Value("uint8"))} if config.prompt or config.messages else {}
     begins = {"begins": datasets.Value("bool")} if pieces else {}
@@ -126,7 +189,7 @@ def _tokenize(table: "Dataset", config: CorpusData, template: ChatTemplate, key:
     features = {"input_ids": datasets.List(ids), **supervised, **begins, "bytes": datasets.Value("int64")}
     done = encoded_once(
         table,
-        list(dict.fromkeys([*columns, *pieces, *tools])),
+        _read_columns(table, config),
         partial(_encode, config=config, template=template, table=table),
         datasets.Features(features),
         cache_folder() / f"documents-{key}.arrow",

@@ -13,6 +13,7 @@ import numpy as np
 
 from app.data.config import Masking
 from app.data.corpus.blocks import Blocks
+from app.data.corpus.token_blocks import TokenBlocks
 from app.data.rows import IGNORED
 from app.data.text.token_dropout import check_dropout, ordinary
 from app.errors import UserError
@@ -82,7 +83,7 @@ class MaskedBlocks:
     Can be masked: supervised tokens, but not the first input of a block, and nothing that marks a document's begin.
     """
 
-    def __init__(self, blocks: Blocks, masker: Masker, seed: int | None = None):
+    def __init__(self, blocks: Blocks | TokenBlocks, masker: Masker, seed: int | None = None):
         """Choose the blocks.
 
         Args:

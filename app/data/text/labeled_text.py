@@ -36,6 +36,7 @@ __all__ = [
     "check_tokenizer",
     "describe",
     "identity",
+    "lasting_identity",
     "load_labelled",
     "load_tables",
     "own_tokenizer",
@@ -221,6 +222,15 @@ def identity(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     versions = [transformers.__version__, tokenizers.__version__]
     return [kind, tokenizer.truncation_side, json.dumps(content, sort_keys=True), *versions]
+
+
+def lasting_identity(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Hash what decides how a tokenizer turns a text into ids, for what is kept longer than versions of libraries.
+
+    Of tokenizers of the library tokenizers, it does not depend on the class of transformers that has them.
+    """
+    kind, _, content, *_ = identity(tokenizer)
+    return key_of(content, "" if getattr(tokenizer, "backend_tokenizer", None) is not None else kind)
 
 
 def text_features(has_types: bool = False, has_labels: bool = False) -> "Features":

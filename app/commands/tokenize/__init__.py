@@ -1,0 +1,1 @@
+"""Tokenize texts once, into shards of tokens."""
