@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from app.data.mixtures.joined import JoinedRows
+    from app.data.mixtures.joined import MixedRows
     from app.data.streams.samples import StreamedSamples
     from app.data.tables.labels import Labels
     from app.data.text.tokens import TokenTable
@@ -56,7 +56,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[TokenTable | StreamedSamples | JoinedRows, dict[str, TokenTable], Labels, PreTrainedTokenizerBase, str]":
+) -> "tuple[TokenTable | StreamedSamples | MixedRows, dict[str, TokenTable], Labels, PreTrainedTokenizerBase, str]":
     """Return training rows and sets of evaluation rows as token ids, labels, the tokenizer, and a description."""
     from app.data.text import labeled_text
 

@@ -30,9 +30,8 @@ COMING = 8
 class CountedWeights(Protocol):
     """The weights of samples of which there are too many to hold them all."""
 
-    @property
-    def fingerprint(self) -> str:
-        """Return a hash of all of them."""
+    def fingerprint_of(self, samples: int, /) -> str:
+        """Hash those of the first samples."""
         ...
 
     def __len__(self) -> int: ...
@@ -215,7 +214,7 @@ class BatchPlan:
         digest = hashlib.blake2b(str(samples).encode(), digest_size=8)
         for numbers in (self.lengths, self.weights):
             if not isinstance(numbers, np.ndarray):
-                digest.update(b"|" if numbers is None else numbers.fingerprint.encode())
+                digest.update(b"|" if numbers is None else numbers.fingerprint_of(samples).encode())
                 continue
             for start in range(0, samples, DIGESTED):  # by pieces, so that no copy of the whole is made
                 piece = numbers[start : min(start + DIGESTED, samples)]

@@ -10,7 +10,7 @@ from app.data.mixtures.mix_file import Mix
 from app.data.rows import Fetched, Incomplete, Ordered, Rows, read_rows
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
-from app.sampling.hashing import key_of
+from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.mixture import Part
 from app.sampling.orders import Mixed, Order, Shuffled, Source, seed_of_source
 from app.sampling.triggers import as_steps
@@ -41,8 +41,11 @@ class JoinedWeights:
 
     def __init__(self, sources: Sequence[Any], ends: np.ndarray):
         self._weights, self._ends = [each.weights for each in sources], ends
-        prints = [getattr(each, "fingerprint", None) or key_of(*np.asarray(each)) for each in self._weights]
-        self.fingerprint = key_of(*prints)
+
+    def fingerprint_of(self, samples: int) -> str:
+        """Hash the weights of the first samples, which are all of some sources."""
+        whole = [weights for weights, end in zip(self._weights, self._ends.tolist(), strict=True) if end <= samples]
+        return key_of(*(hash_of_bytes([w]) if isinstance(w, np.ndarray) else w.fingerprint_of(len(w)) for w in whole))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -58,11 +61,11 @@ class JoinedWeights:
 
 
 class JoinedRows:
-    """The rows of a mixture. The numbers of a source's rows follow those of the sources before it."""
+    """The rows of several sources. The numbers of a source's rows follow those of the sources before it."""
 
-    def __init__(self, mix: Mix, sources: Sequence[Rows]):
-        """Join the rows of a mixture's sources, in its order."""
-        self.mix, self.sources = mix, tuple(sources)
+    def __init__(self, sources: Sequence[Rows]):
+        """Join the rows of sources."""
+        self.sources = tuple(sources)
         self._ends = np.cumsum([len(each) for each in sources])
         self.lengths = self._lengths()
         """Of all rows, if they are known."""
@@ -80,51 +83,18 @@ class JoinedRows:
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
         """Return the rows with these numbers, in this order."""
         read: list[Any] = [None] * len(rows)
-        for source, here, numbers in self._by_source(np.asarray(rows, np.int64)):
+        for source, here, numbers in self.by_source(np.asarray(rows, np.int64)):
             for place, row in zip(here.tolist(), read_rows(source, numbers.tolist()), strict=True):
                 read[place] = row
         return read
 
     def prepare(self, rows: np.ndarray) -> None:
         """Begin to fetch what rows lie in, of sources that must be fetched."""
-        for source, _, numbers in self._by_source(rows):
+        for source, _, numbers in self.by_source(rows):
             if isinstance(source, Fetched):
                 source.prepare(numbers)
 
-    def order(self, plan: BatchPlan) -> Mixed:
-        """Return the order in which a run mixes the sources.
-
-        Raises:
-            UserError: a source has fewer rows than a global batch.
-        """
-        sources = []
-        for number, (about, rows) in enumerate(zip(self.mix.sources, self.sources, strict=True)):
-            if len(rows) < plan.global_batch:
-                raise UserError(
-                    f"--data.mix: the source {about.name} has {len(rows):,} rows, fewer than --run.global-batch "
-                    f"{plan.global_batch}: give it more, join it with another one, or leave it out"
-                )
-            own = dataclasses.replace(plan, samples=len(rows), seed=seed_of_source(plan.seed, number))
-            order: Order = rows.order(own) if isinstance(rows, Ordered) else Shuffled(own.samples, own.seed)
-            fingerprint = rows.fingerprint if isinstance(rows, Ordered) and hasattr(rows, "fingerprint") else ""
-            sources.append(Source(about.name, order, fingerprint))
-        lanes = max(each.order.lanes for each in sources)
-        return Mixed(sources, self._parts(plan), lanes)
-
-    def _parts(self, plan: BatchPlan) -> list[Part]:
-        """Return the mixes of a run, one after another."""
-        weights = {each.name: each.weight for each in self.mix.sources}
-        caps = tuple(
-            None if each.epochs is None else max(1, round(each.epochs * len(rows)))
-            for each, rows in zip(self.mix.sources, self.sources, strict=True)
-        )
-        by_start = {0: tuple(weights.values())}
-        for change in sorted(self.mix.later, key=lambda each: as_steps(each.start, plan.steps)):
-            weights |= change.weights
-            by_start[plan.sizes.before(as_steps(change.start, plan.steps))] = tuple(weights.values())
-        return [Part(start, each, caps) for start, each in by_start.items()]
-
-    def _by_source(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    def by_source(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield each source that has some of these rows, where among them, and their numbers in the source."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"there are {len(self)} rows")
@@ -152,3 +122,51 @@ class JoinedRows:
             if not isinstance(source, Fetched):
                 rows += [end - len(source), end - 1]
         return sorted(set(rows))
+
+
+class MixedRows(JoinedRows):
+    """The rows of a mixture's sources."""
+
+    def __init__(self, mix: Mix, sources: Sequence[Rows]):
+        """Join the rows of a mixture's sources, in its order."""
+        super().__init__(sources)
+        self.mix = mix
+
+    def order(self, plan: BatchPlan) -> Mixed:
+        """Return the order in which a run mixes the sources; raises as `mixed_order`."""
+        return mixed_order(self.mix, self.sources, plan)
+
+
+def mixed_order(mix: Mix, rows: Sequence[Any], plan: BatchPlan) -> Mixed:
+    """Return the order in which a run mixes sources, which have these rows.
+
+    Raises:
+        UserError: a source has fewer rows than a global batch.
+    """
+    sources = []
+    for number, (about, own_rows) in enumerate(zip(mix.sources, rows, strict=True)):
+        if len(own_rows) < plan.global_batch:
+            raise UserError(
+                f"--data.mix: the source {about.name} has {len(own_rows):,} rows, fewer than --run.global-batch "
+                f"{plan.global_batch}: give it more, join it with another one, or leave it out"
+            )
+        own = dataclasses.replace(plan, samples=len(own_rows), seed=seed_of_source(plan.seed, number))
+        is_ordered = isinstance(own_rows, Ordered)
+        order: Order = own_rows.order(own) if is_ordered else Shuffled(own.samples, own.seed)
+        fingerprint = getattr(own_rows, "fingerprint", "") if is_ordered else ""
+        sources.append(Source(about.name, order, fingerprint))
+    return Mixed(sources, _parts(mix, rows, plan), max(each.order.lanes for each in sources))
+
+
+def _parts(mix: Mix, rows: Sequence[Any], plan: BatchPlan) -> list[Part]:
+    """Return the mixes of a run, one after another."""
+    weights = {each.name: each.weight for each in mix.sources}
+    caps = tuple(
+        None if about.epochs is None else max(1, round(about.epochs * len(each)))
+        for about, each in zip(mix.sources, rows, strict=True)
+    )
+    by_start = {0: tuple(weights.values())}
+    for change in sorted(mix.later, key=lambda each: as_steps(each.start, plan.steps)):
+        weights |= change.weights
+        by_start[plan.sizes.before(as_steps(change.start, plan.steps))] = tuple(weights.values())
+    return [Part(start, each, caps) for start, each in by_start.items()]

@@ -43,6 +43,13 @@ class MixedSource:
     flags: dict[str, Any]
     """Flags of the table that are others for this source."""
 
+    @property
+    def told(self) -> str:
+        """Return the name, the weight and the limit, in a few words."""
+        return f"{self.name}, weight {self.weight:g}" + (
+            "" if self.epochs is None else f", at most {self.epochs:g} times"
+        )
+
     def applied(self, config: TableData, share: float) -> TableData:
         """Return the flags of the data for this source alone; its columns have the names of `config`.
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.data.mixtures.joined import JoinedRows, Slice
+from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
 from app.data.rows import Rows
 from app.data.streams.rows import StreamedRows
@@ -61,23 +61,22 @@ class MixedTables:
         """Count the rows of all of them."""
         return sum(part.rows for part in self.parts)
 
-    def cut(self, whole: Rows) -> JoinedRows:
+    def cut(self, whole: Rows) -> MixedRows:
         """Return the samples of all sources, which have been made as one data set."""
         slices, start = [], 0
         for part in self.parts:
             slices.append(Slice(whole, start, start + part.rows))
             start += part.rows
-        return JoinedRows(self.mix, slices)
+        return MixedRows(self.mix, slices)
 
-    def joined(self, make: Make, identity: Sequence[object]) -> JoinedRows:
+    def joined(self, make: Make, identity: Sequence[object]) -> MixedRows:
         """Return the samples of all sources, each made apart; the arguments are those of Part.samples."""
-        return JoinedRows(self.mix, [part.samples(make, identity) for part in self.parts])
+        return MixedRows(self.mix, [part.samples(make, identity) for part in self.parts])
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
         told = [
-            f"{part.source.name} {part.rows:,} rows, weight {part.source.weight:g}"
-            + ("" if part.source.epochs is None else f", at most {part.source.epochs:g} times")
+            f"{part.source.told}: {part.rows:,} rows"
             + ("" if part.stream is None else f", streamed in {part.stream.chunks:,} chunks")
             for part in self.parts
         ]

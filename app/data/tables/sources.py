@@ -186,13 +186,11 @@ def _mixture(
         UserError: --data.path is given too, or a source cannot be read.
     """
     assert isinstance(config, TableData)
-    defaults = {each.name: each.default for each in fields(config)}
-    if config.path != defaults["path"]:
-        raise UserError("--data.mix names the sources: leave out --data.path")
+    check_alone(config)
     mix = read_mix(config, config.mix)
     parts, scored = [], []
     for each in mix.sources:
-        tables = _of_source(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
+        tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
         parts.append(Part(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
     names = [each.name for each in mix.sources]
@@ -206,7 +204,18 @@ def _mixture(
     return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=MixedTables(mix, tuple(parts)))
 
 
-def _of_source(
+def check_alone(config: TableData) -> None:
+    """Refuse a path beside a mixture.
+
+    Raises:
+        UserError: there is one.
+    """
+    defaults = {each.name: each.default for each in fields(config)}
+    if config.path != defaults["path"]:
+        raise UserError("--data.mix names the sources: leave out --data.path")
+
+
+def source_tables(
     source: MixedSource,
     config: TableData,
     needs: Needs,

@@ -12,7 +12,7 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
-from app.data.mixtures.joined import JoinedRows
+from app.data.mixtures.joined import MixedRows
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
@@ -68,7 +68,7 @@ def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, 
 
 def training_rows(
     tables: Tables, config: TextData, tokenizer: "PreTrainedTokenizerBase", labels: Labels
-) -> "TokenTable | StreamedSamples | JoinedRows":
+) -> "TokenTable | StreamedSamples | MixedRows":
     """Return the texts to train on as tokens, with their labels; those of streamed data are tokenized when read."""
     if not tables.streams:
         rows = tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
@@ -110,7 +110,7 @@ def check_room(
 def describe(
     tables: Tables,
     labels: Labels,
-    train_rows: "TokenTable | StreamedSamples | JoinedRows",
+    train_rows: "TokenTable | StreamedSamples | MixedRows",
     eval_sets: dict[str, TokenTable],
     max_length: int,
 ) -> str:
