@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from app import storage
 from app.data.streams import chunk_cache, chunk_folder, chunks
 from app.data.streams.chunk_cache import ChunkCache, folder_of
-from app.data.streams.chunk_folder import ChunkFolder
+from app.data.streams.chunk_folder import ChunkFolder, check_room, lacking_disk, rounded_up
 from app.data.streams.chunk_reader import BadChunk, ChunkReader
 from app.data.streams.forked_readers import ReaderEndedError
 from app.data.streams.index import index_of
@@ -137,6 +137,38 @@ def test_chunks_that_are_announced_or_read_go_last(made, tmp_path):
 def test_a_chunk_that_is_larger_than_the_cache_is_refused(made):
     with pytest.raises(UserError, match=r"--data.cache-gb: it allows 1e-09 GB, and a chunk takes .* GB: give more"):
         made("jsonl", limit=1)[0]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_cache_that_holds_too_few_chunks_is_refused_before_the_start(kind, made, tmp_path):
+    rows = made(kind)
+    rows.__getitems__(range(100))
+    sizes = sizes_in(tmp_path / "chunks")
+    decoded = sum(sizes.values())
+    index = rows._index
+    # Files of small chunks are mostly about their columns, so the data alone are compared.
+    data = sum(rows._cache.table(chunk).nbytes for chunk in range(len(index.rows)))
+    assert 0.5 * data < index.growth * index.size.sum() < 2 * data
+    with pytest.raises(UserError, match=r"--data.cache-gb: .* for each of 3 lanes .*: give (\S+) or more") as told:
+        check_room("--data.path", index, 3, 1, 0)
+    enough = float(re.search(r"give (\S+) or", str(told.value))[1]) * 1e9
+    check_room("--data.path", index, 3, 1, enough)
+    with pytest.raises(UserError, match="two windows of 2 chunks"):
+        check_room("--data.path", index, 100, 2, 0.5 * data)
+    check_room("--data.path", index, 1000, 1000, 2 * decoded)  # all of it, and no more
+
+
+def test_a_disk_that_has_less_room_than_the_cache_may_take_is_told(tmp_path):
+    free = storage.at(tmp_path).free()
+    assert lacking_disk(tmp_path, free // 2) == "" == lacking_disk(tmp_path / "none" / "yet", 1)
+    (tmp_path / "0-0.arrow").write_bytes(bytes(10))
+    said = lacking_disk(tmp_path, 2 * free)
+    assert said.startswith("--data.cache-gb allows ") and f"{tmp_path} has" in said
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.001234, "0.0013"), (1.0, "1"), (99.1, "100"), (123.0, "130")])
+def test_numbers_are_rounded_up(number, text):
+    assert rounded_up(number) == text
 
 
 def test_a_full_cache_is_seldom_listed(made, monkeypatch, tmp_path):

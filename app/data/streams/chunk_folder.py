@@ -9,6 +9,7 @@ used for the longest time; whoever has mapped one can read on, because a file wi
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import threading
 import time
@@ -17,8 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import psutil
 
+from app import storage
+from app.data.streams.index import Index
 from app.errors import UserError
 from app.storage.drafts import draft_of, is_draft
 
@@ -29,6 +33,49 @@ ENDING = ".arrow"
 LOCKS = 64  # files; two chunks with one of them wait for each other
 SLACK = 16  # a folder that is full is emptied by this part of its limit more than must be, so that it is seldom listed
 SECONDS = 60.0  # to wait for room while others write
+
+
+def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> None:
+    """Refuse a cache that does not hold what is read at one time: two windows of each lane, one of them ahead.
+
+    Args:
+        flag: names the data.
+        lanes: how many are read on this machine.
+        window: in chunks.
+        limit: of the cache, in bytes.
+
+    Raises:
+        UserError: it is too small; the message has the size that would do.
+    """
+    decoded = index.size.astype(np.float64) * index.growth
+    count = min(2 * lanes * window, len(decoded))
+    # Chunks differ, and so does what they grow to: one of the largest is counted besides.
+    needed = (decoded.mean() * count + decoded.max()) * SLACK / (SLACK - 1)
+    needed = min(needed, decoded.sum() * (SLACK + 1) / SLACK)
+    if needed > limit:
+        raise UserError(
+            f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of {lanes} "
+            f"lanes on this machine take about {needed / 1e9:.3g} GB of {flag}: give {rounded_up(needed / 1e9)} or "
+            "more, or a smaller window"
+        )
+
+
+def lacking_disk(folder: Path, limit: int) -> str:
+    """Say that a disk has less room than a folder of chunks may take; empty where it has enough."""
+    held = sum(entry.stat().st_size for entry in os.scandir(folder)) if folder.is_dir() else 0
+    free = storage.at(folder).free()
+    if free is None or free + held >= limit:
+        return ""
+    return (
+        f"--data.cache-gb allows {limit / 1e9:.3g} GB, and {folder} has {(free + held) / 1e9:.3g} GB for chunks: make "
+        "room there, move the cache with HF_DATASETS_CACHE, or allow less"
+    )
+
+
+def rounded_up(number: float) -> str:
+    """Format a number with two digits, not below it."""
+    step = 10 ** (math.floor(math.log10(number)) - 1)
+    return f"{math.ceil(number / step) * step:.10g}"
 
 
 class _File(NamedTuple):

@@ -53,17 +53,11 @@ class ChunkReader:
         return f"{shards.place_of(int(self._index.shard[chunk]))}, chunk at byte {part.start} ({part.rows} rows)"
 
     def _fetched(self, chunk: int) -> Chunk:
-        index, part = self._index, self._index.part(chunk)
-        number = int(index.shard[chunk])
-        shard, tail = index.shards.files[number], index.tails[number]
-        files = storage.at(index.shards.folder)
         try:
-            self._check_unchanged(number)
-            data = files.read(shard.name, part.start, part.size, follow=True)
-            end = files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
+            self._check_unchanged(int(self._index.shard[chunk]))
+            return self._index.fetch(chunk)
         except OSError as error:
             raise unreadable(self._flag, self._place_of(chunk), error) from error
-        return Chunk(shard, part, data, end)
 
     def _decoded(self, chunk: Chunk) -> "pa.Table":
         part = chunk.part

@@ -17,7 +17,7 @@ import numpy as np
 from app import storage
 from app.data.cache import cache_folder
 from app.data.reading import DAMAGE, unreadable
-from app.data.streams.chunks import Format, Part
+from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.line_chunks import LineChunks
 from app.data.streams.parquet_chunks import ParquetChunks
 from app.data.streams.shards import Shard, Shards
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "2026-11"  # the month in which the file last changed its meaning
 COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
 FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+MEASURED = 3  # chunks to decode at most before an index is made of damaged data
 BESIDE = ".samestep-index-{}"
 
 
@@ -53,6 +54,8 @@ class Index:
     """int32 [chunks]."""
     features: "Features"
     """What the columns of all shards hold."""
+    growth: float = 1.0
+    """Bytes of a decoded chunk for each one that is stored, as the largest chunk showed when the index was made."""
 
     @property
     def fingerprint(self) -> str:
@@ -63,6 +66,19 @@ class Index:
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
+
+    def fetch(self, chunk: int) -> Chunk:
+        """Fetch a chunk as it is stored; it may be shorter than it should be.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        part, number = self.part(chunk), int(self.shard[chunk])
+        shard, tail = self.shards.files[number], self.tails[number]
+        files = storage.at(self.shards.folder)
+        data = files.read(shard.name, part.start, part.size, follow=True)
+        end = files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
+        return Chunk(shard, part, data, end)
 
     def take(self, chunks: np.ndarray) -> "Index":
         """Return an index of some of the chunks, integers [chosen], in their order there.
@@ -112,8 +128,23 @@ def make_index(flag: str, path: str, shards: Shards) -> Index:
         columns.append([np.full(len(parts), number), *np.array(parts, np.int64).T])
         tails.append(tail)
     arrays = [np.concatenate(pieces) for pieces in zip(*columns, strict=True)]
-    typed = {name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)}
-    return Index(shards, tuple(tails), **typed, features=reader.features())
+    typed: dict[str, Any] = {
+        name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)
+    }
+    index = Index(shards, tuple(tails), **typed, features=reader.features())
+    return dataclasses.replace(index, growth=_growth(flag, index, reader))
+
+
+def _growth(flag: str, index: Index, reader: Format) -> float:
+    """Decode the largest chunk, or if it is damaged the next one; see `Index.growth`."""
+    problem: UserError | None = None
+    for chunk in np.argsort(-index.size, kind="stable")[:MEASURED].tolist():
+        try:
+            return reader.table(index.fetch(chunk), index.features).nbytes / int(index.size[chunk])
+        except DAMAGE as error:
+            problem = problem or unreadable(flag, index.shards.place_of(int(index.shard[chunk])), error)
+    assert problem is not None
+    raise problem
 
 
 def _scanned(flag: str, shards: Shards, number: int, reader: Format) -> tuple[list[Part], int]:
@@ -131,6 +162,7 @@ def to_bytes(index: Index) -> bytes:
 
     about = {
         "format": FORMAT,
+        "growth": index.growth,
         "shards": [[*shard, tail] for shard, tail in zip(index.shards.files, index.tails, strict=True)],
     }
     fields = [(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
@@ -158,7 +190,8 @@ def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
     schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"features"]))
     columns = {name: table.column(name).chunk(0).to_numpy() for name in COLUMNS}
     tails = tuple(fields[3] for fields in about["shards"])
-    return Index(shards, tails, **columns, features=datasets.Features.from_arrow_schema(schema))
+    features = datasets.Features.from_arrow_schema(schema)
+    return Index(shards, tails, **columns, features=features, growth=about["growth"])
 
 
 def _cached(file: Path, shards: Shards) -> Index | None:
