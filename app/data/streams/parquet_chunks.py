@@ -56,7 +56,8 @@ class ParquetChunks(Format):
             # The list names bytes of the shard, wherever it is read from itself.
             metadata = parquet.read_metadata(pa.BufferReader(MAGIC + chunk.tail))
             group = _group_of(metadata, chunk.part.start)
-            with parquet.ParquetFile(pa.PythonFile(_Gapped(chunk), "r"), metadata=metadata) as opened:
+            file = pa.PythonFile(_Gapped(chunk), "r")
+            with parquet.ParquetFile(file, metadata=metadata, page_checksum_verification=True) as opened:
                 return with_features(opened.read_row_group(group), features)
         except pa.ArrowException as error:
             raise ValueError(str(error)) from error
