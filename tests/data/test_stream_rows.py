@@ -66,6 +66,7 @@ def test_rows_come_by_their_numbers_in_the_order_asked_for(kind, made):
     numbers = np.random.default_rng(0).integers(0, 100, 300).tolist()
     assert len(rows) == 100 and rows.__getitems__(numbers) == [expected(kind)[number] for number in numbers]
     assert rows[99] == expected(kind)[99] and rows.__getitems__([]) == []
+    assert rows._cache.dataset(0) is rows._cache.dataset(0)  # it takes longer to make than to read
     for number in (-1, 100):
         with pytest.raises(IndexError):
             rows[number]

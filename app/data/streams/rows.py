@@ -1,15 +1,12 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import Index
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class StreamedRows:
@@ -30,7 +27,7 @@ class StreamedRows:
         chunks, places = self.places(np.asarray(rows, np.int64))
         read: dict[int, dict[str, Any]] = {}
         for chunk in np.unique(chunks).tolist():
-            table = self._dataset(chunk)
+            table = self._cache.dataset(chunk)
             (here,) = np.nonzero(chunks == chunk)
             of_chunk = table.__getitems__(places[here].tolist())
             read |= dict(zip(here.tolist(), of_chunk, strict=True))
@@ -50,10 +47,3 @@ class StreamedRows:
     def prepare(self, chunks: Sequence[int]) -> None:
         """Fetch chunks ahead of need."""
         self._cache.prepare(chunks)
-
-    def _dataset(self, chunk: int) -> "Dataset":
-        import datasets
-
-        table = datasets.table.InMemoryTable(self._cache.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features)
-        return datasets.Dataset(table, info=info, fingerprint=f"chunk-{chunk}")
