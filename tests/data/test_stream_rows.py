@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from support.buckets import BUCKET
+from pyarrow import parquet
+from support.buckets import BUCKET, IMPATIENT, Fault
 from support.stream_shards import WRITERS, expected, lines, written
 from torch.utils.data import DataLoader
 
@@ -30,6 +31,8 @@ from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
 from app.errors import UserError
+from app.storage.addresses import address
+from app.storage.bucket import BucketStorage
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -63,6 +66,7 @@ def test_rows_come_by_their_numbers_in_the_order_asked_for(kind, made):
     numbers = np.random.default_rng(0).integers(0, 100, 300).tolist()
     assert len(rows) == 100 and rows.__getitems__(numbers) == [expected(kind)[number] for number in numbers]
     assert rows[99] == expected(kind)[99] and rows.__getitems__([]) == []
+    assert rows._cache.dataset(0) is rows._cache.dataset(0)  # it takes longer to make than to read
     for number in (-1, 100):
         with pytest.raises(IndexError):
             rows[number]
@@ -172,7 +176,7 @@ def test_numbers_are_rounded_up(number, text):
 
 
 def test_a_full_cache_is_seldom_listed(made, monkeypatch, tmp_path):
-    folder = ChunkFolder(tmp_path / "chunks", 10 << 20)
+    folder = ChunkFolder(tmp_path / "chunks", 2 << 20)
     table = pa.table({"x": np.zeros(1000)})
     listed, list_files = [], ChunkFolder._files
 
@@ -181,11 +185,11 @@ def test_a_full_cache_is_seldom_listed(made, monkeypatch, tmp_path):
         return list_files(folder)
 
     monkeypatch.setattr(ChunkFolder, "_files", counted)
-    for number in range(3000):
+    for number in range(800):
         with folder.bringing(f"0-{number}.arrow"):
             folder.put(f"0-{number}.arrow", table)
     assert len(listed) < 60
-    assert 9 << 20 < sum(sizes_in(tmp_path / "chunks").values()) <= 10 << 20
+    assert 1.8 * 2**20 < sum(sizes_in(tmp_path / "chunks").values()) <= 2 << 20
 
 
 def _read(rows, numbers, answers):
@@ -473,6 +477,73 @@ def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monk
     with pytest.raises(UserError, match=r"part-2\.jsonl"):
         rows[41]
     assert rows[40] == expected("jsonl")[40]
+
+
+@pytest.fixture
+def shaky(made, proxy, monkeypatch, tmp_path):
+    """Return a function that opens rows in a bucket, which is reached through the proxy without long waits."""
+
+    def opened(kind):
+        folder = written(tmp_path / "data", kind)
+        for file in folder.iterdir():
+            storage.at(f"s3://{BUCKET}{folder}").write(file.name, file.read_bytes())
+        rows = made(kind, path=f"s3://{BUCKET}{folder}")
+        patience = IMPATIENT._replace(silence=0.5)
+        monkeypatch.setattr(storage, "at", lambda place: BucketStorage(address(place), tmp_path / "local", patience))
+        return rows
+
+    return opened
+
+
+@pytest.mark.parametrize("does", ["503", "slow", "truncated", "reset", "flipped"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+def test_reading_outlasts_what_goes_wrong_on_the_way(kind, does, shaky, proxy):
+    rows = shaky(kind)
+    rows._cache._reader._check_unchanged(0)
+    fault = Fault(does, method="GET", holding="part-0", seconds=1.0)
+    proxy.faults = [fault]
+    assert forked(rows, range(40)) == expected(kind)[:40]
+    assert fault.met.is_set() and not fault.times
+
+
+@pytest.mark.parametrize("does", ["503", "reset", "slow"])
+def test_a_store_that_stays_away_ends_in_a_line_with_the_place(does, shaky, proxy):
+    rows = shaky("jsonl")
+    proxy.faults = [Fault(does, times=10**6, seconds=1.0)]
+    kind, text, _ = forked(rows, [41])
+    assert kind is UserError and "\n" not in text
+    assert re.search(r"--data.path s3://.*/part-2.jsonl, chunk at byte 0 \(7 rows\): cannot be read: the store ", text)
+    assert text.endswith("; it was asked for minutes; repeat the command when it answers again")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "jsonl.gz"])
+def test_a_chunk_that_comes_damaged_again_and_again_is_bad(kind, shaky, proxy):
+    rows = shaky(kind)
+    proxy.faults = [Fault("flipped", method="GET", holding="part-2", times=10**6)]
+    first = int(rows.places(np.array([41]))[0][0])
+    kind_of_error, text, chunk = forked(rows, [41])
+    assert (kind_of_error, chunk) == (BadChunk, first) and "part-2" in text and "\n" not in text
+    assert rows[0] == expected(kind)[0]
+
+
+def test_what_may_not_be_read_is_no_damage(shaky, proxy):
+    rows = shaky("jsonl")
+    proxy.faults = [Fault("403", times=10**6)]
+    kind, text, _ = forked(rows, [41])
+    assert kind is UserError and "the store refuses it: look at the credentials" in text
+
+
+@pytest.mark.parametrize(("checksum", "bad", "says"), [(True, b"strong", "CRC"), (False, b"l\xffngth", "UTF8")])
+def test_damage_that_parquet_can_show_is_looked_for(checksum, bad, says, made, tmp_path):
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "a.parquet"
+    table = pa.table({"text": ["the same length"] * 100})
+    parquet.write_table(table, file, compression="none", use_dictionary=False, write_page_checksum=checksum)
+    rows = made("parquet", write=False)
+    rows._cache._reader._check_unchanged(0)
+    file.write_bytes(file.read_bytes().replace(b"length", bad, 60))
+    with pytest.raises(BadChunk, match=rf"a.parquet, chunk at byte 4 \(100 rows\): cannot be read: .*{says}"):
+        rows[0]
 
 
 def test_a_full_disk_says_what_to_do(made, monkeypatch):

@@ -162,7 +162,7 @@ def mixed(folder, later=(), **more):
 def test_sources_are_mixed_with_their_own_columns(folder, stream):
     rows, _, about = loaded(mixed(folder, stream=stream, eval_path=str(folder / "eval.jsonl")))
     assert len(rows) == 150
-    assert "a mix of web 100 rows, weight 3" in about and "; lines 50 rows, weight 1" in about
+    assert "a mix of web, weight 3: 100 rows" in about and "; lines, weight 1: 50 rows" in about
     alone, *_ = loaded(flags(folder, stream="false"))
     read = rows.__getitems__(range(150))
     assert [len(row["input_ids"]) for row in read[:100]] == alone.lengths.tolist()

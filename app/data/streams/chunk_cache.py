@@ -25,6 +25,7 @@ from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from datasets import Dataset
 
 THREADS = 4  # that bring chunks ahead, and as many that bring what somebody waits for
 MAPPED = 256  # chunks that a process keeps open
@@ -51,7 +52,7 @@ class ChunkCache:
         self._flag, self._limit = flag, limit
         self._index, self._folder = index, ChunkFolder(folder, limit)
         self._reader = ChunkReader(flag, index)
-        self._mapped: OrderedDict[int, pa.Table] = OrderedDict()
+        self._mapped: OrderedDict[int, Dataset] = OrderedDict()
         self._coming: dict[int, Future] = {}
         self._guard = threading.Lock()
         self._ahead = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks-ahead")
@@ -62,6 +63,10 @@ class ChunkCache:
         self._folder.begin()
 
     def table(self, chunk: int) -> "pa.Table":
+        """Return the rows of a chunk, as `dataset`."""
+        return self.dataset(chunk).data.table
+
+    def dataset(self, chunk: int) -> "Dataset":
         """Return the rows of a chunk, brought if they are not here yet.
 
         Raises:
@@ -78,8 +83,8 @@ class ChunkCache:
         for _ in range(TRIES):
             if not here:
                 self._bring(chunk)
-            mapped = self._folder.map(name)
-            if mapped is not None:
+            table = self._folder.map(name)
+            if table is not None:
                 break
             here = False
         else:
@@ -87,7 +92,8 @@ class ChunkCache:
                 f"--data.cache-gb: chunks are deleted before they are read ({TRIES} times the same): give more"
             )
         self._let_go()
-        self._mapped[chunk] = mapped
+        # Kept, as it costs ten times what reading a row does.
+        self._mapped[chunk] = mapped = self._as_dataset(chunk, table)
         return mapped
 
     def name_of(self, chunk: int) -> str:
@@ -135,6 +141,12 @@ class ChunkCache:
     def _name(self, chunk: int) -> str:
         """Return the name of a chunk's file: by where it lies, since an index may be of a part of the data."""
         return f"{self._index.shard[chunk]}-{self._index.start[chunk]}.arrow"
+
+    def _as_dataset(self, chunk: int, table: "pa.Table") -> "Dataset":
+        import datasets
+
+        info = datasets.DatasetInfo(features=self._index.features, description=self.name_of(chunk))
+        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=f"chunk-{chunk}")
 
     def _let_go(self) -> None:
         """Close chunks that others have deleted, whose bytes stay on the disk until then, and the oldest of many."""

@@ -48,9 +48,8 @@ def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> 
         UserError: it is too small; the message has the size that would do.
     """
     decoded = index.size.astype(np.float64) * index.growth
-    count = min(2 * lanes * window, len(decoded))
     # Chunks differ, and so does what they grow to: one of the largest is counted besides.
-    needed = (decoded.mean() * count + decoded.max()) * SLACK / (SLACK - 1)
+    needed = (decoded.mean() * 2 * lanes * window + decoded.max()) * SLACK / (SLACK - 1)
     needed = min(needed, decoded.sum() * (SLACK + 1) / SLACK)
     if needed > limit:
         raise UserError(

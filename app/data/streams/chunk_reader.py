@@ -1,17 +1,20 @@
 """Chunks from where the shards lie: fetched, checked and decoded; what is damaged for good is told from the rest."""
 
+import errno
 from typing import TYPE_CHECKING
 
 from app import storage
 from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk
 from app.data.streams.index import FORMATS, Index
+from app.data.streams.shards import is_url
 from app.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TRIES = 2  # to fetch what cannot be decoded; storages themselves try again what they cannot fetch
+TRIES = 2
+"""To fetch what cannot be decoded. What cannot be fetched, storages try again by themselves: see `objects.PATIENCE`."""
 
 
 class BadChunk(UserError):
@@ -61,13 +64,16 @@ class ChunkReader:
             self._check_unchanged(int(self._index.shard[chunk]))
             return self._index.fetch(chunk)
         except OSError as error:
-            raise unreadable(self._flag, self._place_of(chunk), error) from error
+            away = is_url(self._index.shards.folder) and error.errno in (errno.EIO, errno.ETIMEDOUT)
+            advice = "it was asked for minutes; repeat the command when it answers again" if away else ""
+            raise unreadable(self._flag, self._place_of(chunk), error, advice) from error
 
     def _decoded(self, chunk: Chunk) -> "pa.Table":
         part = chunk.part
         if len(chunk.data) < part.size:
             raise ValueError(f"it ends {part.size - len(chunk.data)} bytes before its chunk at byte {part.start} does")
         table = self._format.table(chunk, self._index.features)
+        table.validate(full=True)  # texts too: Arrow takes any bytes for one
         if len(table) != part.rows:
             raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
         return table

@@ -8,6 +8,7 @@ shards are: their names, sizes and tags.
 import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,10 @@ from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.line_chunks import LineChunks
 from app.data.streams.parquet_chunks import ParquetChunks
-from app.data.streams.shards import Shard, Shards
+from app.data.streams.shards import Shard, Shards, is_url
 from app.data.streams.tar_chunks import TarChunks
 from app.errors import UserError
-from app.sampling.hashing import key_of
+from app.sampling.hashing import hash_of_bytes, key_of
 from app.storage.drafts import write
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 FORMAT = "2026-11"  # the month in which the file last changed its meaning
 COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
 FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+THREADS = 8  # that look at shards in a bucket; on a disk, one is as fast
 MEASURED = 3  # chunks to decode at most before an index is made of damaged data
 BESIDE = ".samestep-index-{}"
 
@@ -61,7 +63,7 @@ class Index:
     def fingerprint(self) -> str:
         """Hash what the rows depend on, wherever the shards lie: how they are cut, and what their columns hold."""
         names = [(shard.name, shard.size) for shard in self.shards.files]
-        return key_of(FORMAT, names, self.features, *(getattr(self, name).tobytes() for name in COLUMNS))
+        return key_of(FORMAT, names, self.features, hash_of_bytes([getattr(self, name) for name in COLUMNS]))
 
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
@@ -94,7 +96,7 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
     Raises:
         UserError: a shard cannot be read, or has other columns than others.
     """
-    cached = cache_folder() / "streams" / f"{key_of(FORMAT, *shards)}.arrow"
+    cached = cached_at(shards)
     index = _beside(shards, split) or _cached(cached, shards)
     if index is None:
         made = make_index(flag, path, shards)
@@ -102,6 +104,11 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
         write(cached, to_bytes(made))
         index = _cached(cached, shards) or made
     return index
+
+
+def cached_at(shards: Shards) -> Path:
+    """Return where this machine keeps the index of shards."""
+    return cache_folder() / "streams" / f"{key_of(FORMAT, *shards)}.arrow"
 
 
 def put_beside(index: Index, split: str = "train") -> str:
@@ -118,16 +125,20 @@ def put_beside(index: Index, split: str = "train") -> str:
 def make_index(flag: str, path: str, shards: Shards) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
     reader = FORMATS[shards.format](flag, path)
-    columns: list[list[np.ndarray]] = []
+    columns: list[np.ndarray] = []
     tails: list[int] = []
-    for number in range(len(shards.files)):
-        parts, tail = _scanned(flag, shards, number, reader)
-        if not parts:
-            raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
-        # As arrays at once: a million chunks as objects would take ten times the memory.
-        columns.append([np.full(len(parts), number), *np.array(parts, np.int64).T])
-        tails.append(tail)
-    arrays = [np.concatenate(pieces) for pieces in zip(*columns, strict=True)]
+    pool = ThreadPoolExecutor(THREADS if is_url(shards.folder) else 1, thread_name_prefix="index")
+    try:
+        scanned = pool.map(lambda number: _scanned(flag, path, shards, number), range(len(shards.files)))
+        for number, (parts, tail, learnt) in enumerate(scanned):
+            if not parts.size:
+                raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
+            reader.add(learnt)
+            columns.append(np.concatenate([np.full((1, parts.shape[1]), number), parts]))
+            tails.append(tail)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    arrays = np.concatenate(columns, axis=1)
     typed: dict[str, Any] = {
         name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)
     }
@@ -147,11 +158,15 @@ def _growth(flag: str, index: Index, reader: Format) -> float:
     raise problem
 
 
-def _scanned(flag: str, shards: Shards, number: int, reader: Format) -> tuple[list[Part], int]:
+def _scanned(flag: str, path: str, shards: Shards, number: int) -> tuple[np.ndarray, int, Format]:
+    """Return the start, size and rows of each chunk of a shard, int64 [3, chunks], its tail, and who has read it."""
     shard, place = shards.files[number], shards.place_of(number)
+    reader = FORMATS[shards.format](flag, path)
     try:
         with storage.at(shards.folder).open(shard.name, follow=True) as file:
-            return list(reader.parts(shard, file)), reader.tail(shard, file)
+            # As an array at once: a million chunks as objects would take ten times the memory.
+            parts = np.array(list(reader.parts(shard, file)), np.int64).reshape(-1, 3).T
+            return parts, reader.tail(shard, file), reader
     except DAMAGE as error:
         raise unreadable(flag, place, error) from error
 

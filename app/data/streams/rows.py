@@ -114,8 +114,4 @@ class StreamedRows:
 
     def table(self, chunk: int) -> "Dataset":
         """Return the rows of a chunk; errors name it as its shard and its place there."""
-        import datasets
-
-        table = datasets.table.InMemoryTable(self._cache.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features, description=self._cache.name_of(chunk))
-        return datasets.Dataset(table, info=info, fingerprint=f"chunk-{chunk}")
+        return self._cache.dataset(chunk)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 KEPT = 256  # chunks, of which a process keeps what was made
+
+
+class _Made(NamedTuple):
+    """What was made of a chunk."""
+
+    table: "Dataset"
+    samples: Rows
 
 
 class StreamedSamples:
@@ -34,7 +41,7 @@ class StreamedSamples:
         """
         self.rows, self._make, self.skips = rows, make, rows.skips
         self.fingerprint = key_of(rows.fingerprint, *identity)
-        self._made: OrderedDict[int, Rows] = OrderedDict()
+        self._made: OrderedDict[int, _Made] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,11 +62,12 @@ class StreamedSamples:
         self.rows.prepare(samples)
 
     def _of(self, chunk: int) -> Rows:
-        """Return the samples of a chunk."""
-        if chunk in self._made:
+        """Return the samples of a chunk: made anew where the cache has opened it anew."""
+        table = self.rows.table(chunk)
+        if (known := self._made.get(chunk)) is not None and known.table is table:
             self._made.move_to_end(chunk)
-            return self._made[chunk]
+            return known.samples
         while len(self._made) >= KEPT:
             self._made.popitem(last=False)
-        self._made[chunk] = made = self._make(self.rows.table(chunk))
-        return made
+        self._made[chunk] = made = _Made(table, self._make(table))
+        return made.samples
