@@ -85,6 +85,22 @@ class ClassLoss:
         return each if weights is None else weights[labels] * each
 
 
+def row_losses(problem: str, logits: "Tensor", labels: "Tensor") -> "Tensor":
+    """Return the plain loss of each sample, [samples], for a problem by its name in transformers.
+
+    Args:
+        logits: [samples, outputs].
+        labels: [samples], or [samples, outputs].
+    """
+    from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+    logits = logits.float()
+    if problem == "single_label_classification":
+        return cross_entropy(logits, labels, reduction="none")
+    by_output = binary_cross_entropy_with_logits if problem == "multi_label_classification" else mse_loss
+    return by_output(logits, labels.float().view_as(logits), reduction="none").mean(1)
+
+
 def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.ndarray) -> np.ndarray | None:
     """Return the weight of each class; None if all are 1."""
     if not settings.weights:

@@ -231,6 +231,16 @@ def test_cases_are_what_they_claim(runs):
         lines = steps(runs("one", case))
         assert len({line["ids"] for line in lines}) == STEPS
         assert sum(line["loss"] for line in lines[-9:]) < 0.95 * sum(line["loss"] for line in lines[:9])
+    lines = steps(runs("one", "mixed"))
+    assert all(0 < line["loss/web"] < 5 and line["loss/web"] != line["loss"] for line in lines)
+    for case in ("mixed", "corpora"):
+        shares = [{n: v for n, v in line.items() if n.startswith("samples/")} for line in steps(runs("one", case))]
+        for line, now, before in zip(steps(runs("one", case))[1:], shares[1:], shares, strict=False):
+            new = {name.removeprefix("samples/"): now[name] - before[name] for name in now}
+            assert {name for name in new if f"loss/{name}" in line} == {name for name, count in new.items() if count}
+            if case == "mixed":  # where rows weigh alike
+                mean = sum(count * line.get(f"loss/{name}", 0) for name, count in new.items()) / 24
+                assert mean == pytest.approx(line["loss"], rel=1e-5)
     half, whole = (metrics_at(runs("one", "mixed"), step) for step in (STEPS // 2, STEPS))
     assert sum(half.values()) == 480 and sum(whole.values()) == 960
     assert abs(half["lines"] - 480 * 2 / 9) <= 5 and abs(half["tar"] - 480 / 9) <= 5
