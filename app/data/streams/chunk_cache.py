@@ -7,6 +7,7 @@ not used for the longest time; whoever has mapped one keeps it, because a file w
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from app import storage
 from app.data.cache import SECONDS_KEPT
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LOCKS = 64  # files; two chunks with one of them wait for each other
 THREADS = 4  # that fetch ahead in one process
 MAPPED = 256  # chunks that a process keeps open
+SECONDS_BETWEEN = 0.01  # two attempts to take a lock
 
 
 class ChunkCache:
@@ -202,8 +204,22 @@ def _locks() -> list[threading.Lock]:
 def _locked(file: Path) -> Iterator[None]:
     """Exclude other processes. Threads of this one must not meet here: the system does not tell them apart."""
     with open(file, "ab") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
+        while not _is_taken(lock):
+            time.sleep(SECONDS_BETWEEN)
         yield
+
+
+def _is_taken(lock: IO[bytes]) -> bool:
+    """Wait for a lock; tell whether it is ours now."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
+    except OSError as error:
+        # The system takes threads of two processes that wait for one lock each, and hold another, for a deadlock: it
+        # does not know that those who hold one wait for none.
+        if error.errno != errno.EDEADLK:
+            raise
+        return False
+    return True
 
 
 def _write(file: Path, table: "pa.Table") -> None:
