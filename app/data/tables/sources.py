@@ -64,6 +64,11 @@ class Tables:
         return len(self.train if self.stream is None else self.stream)
 
     @property
+    def streamed(self) -> str:
+        """Say that the rows to train on are streamed, to stand after their number; nothing if they are not."""
+        return "" if self.stream is None else f" streamed in {self.stream.chunks:,} chunks"
+
+    @property
     def sets(self) -> "dict[str, Dataset]":
         """Return all sets to evaluate on; the first one has no name."""
         return {"": self.evaluation, **self.others}
