@@ -98,7 +98,7 @@ def loss_for(config: Config, labels: "Labels") -> ClassLoss | None:
     if config.loss == ClassLossConfig():
         return None
     check_problem(labels.problem)
-    return ClassLoss(config.loss, labels.names, labels.train_values)
+    return ClassLoss(config.loss, labels.names, labels.known_values)
 
 
 def measure_for(labels: "Labels") -> "Metric":
