@@ -497,7 +497,7 @@ def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monk
 
 
 @pytest.fixture
-def shaky(made, proxy, monkeypatch, tmp_path):
+def shaky(made, proxy, tmp_path):
     """Return a function that opens rows in a bucket, which is reached through the proxy without long waits."""
 
     def opened(kind):
@@ -506,7 +506,7 @@ def shaky(made, proxy, monkeypatch, tmp_path):
             storage.at(f"s3://{BUCKET}{folder}").write(file.name, file.read_bytes())
         rows = made(kind, path=f"s3://{BUCKET}{folder}")
         patience = IMPATIENT._replace(silence=0.5)
-        monkeypatch.setattr(storage, "at", lambda place: BucketStorage(address(place), tmp_path / "local", patience))
+        rows._cache._reader._files = BucketStorage(address(f"s3://{BUCKET}{folder}"), tmp_path / "local", patience)
         return rows
 
     return opened
