@@ -273,7 +273,7 @@ def test_a_slice_or_another_split_of_the_source(rows, tmp_path):
         (["--data.text", "n", "--data.prompt", "q"], "--data.prompt and --data.completion belong together"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere cannot be loaded"),
         (["--tokenizer", "x", "--scratch.tokenizer", "byte"], "--tokenizer x and --scratch.tokenizer byte: give one"),
-        (["--scratch.tokenizer", ""], "--tokenizer: give a model whose tokenizer to take, or --scratch.tokenizer"),
+        (["--scratch.tokenizer", "none"], "--tokenizer: give a model whose tokenizer to take, or --scratch.tokenizer"),
         (["--source-split", "train[:5]", "--data.stream", "true"], "--source-split train[:5]: what is read by chunks"),
         (["--data.columns", "a", "--data.stream", "true"], "--data.columns and --data.name are for tables"),
         (["--tokens-per-shard", "1"], "--tokens-per-shard 1: there would be"),
@@ -412,3 +412,6 @@ def test_from_a_bucket_to_a_bucket(rows, store, tmp_path, monkeypatch):
     assert all((a[n] == b[n]).all() for a, b in zip(rows_read, wanted, strict=True) for n in a)
     assert len(token_sets.own_tokenizer(tables.train, "bpe", 16)) == 258
     assert not list((tmp_path / "staged").rglob("*.tmp"))
+    public = f"{store}/{BUCKET}/{tmp_path.name}/tokens"  # for which moto wants a signature
+    with pytest.raises(UserError, match=f"{public} cannot be read: the store refuses it"):
+        token_sets.holds_tokens(public)
