@@ -98,7 +98,8 @@ def test_tokens_are_those_of_a_run_on_the_texts(rows, tmp_path, flags, capsys):
 
 
 @pytest.mark.parametrize("unit", ["file", "line", "blank-lines"])
-def test_texts_that_lie_in_several_rows_begin_once(own_data_cache, tmp_path, unit):
+def test_texts_that_lie_in_several_rows_begin_once(own_data_cache, tmp_path, monkeypatch, unit):
+    monkeypatch.setattr("app.data.corpus.encode.BYTES_AT_ONCE", 9000)  # a few rows
     lines = [f"line {i} " + "x" * (i * 40 % 7000) + "\n" * (1 + (i % 5 == 0)) for i in range(60)]
     (tmp_path / "a.txt").write_text("".join(lines))
     tokenize(tmp_path / "a.txt", tmp_path / "out", "--data.txt", unit, "--tokens-per-shard", 9000)
