@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
-from app.data.rows import Rows
+from app.data.rows import Incomplete, Ordered, Rows
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -27,10 +27,11 @@ from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, batch_sizes
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, Weights, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
+from app.training.feeding.weighing import Weigh, one
 from app.training.loop import beginning, ending, evaluation, purpose
 from app.training.loop.gradients import Gradients
 from app.training.loop.opened import Opened
@@ -306,7 +307,7 @@ class Run:
         data: Rows,
         collate: Callable[[list], Any],
         lengths: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
+        weights: Weights | Weigh | None = None,
         augment: Callable[[Any, np.random.Generator], Any] | None = None,
         cost: Cost | None = None,
         fetch: Fetch = (),
@@ -318,7 +319,8 @@ class Run:
             collate: makes the model inputs from a list of rows; if it has a method `at`, `collate.at(step)` does so in
                 a training step, counted from 0.
             lengths: one for each sample, if known: for less padding, and micro-batches of similar cost.
-            weights: one for each sample, in the loss; default: all 1.
+            weights: one for each sample, in the loss; or a function of a row, for data whose weights are known only
+                when they are read, which costs a small collective each step; default: all 1.
             augment: changes one row; it gets a random generator for that row. If it has a method `many`, that changes
                 all rows of a micro-batch: `augment.many(rows, seed, epochs, ids)`.
             cost: what a sample costs, to log tokens per second and MFU.
@@ -329,7 +331,14 @@ class Run:
         if self._loop is not None:
             raise UserError("run.batches was called before, and goes through the whole run: open another Run")
         self.keep_best("")  # the recipe has chosen none
-        plan = BatchPlan.of_run(self.config, len(data), lengths, weights)
+        weigh = weights if callable(weights) else None
+        if weigh is None and isinstance(data, Incomplete) and data.skips:
+            if weights is not None:
+                raise UserError("--data.bad skip: weights that are known before rows are read would count missing rows")
+            weigh = one
+        known = None if callable(weights) else weights
+        plan = BatchPlan.of_run(self.config, len(data), lengths, known)
+        plan = plan.ordered(data.order(plan)) if isinstance(data, Ordered) else plan
         if not self.purpose.trains:
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
@@ -337,7 +346,7 @@ class Run:
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
         self.services.preemption.start()
         self.services.watchdog.start()
-        yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch))
+        yield from loop.go_through(self.services.load(loop.plan, loop.steps, data, collate, augment, fetch, weigh))
 
     def keep_best(self, metric: str) -> None:
         """Keep the checkpoint with the best value of a metric as well, unless --run.best says another or none.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from app.data.mixtures.joined import MixedRows
+    from app.data.streams.samples import StreamedSamples
     from app.data.tables.labels import Labels
     from app.data.text.tokens import TokenTable
     from app.training.scores.base import Metric
@@ -54,7 +56,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[TokenTable, dict[str, TokenTable], Labels, PreTrainedTokenizerBase, str]":
+) -> "tuple[TokenTable | StreamedSamples | MixedRows, dict[str, TokenTable], Labels, PreTrainedTokenizerBase, str]":
     """Return training rows and sets of evaluation rows as token ids, labels, the tokenizer, and a description."""
     from app.data.text import labeled_text
 
@@ -64,7 +66,7 @@ def load_data(
         tokenizer = load_tokenizer(config.model, length, pair=len(columns) > 1)
     else:
         tokenizer = labeled_text.own_tokenizer(tables.train, columns, config.scratch.vocab, length)
-    train_rows = labeled_text.tokenize(tables.train, columns, tokenizer, length, labels.train_values)
+    train_rows = labeled_text.training_rows(tables, config.data, tokenizer, labels)
     eval_sets = {
         name: labeled_text.tokenize(table, columns, tokenizer, length, labels.sets[name])
         for name, table in tables.sets.items()

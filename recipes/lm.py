@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from app.data.corpus.blocks import Blocks
+    from app.data.corpus.joined_blocks import JoinedBlocks
     from app.data.corpus.masking import MaskedBlocks
     from app.data.corpus.token_blocks import TokenBlocks
 
-    AnyBlocks = Blocks | TokenBlocks | MaskedBlocks
+    AnyBlocks = Blocks | TokenBlocks | JoinedBlocks | MaskedBlocks
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 # On a machine that other workers share, how long an example takes says nothing of it.
 hypothesis.settings.register_profile("shared", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("shared")
-pytest_plugins = ["launch_marker", "skips"]
+pytest_plugins = ["launch_marker", "skips", "support.store"]
 os.environ["WANDB_MODE"] = "offline"
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which would try again and again
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make` sets it: the launcher then says nothing of it

@@ -8,7 +8,7 @@ from accelerate.utils import DistributedType
 
 from app.checkpoints import finite, resume
 from app.checkpoints.background import BackgroundSave
-from app.checkpoints.record import Counts, DataRecord, Record
+from app.checkpoints.record import Counts, Record
 from app.checkpoints.store import CheckpointStore
 from app.config import RunConfig
 from app.distributed import collectives, layout
@@ -88,6 +88,7 @@ class CheckpointManager:
         newest = self.store.newest(self.logger.progress.warn)
         if newest is None:
             plan.check_stop(settings)
+            resume.check_begins(plan)
             return resume.Start(), plan
         state, saved = newest
         self._go_on_with_folder(saved)
@@ -99,7 +100,10 @@ class CheckpointManager:
         sharded.load(self.accelerator, str(state))
         plan.check_stop(settings)
         since = self.logger.folder.changed_since
-        changed = collectives.from_main(lambda: since(saved.config))
+        changed = collectives.from_main(lambda: since(saved.config)) | resume.changed_mix(saved, plan)
+        if "data.mix" in changed:
+            was, now = changed["data.mix"]
+            self.logger.progress.say(f"another mix from here on: {now}; it was {was}")
         start = resume.start(saved, changed)
         self.logger.progress.say(resume.described(start, plan, saved.layout, here, folder))
         changes = layout.changes_bits(saved.layout, saved.versions, here) if settings.exact else []
@@ -175,7 +179,7 @@ class CheckpointManager:
             seen=plan.seen(step),
             layout=layout.layout(self.accelerator),
             versions=layout.versions(),
-            data=DataRecord(plan.samples, plan.fingerprint, self._contents),
+            data=resume.data_of(plan, self._contents),
             config=folder.config,
             trackers=folder.trackers,
             buffers=list(self.buffers.changing),

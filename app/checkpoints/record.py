@@ -8,7 +8,7 @@ from typing import Any
 
 from app import storage
 from app.distributed.layout_record import Layout
-from app.storage.records import JsonRecord, NewerFormat
+from app.storage.records import IF_ANY, JsonRecord, NewerFormat
 
 RECORD = "record.json"
 SCORES = "scores.json"  # replaces some fields of the record; in no manifest
@@ -27,6 +27,27 @@ class Counts(JsonRecord):
 
 
 @dataclass(frozen=True)
+class MixPart(JsonRecord):
+    """The mix of sources from one sample of the run on; see app/sampling/mixture.py."""
+
+    start: int
+    weights: tuple[float, ...]
+    """Of each source."""
+    caps: tuple[int | None, ...]
+    """The most samples of each source in the whole run."""
+
+
+@dataclass(frozen=True)
+class MixRecord(JsonRecord):
+    """What a checkpoint knows of a mixture of sources."""
+
+    sources: tuple[str, ...]
+    """Their names, in order."""
+    parts: tuple[MixPart, ...]
+    """The mixes that its run had so far, and that are planned ahead."""
+
+
+@dataclass(frozen=True)
 class DataRecord(JsonRecord):
     """What a checkpoint knows of the data that its run was trained on."""
 
@@ -35,6 +56,8 @@ class DataRecord(JsonRecord):
     """Hash of their lengths and weights."""
     contents: dict[str, Any] = field(default_factory=dict)
     """Digest of what stands in them, see app/data/fingerprint.py."""
+    mix: MixRecord | None = field(default=None, metadata=IF_ANY)
+    """Of data that are a mixture."""
 
 
 @dataclass(frozen=True)

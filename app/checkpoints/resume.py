@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.checkpoints.record import Counts, DataRecord, Record
+from app.checkpoints.record import Counts, DataRecord, MixPart, MixRecord, Record
 from app.config import RunConfig
 from app.data.fingerprint import contents, difference, other_models
 from app.data.rows import Rows
@@ -12,6 +12,8 @@ from app.distributed import collectives
 from app.distributed.layout_record import Layout
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
+from app.sampling.mixture import Part
+from app.sampling.orders import Mixed
 
 
 class Start(NamedTuple):
@@ -87,6 +89,8 @@ def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -
             f"the run in {folder} has {made}, and only {asked} are asked for: give a larger --run.steps or "
             "--run.epochs, or another --run.dir"
         )
+    if saved.data.mix or isinstance(plan.order, Mixed):
+        return _fitting_mix(saved, plan, folder)
     rows, before = plan.samples, saved.data.rows
     if plan.fingerprint != saved.data.fingerprint:
         now = f"now there are {rows:,}" if rows != before else "their lengths or weights were others"
@@ -95,6 +99,71 @@ def fitting(saved: Record, plan: BatchPlan, settings: RunConfig, folder: Path) -
             "data that it had, or another --run.dir"
         )
     return plan
+
+
+def data_of(plan: BatchPlan, contents: dict[str, Any]) -> DataRecord:
+    """Return what a checkpoint says of the data; `contents` is their digest."""
+    mix = None
+    if isinstance(plan.order, Mixed):
+        parts = tuple(MixPart(part.start, tuple(map(float, part.weights)), part.caps) for part in plan.order.parts)
+        mix = MixRecord(tuple(each.name for each in plan.order.sources), parts)
+    return DataRecord(plan.samples, plan.fingerprint, contents, mix)
+
+
+def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
+    """Plan what follows a checkpoint of a mixture: the mix may be another one from here on, and have new sources.
+
+    Raises:
+        UserError: a source is gone or has changed, or one of the two is no mixture.
+    """
+    order, mix, fix = plan.order, saved.data.mix, "give it the data that it had, or another --run.dir"
+    if mix is None or not isinstance(order, Mixed):
+        was, now = ("one data set", "a mixture") if mix is None else ("a mixture", "one data set")
+        raise UserError(f"{folder} holds a run over {was}, and now there is {now}: {fix}")
+    names, before = [each.name for each in order.sources], list(mix.sources)
+    if names[: len(before)] != before:
+        raise UserError(
+            f"{folder} holds a run over a mixture of {', '.join(before)}, and now it is of {', '.join(names)}: keep "
+            "the sources in their order, give those that are not wanted any more the weight 0, and name new ones last"
+        )
+    of_these = len(before)
+    if plan.fingerprint_of(order.rows_of(of_these), order.fingerprint_of(of_these)) != saved.data.fingerprint:
+        raise UserError(
+            f"{folder} holds a run over a mixture, of which a source has other rows than it had, or other tokens (a "
+            f"tokenizer from scratch is learnt from all sources, so a new one changes it): {fix}"
+        )
+    parts = [Part(part.start, part.weights, part.caps) for part in mix.parts]
+    return plan.ordered(order.going_on(parts, saved.seen))
+
+
+def check_begins(plan: BatchPlan) -> None:
+    """Refuse a new run over a mixture with a source that is never read; a run that goes on may have one no more.
+
+    Raises:
+        UserError: there is one.
+    """
+    if isinstance(plan.order, Mixed):
+        read = [any(weights) for weights in zip(*(part.weights for part in plan.order.parts), strict=True)]
+        if idle := next((each.name for each, some in zip(plan.order.sources, read, strict=True) if not some), None):
+            raise UserError(f"--data.mix: the source {idle} has the weight 0 and would never be read: leave it out")
+
+
+def changed_mix(saved: Record, plan: BatchPlan) -> dict[str, tuple[Any, Any]]:
+    """Return the mix before a checkpoint and the one after it, as a setting that has changed; empty if it has not."""
+    if saved.data.mix is None or not isinstance(plan.order, Mixed):
+        return {}
+    before = [part for part in saved.data.mix.parts if part.start <= saved.seen][-1]
+    now = [part for part in plan.order.parts if part.start <= saved.seen][-1]
+    names = [each.name for each in plan.order.sources]
+    was, here = _in_words(names, before.weights, before.caps), _in_words(names, now.weights, now.caps)
+    return {} if was == here else {"data.mix": (was, here)}
+
+
+def _in_words(names: Sequence[str], weights: Sequence[Any], caps: Sequence[int | None]) -> str:
+    """Write a mix as `web 7, code 3 (at most 1,000)`; sources without weight are left out."""
+    rows = zip(names, weights, caps, strict=False)  # new sources come last
+    told = [f"{n} {float(w):g}" + ("" if cap is None else f" (at most {cap:,} samples)") for n, w, cap in rows if w]
+    return ", ".join(told)
 
 
 def check_contents(saved: DataRecord, now: dict[str, Any], folder: Path, accept: bool) -> str:

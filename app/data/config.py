@@ -39,6 +39,27 @@ class TableData:
 
 
 @dataclass
+class Streams:
+    """Data that are read by chunks, from a disk or from elsewhere."""
+
+    stream: Literal["auto", "true", "false"] = "auto"
+    """Whether --data.path is read by chunks while training goes on, instead of being read as a whole before: shards of
+    parquet, jsonl (also .gz and .zst) or tar files in the layout of WebDataset, by folder, pattern or URL (s3://,
+    gs://, az://, https://, hf://). auto: URLs, tar files, and data that the disk of the cache has no room for."""
+    window: int = setting(16, at_least=1)
+    """Chunks, such as row groups of parquet files, whose rows are shuffled together in each micro-batch of a step when
+    data are streamed. More mix better, and take more room in the cache."""
+    cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
+    """GB of disk that chunks of streamed data may take on each machine."""
+    mix: str = setting("", on_resume=OnResume.ACCEPT)
+    """A YAML file that names several sources, with the weight of each in what is trained on, in place of --data.path.
+    A run that is resumed may have another mix from there on."""
+    bad: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
+    """What a chunk of streamed data does that is damaged and stays so. stop: it ends the run; skip: its rows are left
+    out, on every layout alike, and counted."""
+
+
+@dataclass
 class EvalSets:
     """Further sets to evaluate on."""
 
@@ -84,7 +105,7 @@ class Classes:
 
 
 @dataclass
-class TextData(Classes, EvalSets, TableData):
+class TextData(Streams, Classes, EvalSets, TableData):
     """Texts and their labels: where they come from, and which columns hold them."""
 
     text: tuple[str, ...] = ("text",)
@@ -136,7 +157,7 @@ class TagData(Classes, EvalSets, TableData):
 
 
 @dataclass
-class PreferenceData(RunDate, EvalSets, TableData):
+class PreferenceData(Streams, RunDate, EvalSets, TableData):
     """Prompts with two answers each, of which one is preferred."""
 
     path: tuple[str, ...] = ("builtin:slips",)
@@ -161,7 +182,7 @@ class PreferenceData(RunDate, EvalSets, TableData):
 
 
 @dataclass
-class PairData(EvalSets, TableData):
+class PairData(Streams, EvalSets, TableData):
     """Texts, and what a model is to write for each."""
 
     txt = "parallel"
@@ -187,7 +208,7 @@ class PairData(EvalSets, TableData):
 
 
 @dataclass
-class CorpusData(RunDate, EvalSets, TableData):
+class CorpusData(Streams, RunDate, EvalSets, TableData):
     """Texts to model: where they come from, which part of them is learnt, and how they become blocks of tokens."""
 
     path: tuple[str, ...] = ("builtin:stdlib-files",)
@@ -249,13 +270,16 @@ class ImageData(TableData):
 
 
 @dataclass
-class ClassData(Classes, EvalSets, ImageData):
+class ClassData(Streams, Classes, EvalSets, ImageData):
     """Images and their classes."""
 
     txt = "images"
 
     label: str = "label"
     """Column of the class: integers or strings."""
+    cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
+    """Decoded images are kept on disk and memory-mapped if they take at most this many GB; otherwise they are decoded
+    each time they are used. Of streamed data, chunks on each machine's disk may take this many GB."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.data.rows import Rows, read_rows
+from app.data.rows import Digested, Rows, read_rows
 from app.sampling.hashing import hash_of
 from app.sampling.permutation import permute
 from app.sampling.seeding import aside
@@ -41,7 +41,7 @@ def contents(data: Rows) -> dict[str, Any]:
     unstable: set[str] = set()
     end = time.monotonic() + SECONDS
     with aside(torch.device("cpu")):
-        for row in _places(len(data)):
+        for row in data.digested if isinstance(data, Digested) else _places(len(data)):
             read[str(row)], again = (dict(_digests(*read_rows(data, [row]))) for _ in range(2))
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:

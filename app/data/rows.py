@@ -1,23 +1,78 @@
 """Rows of a data set: read by their numbers, and stacked into batches."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.sampling.batch_plan import BatchPlan
+    from app.sampling.orders import Order
+
 # The target that counts nowhere: the value that torch's losses leave out.
 IGNORED = -100
 
 
+class Missing:
+    """Takes the place of a row that cannot be read, where the user has asked to leave such rows out."""
+
+
+MISSING = Missing()
+
+
 class Rows(Protocol):
-    """A data set: its rows by their numbers. It may also have `__getitems__`, which takes a list of numbers."""
+    """A data set: its rows by their numbers.
+
+    It may also have what a class below names, and `__getitems__`, which takes a list of numbers.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, sample: int, /) -> Any: ...
+
+
+@runtime_checkable
+class Ordered(Protocol):
+    """A data set that is not to be read in any order, such as one that is read by chunks."""
+
+    def order(self, plan: "BatchPlan", /) -> "Order":
+        """Return the order in which a run reads the rows: with one lane, or with one for each micro-batch of a step.
+
+        Args:
+            plan: of the run, without an order of its own.
+        """
+        ...
+
+
+@runtime_checkable
+class Fetched(Protocol):
+    """A data set whose rows are fetched from elsewhere before they are read."""
+
+    def prepare(self, samples: np.ndarray, /) -> None:
+        """Begin to fetch what rows lie in, the first ones first, and return; called in the rank's own process."""
+        ...
+
+
+@runtime_checkable
+class Incomplete(Protocol):
+    """A data set that may give MISSING instead of a row."""
+
+    @property
+    def skips(self) -> bool:
+        """Tell whether it does so."""
+        ...
+
+
+@runtime_checkable
+class Digested(Protocol):
+    """A data set that says which of its rows may be read to tell it from another one."""
+
+    @property
+    def digested(self) -> Sequence[int]:
+        """Return their numbers: none if its `fingerprint` says all."""
+        ...
 
 
 def read_rows(data: Rows, ids: Sequence[int]) -> list[Any]:

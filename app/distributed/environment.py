@@ -38,6 +38,11 @@ def local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def world_size() -> int:
+    """Return the number of processes on all machines."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def cores_per_process() -> int:
     """Return the number of cores for each training process of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

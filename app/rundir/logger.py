@@ -128,7 +128,8 @@ class RunLogger:
         pace = self._started()
         plan, speeds = pace.plan, pace.lap(done, self.aside)
         self.aside, seen = 0.0, plan.seen(done)
-        self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **speeds})
+        by_source = {f"samples/{name}": count for name, count in plan.order.counts(seen).items()}
+        self._write(done, {**losses, **measured, "samples": seen, "epoch": seen / plan.samples, **by_source, **speeds})
         self.progress.show(done, losses, measured.get("lr"), speeds, (plan.total - seen) / speeds["samples_per_second"])
 
     def keep(self, values: dict[str, Any], of_body: bool = True) -> None:

@@ -6,22 +6,40 @@ number: by how many samples the last step of the shorter run was short.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from app.config import RunConfig
 from app.errors import UserError
-from app.sampling import permutation
 from app.sampling.cuts import equal_cost_cuts, even_cuts, even_start
+from app.sampling.lanes import micro_batches
+from app.sampling.orders import Order, Shuffled
 from app.sampling.ramp import Ramp
 from app.sampling.seeding import EVALUATION
 
 # Lengths or weights to hash at a time.
 DIGESTED = 1 << 16
+# Turns of an evaluation whose rows are fetched ahead, if they must be fetched.
+COMING = 8
+
+
+class CountedWeights(Protocol):
+    """The weights of samples of which there are too many to hold them all."""
+
+    def fingerprint_of(self, samples: int, /) -> str:
+        """Hash those of the first samples."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, samples: np.ndarray, /) -> np.ndarray: ...
+
+
+Weights = np.ndarray | CountedWeights
 
 
 class Turn(NamedTuple):
@@ -36,6 +54,8 @@ class Turn(NamedTuple):
     weight: float
     idle: bool = False
     inputs: Any = None
+    missing: int = 0
+    """Samples that could not be read, and are left out; `ids` has the others."""
 
 
 class Step(NamedTuple):
@@ -66,6 +86,8 @@ class BatchPlan:
         made: the number of steps made so far. The plan does not know which of them were short and assumes the last
             ones; only questions about those steps depend on this.
         ramp: the parts of a Ramp: sizes of the global batch in the first steps, at most `global_batch`.
+        own_order: the order of the samples, with one lane or as many as a full step has micro-batches, if the data
+            have one of their own; default: each epoch has a permutation.
     """
 
     samples: int
@@ -74,14 +96,19 @@ class BatchPlan:
     micro_batch: int
     seed: int = 0
     lengths: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    weights: Weights | None = None
     short: int = 0
     made: int = 0
     ramp: tuple[tuple[int, int], ...] = ()
+    own_order: Order | None = None
 
     @classmethod
     def of_run(
-        cls, settings: RunConfig, samples: int, lengths: np.ndarray | None = None, weights: np.ndarray | None = None
+        cls,
+        settings: RunConfig,
+        samples: int,
+        lengths: np.ndarray | None = None,
+        weights: Weights | None = None,
     ) -> "BatchPlan":
         """Plan a run's steps from its settings.
 
@@ -104,6 +131,19 @@ class BatchPlan:
             return self
         total = self.total - short if settings.steps else self.total
         return dataclasses.replace(self, total=total, short=short, made=step)
+
+    def ordered(self, order: Order) -> "BatchPlan":
+        """Plan the same steps over samples in another order.
+
+        Raises:
+            UserError: it has fewer samples than the run sees.
+        """
+        if order.limit is not None and order.limit < self.total:
+            raise UserError(
+                f"the run sees {self.total:,} samples, and its sources may give {order.limit:,} (their rows times "
+                "their epochs): give fewer --run.steps or --run.epochs, or raise `epochs` in the mix"
+            )
+        return dataclasses.replace(self, own_order=order)
 
     def check_stop(self, settings: RunConfig) -> None:
         """Refuse a --run.stop-at that the run does not reach."""
@@ -160,15 +200,26 @@ class BatchPlan:
         return f"{small}-{small + 1}" if more else str(small)
 
     @cached_property
+    def order(self) -> Order:
+        """Return the order of the samples."""
+        return self.own_order or Shuffled(self.samples, self.seed)
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Hash what the plan knows of the data: the number of samples, their lengths and their weights."""
-        digest = hashlib.blake2b(str(self.samples).encode(), digest_size=8)
+        """Hash what the plan knows of the data: the number of samples, their lengths, weights and own order."""
+        return self.fingerprint_of(self.samples, "" if self.own_order is None else self.own_order.fingerprint)
+
+    def fingerprint_of(self, samples: int, order: str) -> str:
+        """Hash what the plan knows of its first samples, whose own order has the fingerprint `order`."""
+        digest = hashlib.blake2b(str(samples).encode(), digest_size=8)
         for numbers in (self.lengths, self.weights):
-            if numbers is None:
-                digest.update(b"|")
+            if not isinstance(numbers, np.ndarray):
+                digest.update(b"|" if numbers is None else numbers.fingerprint_of(samples).encode())
                 continue
-            for start in range(0, len(numbers), DIGESTED):  # by pieces, so that no copy of the whole is made
-                digest.update(np.ascontiguousarray(numbers[start : start + DIGESTED], dtype="<f8").data)
+            for start in range(0, samples, DIGESTED):  # by pieces, so that no copy of the whole is made
+                piece = numbers[start : min(start + DIGESTED, samples)]
+                digest.update(np.ascontiguousarray(piece, dtype="<f8").data)
+        digest.update(order.encode())
         return digest.hexdigest()
 
     def seen(self, step: int) -> int:
@@ -183,7 +234,9 @@ class BatchPlan:
 
     def micro_batches(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Cut a step into micro-batches: for each, the sample ids [rows] and their epochs [rows], int64."""
-        ids, epochs = permutation.stretch(self.seen(step), self.seen(step + 1), self.samples, self.seed)
+        if self.order.lanes > 1:
+            return [self.order.locate(numbers) for numbers in self._by_lanes(step)]
+        ids, epochs = self.order.stretch(self.seen(step), self.seen(step + 1))
         pieces = -(-len(ids) // self.micro_batch)
         if self.lengths is None:
             cuts: Sequence[int] | np.ndarray = even_cuts(len(ids), pieces)
@@ -196,18 +249,55 @@ class BatchPlan:
 
     def step(self, step: int, rank: int, ranks: int) -> Step:
         """Return the turns of data rank `rank` of `ranks` in a step."""
+        if self.order.lanes > 1 and self.weights is None:
+            numbers = self._by_lanes(step)  # other ranks' samples are not looked for
+            weights = [float(len(each)) for each in numbers]
+            return self._dealt(step, weights, lambda index: self.order.locate(numbers[index]), rank, ranks)
         cuts = self.micro_batches(step)
         weights = [float(len(ids) if self.weights is None else self.weights[ids].sum()) for ids, _ in cuts]
-        turns = -(-len(cuts) // ranks)
+        return self._dealt(step, weights, cuts.__getitem__, rank, ranks)
+
+    def _dealt(
+        self,
+        step: int,
+        weights: list[float],
+        located: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        rank: int,
+        ranks: int,
+    ) -> Step:
+        """Deal micro-batches, which have these weights, to ranks; `located` returns the ids and epochs of one."""
+        turns = -(-len(weights) // ranks)
+        ours = [index for index in range(rank * turns, (rank + 1) * turns) if index < len(weights) and weights[index]]
+        # What an idle turn repeats: all rows of the micro-batch with the largest weight. On one row, BatchNorm or a
+        # loss over the batch may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is
+        # NaN. Where rows are read by chunks, it is one of this rank's, if it has any.
+        near = ours if self.order.lanes > 1 and ours else range(len(weights))
+        repeated = max(near, key=weights.__getitem__)
         turns_here = []
         for index in range(rank * turns, (rank + 1) * turns):
-            if index < len(cuts) and weights[index]:
-                turns_here.append(Turn(index, *cuts[index], weights[index]))
+            if index in ours:
+                turns_here.append(Turn(index, *located(index), weights[index]))
             else:
-                # All rows of the micro-batch with the largest weight: on one row, BatchNorm or a loss over the batch
-                # may fail or give NaN; on rows without weight, so may any loss. And weight 0 times NaN is NaN.
-                turns_here.append(Turn(index, *cuts[int(np.argmax(weights))], 0.0, idle=True))
-        return Step(step, turns_here, len(cuts), sum(weights))
+                turns_here.append(Turn(index, *located(repeated), 0.0, idle=True))
+        return Step(step, turns_here, len(weights), sum(weights))
+
+    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
+        """Return ids of samples, int64: those of a rank's turns in a step, and others that are near what comes next.
+
+        An order by chunks names one sample of each chunk; any other one names none besides the step's own.
+        """
+        dealt = self.step(step, rank, ranks).turns
+        if self.order.lanes > 1:
+            numbers = self._by_lanes(step)
+            own = [numbers[turn.index] for turn in dealt if not turn.idle]
+        else:
+            own = [np.arange(self.seen(step), self.seen(step + 1))]
+        following = self.order.coming(np.concatenate(own), self.total) if own else np.zeros(0, np.int64)
+        return np.concatenate([*(turn.ids for turn in dealt), following])
+
+    def _by_lanes(self, step: int) -> list[np.ndarray]:
+        """Return the samples of each micro-batch of a step, if the order has lanes."""
+        return micro_batches(self.seen(step), self.seen(step + 1), self.order.lanes, self.micro_batch)
 
 
 def batch_sizes(settings: RunConfig) -> Ramp:
@@ -229,7 +319,7 @@ class EvaluationPlan:
     samples: int
     micro_batch: int
     lengths: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    weights: Weights | None = None
     seed: int = 0
 
     def steps(self, ranks: int) -> int:
@@ -255,3 +345,8 @@ class EvaluationPlan:
         weight = float(len(ids) if self.weights is None else self.weights[ids].sum())
         turn = Turn(index, ids, np.zeros_like(ids), 0.0 if idle else weight, idle)
         return Step(EVALUATION, [turn], 1, turn.weight)
+
+    def coming(self, step: int, rank: int, ranks: int) -> np.ndarray:
+        """Return the ids of a rank's samples in a turn and in those that come next, int64."""
+        turns = range(step, min(step + COMING, self.steps(ranks)))
+        return np.concatenate([self.step(turn, rank, ranks).turns[0].ids for turn in turns])

@@ -230,6 +230,22 @@ class Mixture:
         pairs = np.array([self._origin(sample) for sample in samples.reshape(-1).tolist()], np.int64).reshape(-1, 2)
         return Origins(pairs[:, 0].reshape(samples.shape), pairs[:, 1].reshape(samples.shape))
 
+    def following(self, samples: np.ndarray) -> list[np.ndarray]:
+        """Return for each source which of its samples come next in the lanes of these samples: int64 [lanes].
+
+        They are counted as in `origins`, from each lane's last one of these samples on. Sources that give nothing in
+        the mix of that sample have none.
+        """
+        flat = np.asarray(samples, np.int64).reshape(-1)
+        found: list[list[int]] = [[] for _ in range(self.sources)]
+        for lane in np.unique(flat % self.lanes).tolist():
+            in_lane = int(flat[flat % self.lanes == lane].max()) // self.lanes
+            stage = self._lane(lane).stage(in_lane)
+            counts = stage.counts(in_lane)
+            for source in stage.sources:
+                found[source].append(counts[source] * self.lanes + self.lane_in_source(source, lane))
+        return [np.array(numbers, np.int64) for numbers in found]
+
     def lane_in_source(self, source: int, lane: int) -> int:
         """Return which lane of a source (of its StreamOrder) a lane of the mixture reads."""
         return (lane - self._first_lanes[source]) % self.lanes

@@ -109,6 +109,27 @@ class StreamOrder:
         chunks = line.order[first : last + 1] if begin < end else line.order[:0]
         return chunks[self.sizes[chunks] > 0].astype(np.int64)
 
+    def coming(self, samples: np.ndarray, end: int) -> np.ndarray:
+        """Return the chunks of the windows that samples are in, and of the next ones in their lanes, int64.
+
+        Args:
+            end: the number of samples of the run: what only later ones need is left out.
+        """
+        chunks = [np.zeros(0, np.int64)]
+        flat = np.asarray(samples, np.int64).reshape(-1)
+        for lane in np.unique(flat % self.lanes).tolist():
+            last = int(flat[flat % self.lanes == lane].max())
+            epoch = last // self.rows
+            line, (begin, close) = self._line(epoch), self._borders(epoch)[lane : lane + 2]
+            place = begin + last // self.lanes - dealt(epoch * self.rows, lane, self.lanes)
+            first, at, final = line.chunk_at(np.array([begin, place, close - 1])).tolist()
+            low = first + (at - first) // self.window * self.window
+            chunks.append(line.order[low : min(low + 2 * self.window, final + 1)].astype(np.int64))
+            if low + self.window > final and (epoch + 1) * self.rows < end:
+                chunks.append(self.chunks_of(lane, epoch + 1)[: self.window])
+        found = np.concatenate(chunks)
+        return found[self.sizes[found] > 0]
+
     def _locate_in(self, epoch: int, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the chunks and the rows of samples of one epoch."""
         line, borders = self._line(epoch), self._borders(epoch)

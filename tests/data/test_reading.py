@@ -142,7 +142,7 @@ OWN = {
     "volumes/volumes.py": "its own files",
     "boxes/coco.py": "one byte, to tell json from other files",
     "graphs/calls.py": "Python's sources, which say their encoding: tokenize.open",
-    "streams/chunk_cache.py": "its own files",
+    "streams/chunk_folder.py": "its own files",
     "streams/index.py": "bytes of shards; what is text is decoded in line_chunks.py and tar_chunks.py",
     "streams/tar_chunks.py": "tar files",
     "tables/python_library.py": "Python's sources, which say their encoding: tokenize.open",

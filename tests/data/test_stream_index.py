@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -15,7 +17,7 @@ from support.stream_shards import ROWS, WRITERS, expected, lines, write_members,
 
 from app.data.streams import chunks, index
 from app.data.streams.chunks import Chunk
-from app.data.streams.shards import find_shards
+from app.data.streams.shards import Shard, Shards, find_shards
 from app.errors import UserError
 
 
@@ -30,14 +32,14 @@ def rows_of(made):
     """Decode every chunk by itself."""
     reader = index.FORMATS[made.shards.format]("--data.path", "x")
     for number, shard in enumerate(made.shard):
-        of_shard, tails = made.shards.files[shard], made.tails[shard]
+        of_shard, tail = made.shards.files[shard], made.tails[shard]
         data = Path(made.shards.place_of(shard)).read_bytes()
         part = made.part(number)
         chunk = Chunk(
             of_shard,
             part,
             data[part.start : part.start + part.size],
-            data[len(data) - tails.tail :] if tails.tail else b"",
+            data[len(data) - tail :] if tail else b"",
         )
         table = reader.table(chunk, made.features)
         assert len(table) == part.rows
@@ -125,6 +127,15 @@ def test_a_split_is_taken_by_the_names_of_shards(tmp_path):
     assert named(tmp_path / "my-test-set.jsonl") == ["my-test-set.jsonl"]
 
 
+def test_what_shards_hold_is_put_together_in_their_order(tmp_path):
+    for number, value in enumerate((None, 1, 2.5, [{"x": 1}])):
+        (tmp_path / f"{number}.jsonl").write_bytes(lines([{"first": value, f"own {number}": "x"}]))
+    columns = index.make_index("x", "x", find_shards("x", str(tmp_path / "[0-2].jsonl"))).features
+    assert columns["first"] == datasets.Value("float64") and list(columns) == ["first", "own 0", "own 1", "own 2"]
+    columns = index.make_index("x", "x", find_shards("x", str(tmp_path))).features
+    assert columns["first"] == datasets.Json()
+
+
 BAD = {
     "no such folder": (lambda folder: folder.rmdir(), "there is nothing of this name; "),
     "no shards": (lambda folder: (folder / "a.csv").write_text("a"), "it has no shards; what is streamed: parquet"),
@@ -202,6 +213,38 @@ def test_a_chunk_that_changed_after_it_was_indexed_is_refused(tmp_path):
     chunk = Chunk(made.shards.files[0], made.part(0), other, b"")
     with pytest.raises(ValueError, match="something else than when it was indexed"):
         reader.table(chunk, made.features)
+
+
+LOADED = """
+import resource, sys, time
+import datasets, pyarrow
+from app.data.streams import index
+from app.data.streams.shards import Shard, Shards
+shards = Shards("s3://bucket/data", tuple(Shard(f"part-{i:05}.parquet", 1 << 30, f"tag-{i}") for i in range(10_000)))
+begun = time.monotonic()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = index._cached(index.Path(sys.argv[1]), shards)
+assert found.fingerprint and found.rows.sum() == 10**9
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, time.monotonic() - begun)
+"""
+
+
+def test_an_index_of_a_million_chunks_is_read_in_little_memory(tmp_path):
+    shards = Shards("s3://b", tuple(Shard(f"part-{i:05}.parquet", 1 << 30, f"tag-{i}") for i in range(10_000)))
+    count = np.arange(10**6)
+    large = index.Index(
+        shards,
+        (1000,) * 10_000,
+        (count // 100).astype(np.int32),
+        count % 100 * 1_000_000,
+        np.full(10**6, 1_000_000),
+        np.full(10**6, 1000, np.int32),
+        datasets.Features({"text": datasets.Value("string")}),
+    )
+    (tmp_path / "index").write_bytes(index.to_bytes(large))
+    words = [sys.executable, "-c", LOADED, str(tmp_path / "index")]
+    megabytes, seconds = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert float(megabytes) < 100 and float(seconds) < 10
 
 
 def test_a_chunk_takes_24_bytes():

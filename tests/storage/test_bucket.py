@@ -38,15 +38,6 @@ def files(near, tmp_path) -> BucketStorage:
 
 
 @pytest.fixture
-def proxy(near, monkeypatch):
-    """Put a proxy between this process and the store."""
-    made = Proxy(near)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def shaky(proxy, tmp_path) -> BucketStorage:
     """Give a folder that is reached through the proxy, without long waits."""
     return buckets.storage_of(tmp_path / "place", IMPATIENT)

@@ -76,7 +76,7 @@ class Fault:
     """What happens to the next requests of a kind."""
 
     does: str
-    """503, slow, truncated, reset, lost (it is done, and the answer is lost), or held (until `held` is set)."""
+    """403, 503, slow, truncated, flipped (one byte is another), reset, lost (done, and the answer is lost), or held."""
     method: str = ""
     holding: str = ""
     """What is in its path."""
@@ -140,11 +140,16 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(fault.seconds)
         if does == "held":
             time.sleep(60)
+        if does == "403":
+            return self._answer(403, [], b"<Error><Code>AccessDenied</Code></Error>")
         if does == "503":
             return self._answer(503, [], b"<Error><Code>SlowDown</Code></Error>")
         status, headers, data = self._forward(body)
         if does == "lost":
             return self._reset()
+        if does == "flipped":
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
         self._answer(status, headers, data, len(data) // 2 if does == "truncated" else None)
 
     def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:

@@ -1,5 +1,6 @@
 """One healthy set of data in each format that any recipe reads, with the file of it that tests damage."""
 
+import contextlib
 import gzip
 import json
 import struct
@@ -16,14 +17,13 @@ from PIL import Image
 
 from app.config import points
 from app.config.needs import EVERYTHING
-from app.data.cache import cache_folder
 from app.data.config import CorpusData
 from app.data.corpus import token_sets
 from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.images.image_column import ImageColumn
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
@@ -361,8 +361,8 @@ def _stream(kind: str) -> Format:
 
     def read(file: Path, folder: Path) -> Any:
         index = index_of("--data.path", str(file), find_shards("--data.path", str(file)))
-        chunks = ChunkCache("--data.path", index, cache_folder() / "chunks", 1 << 30)
-        return StreamedRows(index, chunks).__getitems__(range(len(ROWS)))
+        with contextlib.closing(ChunkCache("--data.path", index, folder_of(index), 1 << 30)) as chunks:
+            return StreamedRows(index, chunks, window=1).__getitems__(range(len(ROWS)))
 
     unseen = frozenset({"flipped"}) if kind in ("parquet", "tar") else frozenset()
     return Format(write, read, text=kind == "jsonl", unseen=unseen)

@@ -25,8 +25,8 @@ def _pieces(rows: list[dict[str, Any]], size: int = 20) -> list[bytes]:
 
 
 def write_parquet(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Write row groups of seven rows."""
-    parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=7)
+    """Write row groups of seven rows, with checksums."""
+    parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=7, write_page_checksum=True)
 
 
 def write_tar(file: Path, rows: list[dict[str, Any]]) -> None:

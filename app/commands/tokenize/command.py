@@ -132,7 +132,6 @@ def main(options: Options) -> int:
                 "are too many: give more tokens a shard"
             )
         shards = _go_through(job, parts, options)
-        source.close()
     _finish(options, files, settings, shards)
     amounts = [each.amount for each in shards]
     tokens, documents = sum(each.tokens for each in amounts), sum(each.documents for each in amounts)

@@ -1,6 +1,5 @@
 """Where the texts come from: a table of this machine, or shards that are read by chunks."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,13 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from app.data.cache import cache_folder
 from app.data.config import CorpusData
 from app.data.corpus.encode import check_table, columns_of, read_texts
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
-from app.data.tables.columns import name_table
 from app.data.tables.files import is_file_name
 from app.data.tables.sources import open_source
 from app.errors import UserError
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 FLAG = "SOURCE"
-CACHED = 4 << 30  # bytes of chunks of a source that wait on the disk until they are tokenized
 
 
 class Source(Protocol):
@@ -50,10 +46,6 @@ class Source(Protocol):
 
     def texts(self) -> Iterator[str]:
         """Yield all texts, to train a tokenizer on."""
-        ...
-
-    def close(self) -> None:
-        """Leave nothing on the disk."""
         ...
 
 
@@ -116,9 +108,6 @@ class Table(Source):
     def texts(self) -> Iterator[str]:
         return read_texts(self.table, self.config)
 
-    def close(self) -> None:
-        """Do nothing: tables are kept for the next command."""
-
 
 @dataclass(frozen=True)
 class Streamed(Source):
@@ -130,8 +119,8 @@ class Streamed(Source):
     config: CorpusData
 
     def __getstate__(self) -> dict:
-        """Leave the index out: other processes find it in the cache."""
-        return {name: value for name, value in self.__dict__.items() if name != "_index"}
+        """Leave out what other processes make again: the index is in the cache."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_index", "_reader")}
 
     @cached_property
     def _index(self) -> Index:
@@ -155,23 +144,13 @@ class Streamed(Source):
     def _table(self, chunk: int) -> "Dataset":
         import datasets
 
-        index = self._index
-        shard = int(index.shard[chunk])
-        table = datasets.Dataset(
-            datasets.table.InMemoryTable(self._cache().table(chunk)),
-            info=datasets.DatasetInfo(features=index.features),
-            fingerprint=key_of(index.fingerprint, chunk),
-        )
-        place = f"{FLAG} {index.shards.place_of(shard)}, chunk {chunk - index.tails[shard].first}"
-        return name_table(table, place)
+        table = datasets.table.InMemoryTable(self._reader.table(chunk))
+        info = datasets.DatasetInfo(features=self._index.features, description=self._reader.name_of(chunk))
+        return datasets.Dataset(table, info=info, fingerprint=key_of(self._index.fingerprint, chunk))
 
-    @property
-    def _folder(self) -> str:
-        return f"tokenize-{self._index.fingerprint}"
-
-    def _cache(self) -> ChunkCache:
-        """Return a cache that keeps no chunk open: each is read once."""
-        return ChunkCache(FLAG, self._index, cache_folder() / "streams" / self._folder, CACHED)
+    @cached_property
+    def _reader(self) -> ChunkReader:
+        return ChunkReader(FLAG, self._index)
 
     def everything(self) -> range:
         return range(len(self._index.rows))
@@ -179,6 +158,3 @@ class Streamed(Source):
     def texts(self) -> Iterator[str]:
         for chunk in self.everything():
             yield from read_texts(self._table(chunk), self.config)
-
-    def close(self) -> None:
-        shutil.rmtree(cache_folder() / "streams" / self._folder, ignore_errors=True)

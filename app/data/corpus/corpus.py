@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 
 from app.config.needs import EVERYTHING, Needs
 from app.data.config import CorpusData, check_date, in_words
-from app.data.corpus import token_sets
+from app.data.corpus import mixed_corpora, token_sets
 from app.data.corpus.blocks import Blocks
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.encode import columns_of, read_texts, tokenize
+from app.data.corpus.joined_blocks import JoinedBlocks, MixedBlocks
 from app.data.corpus.messages import TOOLS
+from app.data.corpus.mixed_corpora import Corpora
 from app.data.corpus.shorter import block_sizes
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.tables.columns import name_of
@@ -20,6 +22,8 @@ from app.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
+
+AnyBlocks = Blocks | TokenBlocks | JoinedBlocks
 
 __all__ = ["blocks", "describe", "load", "own_tokenizer"]
 
@@ -38,9 +42,12 @@ def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:
         raise UserError(f"--data.block {config.block}: must be at least 2")
     block_sizes(config)
     check_date(config.date)
+    if config.mix:
+        return mixed_corpora.load(config, columns, needs)
     if token_sets.are_asked_for(config, needs):
         return token_sets.load(config, columns, needs)
     tables = load_tables(config, columns=columns, needs=needs)
+    mixed_corpora.refuse_streamed_texts(tables, f"--data.path {' '.join(config.path)}")
     if config.messages:  # tools keep more of a conversation in columns of its own, such as its system message
         unused = [name for name in tables.train.column_names if name not in (*columns, TOOLS)]
         said = f"columns that are not read: {', '.join(unused)}" if unused else ""
@@ -49,7 +56,7 @@ def load(config: CorpusData, needs: Needs = EVERYTHING) -> Tables:
 
 
 def own_tokenizer(
-    table: "Dataset | TokenBlocks", config: CorpusData, kind: str, vocab: int, masked: bool = False
+    table: "Dataset | TokenBlocks | Corpora", config: CorpusData, kind: str, vocab: int, masked: bool = False
 ) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a model from scratch: of tokens, the one that they were made with.
 
@@ -57,6 +64,8 @@ def own_tokenizer(
         kind: "byte", "char" (the texts' characters) or "bpe".
         masked: whether the model predicts masked tokens; then there is a token for them, in addition to `vocab`.
     """
+    if isinstance(table, Corpora):
+        table = table.tokens or table.texts(columns_of(config))
     if isinstance(table, TokenBlocks):
         tokenizer = token_sets.own_tokenizer(table, kind, config.block)
     else:
@@ -70,13 +79,23 @@ def _own_tokenizer(table: "Dataset", config: CorpusData, kind: str, vocab: int) 
 
 
 def blocks(
-    table: "Dataset | TokenBlocks", config: CorpusData, tokenizer: "PreTrainedTokenizerBase"
-) -> Blocks | TokenBlocks:
+    table: "Dataset | TokenBlocks | Corpora", config: CorpusData, tokenizer: "PreTrainedTokenizerBase"
+) -> AnyBlocks:
     """Tokenize a table's texts, and cut them into blocks; of tokens, see that they are those of the tokenizer.
 
     Raises:
         UserError: the tokenizer has no end-of-text token, or nothing is left to learn; or tokens are of another one.
     """
+    if isinstance(table, Corpora):
+        corpora = [_of_one(each, config, tokenizer) for each in table.each]
+        return MixedBlocks(table.mix, corpora) if table.to_train_on else JoinedBlocks(corpora)
+    return _of_one(table, config, tokenizer)
+
+
+def _of_one(
+    table: "Dataset | TokenBlocks", config: CorpusData, tokenizer: "PreTrainedTokenizerBase"
+) -> Blocks | TokenBlocks:
+    """Return the blocks of one corpus."""
     if isinstance(table, TokenBlocks):
         token_sets.check_tokenizer(table, tokenizer)
         return table
@@ -100,8 +119,8 @@ def blocks(
 
 def describe(
     tables: Tables,
-    train: Blocks | TokenBlocks,
-    eval_sets: Mapping[str, Blocks | TokenBlocks],
+    train: AnyBlocks,
+    eval_sets: Mapping[str, AnyBlocks],
     tokenizer: "PreTrainedTokenizerBase",
 ) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
@@ -119,10 +138,12 @@ def describe(
     if train.documents.date:
         parts.append(in_words(train.documents.date))
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
+    if isinstance(train, MixedBlocks):
+        more.append(train.described())
     return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
 
 
-def _amount(cut: Blocks | TokenBlocks) -> str:
+def _amount(cut: AnyBlocks) -> str:
     """Count tokens and documents. The end of txt files that is held out may begin inside a document."""
     documents = cut.documents
     count = f"{documents.count:,} document{'s' * (documents.count != 1)}"

@@ -13,7 +13,8 @@ import numpy as np
 
 from app.data.config import Masking
 from app.data.corpus.blocks import Blocks
-from app.data.corpus.token_blocks import TokenBlocks
+from app.data.corpus.joined_blocks import JoinedBlocks
+from app.data.corpus.token_blocks import StreamedBlocks, TokenBlocks
 from app.data.rows import IGNORED
 from app.data.text.token_dropout import check_dropout, ordinary
 from app.errors import UserError
@@ -83,7 +84,7 @@ class MaskedBlocks:
     Can be masked: supervised tokens, but not the first input of a block, and nothing that marks a document's begin.
     """
 
-    def __init__(self, blocks: Blocks | TokenBlocks, masker: Masker, seed: int | None = None):
+    def __init__(self, blocks: Blocks | TokenBlocks | JoinedBlocks, masker: Masker, seed: int | None = None):
         """Choose the blocks.
 
         Args:
@@ -92,6 +93,11 @@ class MaskedBlocks:
         Raises:
             UserError: there are none.
         """
+        if isinstance(blocks, StreamedBlocks):
+            raise UserError(
+                "--mask.rate: of streamed tokens, nobody knows which blocks can be masked: give --data.stream false "
+                "and a folder of this machine"
+            )
         self.blocks, self.masker, self.seed = blocks, masker, seed
         maskable = blocks.count_known()
         self._maskable_blocks = np.flatnonzero(maskable)

@@ -18,7 +18,9 @@ from app.data.corpus.blocks import row_of
 from app.data.corpus.token_shards import Tokens, TokensRecord, tokens_of
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import Index
+from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
+from app.sampling.orders import ByChunks
 from app.storage.drafts import write
 
 
@@ -67,6 +69,11 @@ class TokenBlocks:
         self._all = known
         self.weights: Any = BlockWeights(self)
         """Supervised tokens of each block; see `BlockWeights`."""
+
+    def streamed(self, window: int) -> "StreamedBlocks":
+        """Return the same blocks for a run that goes through them chunk by chunk; for `window` see StreamOrder."""
+        span = self._low, self._high
+        return StreamedBlocks(self._index, self._cache, self.record, self.size, self.apart, span, window)
 
     def part(self, low: int, high: int) -> "TokenBlocks":
         """Return the blocks with numbers from `low` to before `high`, as data of their own."""
@@ -210,6 +217,33 @@ class TokenBlocks:
         return int(self._token_ends[chunk] - self._index.rows[chunk] + low)
 
 
+class StreamedBlocks(TokenBlocks):
+    """Blocks in an order of their own, which reads chunk after chunk."""
+
+    def __init__(
+        self,
+        index: Index,
+        cache: ChunkCache,
+        record: TokensRecord,
+        size: int,
+        apart: bool,
+        span: tuple[int, int] | None,
+        window: int,
+    ):
+        """Cut the chunks of an index into blocks; the arguments are those of TokenBlocks and StreamOrder."""
+        super().__init__(index, cache, record, size, apart, span)
+        self._window = window
+
+    def order(self, plan: BatchPlan) -> ByChunks:
+        """Return the order in which a run reads the blocks.
+
+        Raises:
+            UserError: the cache is too small for what is read at one time.
+        """
+        self._cache.check_room(plan.micro_batches_per_step, self._window)
+        return ByChunks(self.sizes, plan.micro_batches_per_step, self._window, plan.seed)
+
+
 class BlockWeights:
     """How many supervised tokens blocks have, by their numbers. Where all are supervised, none of it is in memory."""
 
@@ -237,10 +271,9 @@ class BlockWeights:
             return int(blocks._counts[blocks._low : blocks._high].sum())
         return len(blocks.documents)
 
-    @property
-    def fingerprint(self) -> str:
-        """Return a hash of all."""
-        return key_of("weights", self._blocks.fingerprint)
+    def fingerprint_of(self, samples: int) -> str:
+        """Hash those of the first blocks; only all are asked for."""
+        return key_of("weights", self._blocks.fingerprint, samples)
 
 
 class TokenDocuments:

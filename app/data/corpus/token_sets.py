@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import SPLITS, TOKENIZER, find_tokens, splits_at
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import index_of
+from app.data.streams.opening import GB
 from app.data.streams.shards import is_url
 from app.data.tables.columns import name_of
 from app.data.tables.sources import Tables, load_tables
@@ -93,18 +94,19 @@ def load(config: CorpusData, columns: Sequence[str], needs: Needs) -> TokenTable
     """
     with using_cache():
         if needs.skips_training_rows(config):
-            evaluation = _other(config, columns, "--data.eval-path", config.eval_path, config.eval_split)
+            evaluation = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split)
             tables = TokenTables(evaluation, evaluation, has_training_rows=False)
         else:
-            tables = _first(config, columns)
+            tables = to_train_on(config, columns)
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name] = _other(config, columns, needs.set_flag, *other)
+            tables.others[name] = to_evaluate_on(config, columns, needs.set_flag, *other)
         if only := needs.only_set:
             return TokenTables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
 
 
-def _first(config: CorpusData, columns: Sequence[str]) -> TokenTables:
+def to_train_on(config: CorpusData, columns: Sequence[str]) -> TokenTables:
+    """Open the tokens to train on, and what to evaluate on; raises as `load`."""
     path = os.path.expanduser(config.path[0])
     if config.name or config.columns:
         raise UserError(f"--data.path {path} holds tokens: leave out --data.name and --data.columns")
@@ -115,19 +117,27 @@ def _first(config: CorpusData, columns: Sequence[str]) -> TokenTables:
             f"--data.path {path} holds tokens of {' and '.join(meaning.columns)}, not of {' and '.join(columns)}: "
             "leave out the flags of columns, or tokenize again"
         )
+    as_asked = _streamed(config, path)
     if config.eval_path:
-        other = _other(config, columns, "--data.eval-path", config.eval_path, config.eval_split, train)
-        return TokenTables(train, other)
+        scored = to_evaluate_on(config, columns, "--data.eval-path", config.eval_path, config.eval_split, train)
+        return TokenTables(as_asked(train), scored)
     own = [split for split in ("validation", "test") if split in splits_at(path) and split != config.split]
     if chosen := config.eval_split or next(iter(own), ""):
-        return TokenTables(train, _evaluated("--data.eval-split", path, chosen, config, train))
+        return TokenTables(as_asked(train), _evaluated("--data.eval-split", path, chosen, config, train))
     if len(train) < 2:
         raise UserError(
             f"--data.path {path} has {len(train)} block of {config.block} tokens, too few to hold some out for "
             "evaluation: give more data, --data.eval-path, or a smaller --data.block"
         )
     cut = len(train) - count_of(len(train), config.holdout)
-    return TokenTables(train.part(0, cut), train.part(cut, len(train)), held_out=True)
+    return TokenTables(as_asked(train.part(0, cut)), train.part(cut, len(train)), held_out=True)
+
+
+def _streamed(config: CorpusData, path: str) -> Callable[[TokenBlocks], TokenBlocks]:
+    """Return a function that brings blocks to train on into the order of streams, if they are to be streamed."""
+    if config.stream == "true" or (config.stream == "auto" and is_url(path)):
+        return lambda blocks: blocks.streamed(config.window)
+    return lambda blocks: blocks
 
 
 def _split(flag: str, split: str) -> str:
@@ -136,7 +146,7 @@ def _split(flag: str, split: str) -> str:
     return split
 
 
-def _other(
+def to_evaluate_on(
     config: CorpusData, columns: Sequence[str], flag: str, path: str, split: str = "", train: TokenBlocks | None = None
 ) -> Any:
     """Open tokens, or a table of texts, to evaluate on."""
@@ -185,7 +195,8 @@ def _open(flag: str, path: str, split: str, config: CorpusData) -> TokenBlocks:
             )
     # By the contents, as another folder may have shards of the same names and sizes.
     key = key_of(index.fingerprint, *(amount.digest for amount in amounts))
-    cache = ChunkCache(flag, index, cache_folder() / "streams" / f"tokens-{key}", UNLIMITED)
+    limit = UNLIMITED if config.stream == "false" or not is_url(path) else int(config.cache_gb * GB)
+    cache = ChunkCache(flag, index, cache_folder() / "streams" / f"tokens-{key}", limit)
     blocks = TokenBlocks(index, cache, record, config.block, config.packing == "documents")
     if not len(blocks):
         raise UserError(f"{flag} {path} has nothing to learn: no token of the split {split} is supervised")

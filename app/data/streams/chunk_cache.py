@@ -1,208 +1,177 @@
-"""Chunks on this machine's disk: fetched once for all its processes, decoded, and mapped into memory.
+"""Chunks as one process reads them: brought to this machine's disk once for all its processes, and mapped into memory.
 
-A chunk is one Arrow file, whole or absent: it is written as a draft and renamed, so a process that is killed leaves
-nothing that another one believes. Of the processes that want a chunk at once, one fetches it while the others wait for
-a lock, which the system lets go if its holder dies. When the folder grows beyond its limit, the chunks go that were
-not used for the longest time; whoever has mapped one keeps it, because a file without a name stays while it is open.
+The process that makes a cache brings chunks, ahead of need or when somebody asks. Processes that are forked from it,
+such as the workers of a DataLoader, ask it for what is not on the disk.
 """
 
-import contextlib
-import fcntl
 import os
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app import storage
-from app.data.cache import SECONDS_KEPT
-from app.data.reading import DAMAGE, unreadable
-from app.data.streams.chunks import Chunk
-from app.data.streams.index import FORMATS, Index
+import psutil
+
+from app.data.cache import cache_folder
+from app.data.streams.chunk_folder import ChunkFolder, check_room
+from app.data.streams.chunk_reader import ChunkReader
+from app.data.streams.forked_readers import Answering, Asking
+from app.data.streams.index import FORMAT, Index
+from app.distributed.environment import local_world_size, world_size
 from app.errors import UserError
-from app.storage.drafts import drafted, is_draft
+from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from datasets import Dataset
 
-LOCKS = 64  # files; two chunks with one of them wait for each other
-THREADS = 4  # that fetch ahead in one process
+THREADS = 4  # that bring chunks ahead, and as many that bring what somebody waits for
 MAPPED = 256  # chunks that a process keeps open
+TRIES = 20  # to map a chunk that others delete as soon as it is there
+
+
+def folder_of(index: Index) -> Path:
+    """Return where the chunks of a data set lie on this machine: one folder for all indexes of parts of it."""
+    return cache_folder() / "chunks" / key_of(FORMAT, *index.shards, index.features)
 
 
 class ChunkCache:
-    """The chunks of one data set, as this process reads them."""
+    """The chunks of one data set, for the process that makes it and for those that are forked from it."""
 
     def __init__(self, flag: str, index: Index, folder: Path, limit: int):
         """Keep chunks in a folder.
 
         Args:
             flag: names the data in errors.
-            folder: for this data set alone, for all processes of the machine.
+            folder: for this data set alone, for all processes of the machine; several indexes of one data set may
+                share it.
             limit: bytes of all chunks there, as decoded.
         """
-        self._flag, self._index, self._folder, self._limit = flag, index, folder, limit
-        self._reader = FORMATS[index.shards.format](flag, index.shards.folder)
-        self._mapped: OrderedDict[int, pa.Table] = OrderedDict()
-        self._unchanged: set[int] = set()
+        self._flag, self._limit = flag, limit
+        self._index, self._folder = index, ChunkFolder(folder, limit)
+        self._reader = ChunkReader(flag, index)
+        self._mapped: OrderedDict[int, Dataset] = OrderedDict()
         self._coming: dict[int, Future] = {}
-        self._threads: ThreadPoolExecutor | None = None
-        self._process = os.getpid()
-        self._locks = _locks()
+        self._guard = threading.Lock()
+        self._ahead = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks-ahead")
+        self._asked = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks-asked")
+        self._answering = Answering(self._bring_for_fork)
+        self._owner = psutil.Process()
+        self._asking = Asking(self._answering.address, self._owner)
+        self._folder.begin()
 
     def table(self, chunk: int) -> "pa.Table":
-        """Return the rows of a chunk, fetched if they are not here yet.
+        """Return the rows of a chunk, as `dataset`."""
+        return self.dataset(chunk).data.table
+
+    def dataset(self, chunk: int) -> "Dataset":
+        """Return the rows of a chunk, brought if they are not here yet.
 
         Raises:
-            UserError: it cannot be fetched or read, or its shard has changed since it was indexed.
+            BadChunk: it is damaged.
+            UserError: it cannot be fetched, or its shard has changed since it was indexed.
         """
-        self._after_fork()
-        if chunk in self._mapped:
+        name = self._name(chunk)
+        here = self._folder.touch(name)
+        if (mapped := self._mapped.get(chunk)) is not None:
             self._mapped.move_to_end(chunk)
-            return self._mapped[chunk]
-        if coming := self._coming.pop(chunk, None):
-            coming.result()
-        while True:
-            self._fetch(chunk)
-            with contextlib.suppress(FileNotFoundError):  # another process has made room
-                self._mapped[chunk] = _map(self._file(chunk))
+            if not here:
+                del self._mapped[chunk]  # others have deleted it; now its bytes can go
+            return mapped
+        for _ in range(TRIES):
+            if not here:
+                self._bring(chunk)
+            table = self._folder.map(name)
+            if table is not None:
                 break
-        while len(self._mapped) > MAPPED:
-            self._mapped.popitem(last=False)
-        return self._mapped[chunk]
+            here = False
+        else:
+            raise UserError(
+                f"--data.cache-gb: chunks are deleted before they are read ({TRIES} times the same): give more"
+            )
+        self._let_go()
+        # Kept, as it costs ten times what reading a row does.
+        self._mapped[chunk] = mapped = self._as_dataset(chunk, table)
+        return mapped
+
+    def name_of(self, chunk: int) -> str:
+        """Return the words by which errors name a chunk."""
+        return self._reader.name_of(chunk)
+
+    def check_room(self, lanes: int, window: int) -> None:
+        """Refuse a limit that is too small for what is read at one time on this machine.
+
+        Args:
+            lanes: of the run, which its ranks share.
+            window: in chunks.
+
+        Raises:
+            UserError: it is too small.
+        """
+        here = -(-lanes * local_world_size() // world_size())
+        check_room(self._flag, self._index, here, window, self._limit)
 
     def prepare(self, chunks: Iterable[int]) -> None:
-        """Fetch chunks in threads, the first ones first, and return at once. Errors come when they are asked for."""
-        self._after_fork()
-        wanted = [chunk for chunk in chunks if chunk not in self._mapped and chunk not in self._coming]
-        if wanted and self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks")
-        for chunk in wanted:
-            assert self._threads is not None
-            self._coming[chunk] = self._threads.submit(self._fetch, chunk)
+        """Bring chunks in threads, the first ones first, and return at once.
+
+        What is here already counts as used now. Errors come when a chunk is read. A forked process brings nothing.
+        """
+        if self._is_forked():
+            return
+        with self._guard:
+            done = [chunk for chunk, coming in self._coming.items() if coming.done() and not coming.exception()]
+            for chunk in done:
+                del self._coming[chunk]
+            for chunk in chunks:
+                if not self._folder.touch(self._name(chunk)) and chunk not in self._coming:
+                    self._coming[chunk] = self._ahead.submit(self._fetch, chunk)
 
     def close(self) -> None:
-        """Fetch nothing more."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        """Bring nothing more, for nobody. What is under way is finished before the interpreter ends."""
+        if not self._is_forked():
+            self._answering.close()
+            for pool in (self._ahead, self._asked):
+                pool.shutdown(wait=False, cancel_futures=True)
 
-    def _after_fork(self) -> None:
-        """Begin anew in a process that was forked: it has none of the threads of the one before, and its locks."""
-        if self._process != os.getpid():
-            self._coming, self._threads, self._locks = {}, None, _locks()
-            self._process = os.getpid()
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._owner.pid
 
-    def _file(self, chunk: int) -> Path:
-        return self._folder / f"{chunk}.arrow"
+    def _name(self, chunk: int) -> str:
+        """Return the name of a chunk's file: by where it lies, since an index may be of a part of the data."""
+        return f"{self._index.shard[chunk]}-{self._index.start[chunk]}.arrow"
+
+    def _as_dataset(self, chunk: int, table: "pa.Table") -> "Dataset":
+        import datasets
+
+        info = datasets.DatasetInfo(features=self._index.features, description=self.name_of(chunk))
+        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=f"chunk-{chunk}")
+
+    def _let_go(self) -> None:
+        """Close chunks that others have deleted, whose bytes stay on the disk until then, and the oldest of many."""
+        for chunk in [each for each in self._mapped if not self._folder.has(self._name(each))]:
+            del self._mapped[chunk]
+        while len(self._mapped) >= MAPPED:
+            self._mapped.popitem(last=False)
+
+    def _bring(self, chunk: int) -> None:
+        """Wait until a chunk is on the disk. Raises as `table`."""
+        if self._is_forked():
+            return self._asking.bring(chunk)
+        with self._guard:
+            coming = self._coming.pop(chunk, None)
+        if coming is None or coming.cancel():  # nobody waits behind what is only fetched ahead
+            return self._fetch(chunk)
+        return coming.result()
+
+    def _bring_for_fork(self, chunk: int) -> None:
+        # In a thread of a pool, which the interpreter waits for at its end: one that decodes must not be cut off there.
+        self._asked.submit(self._bring, chunk).result()
 
     def _fetch(self, chunk: int) -> None:
-        """Make sure that a chunk is on the disk."""
-        file = self._file(chunk)
-        if _touched(file):
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        number = chunk % LOCKS
-        with self._locks[number], _locked(self._folder / f"lock-{number}"):
-            if _touched(file):
-                return
-            table = self._decoded(chunk)
-            self._make_room(table.nbytes)
-            try:
-                _write(file, table)
-            except OSError as error:
-                raise UserError(
-                    f"--data.cache-gb: a chunk of {table.nbytes:,} bytes cannot be written to {self._folder} "
-                    f"({error.strerror or error}): make room there, or move the cache with HF_DATASETS_CACHE"
-                ) from error
-
-    def _decoded(self, chunk: int) -> "pa.Table":
-        index, part = self._index, self._index.part(chunk)
-        number = int(index.shard[chunk])
-        shard, tails, place = index.shards.files[number], index.tails[number], index.shards.place_of(number)
-        files = storage.at(index.shards.folder)
-        try:
-            self._check_unchanged(number)
-            data = files.read(shard.name, part.start, part.size, follow=True)
-            tail = files.read(shard.name, shard.size - tails.tail, tails.tail, follow=True) if tails.tail else b""
-            if len(data) < part.size or len(tail) < tails.tail:
-                raise ValueError(f"it ends {part.size - len(data)} bytes before its chunk at byte {part.start} does")
-            table = self._reader.table(Chunk(shard, part, data, tail), index.features)
-            if len(table) != part.rows:
-                raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
-        except DAMAGE as error:
-            where = f"{place}, chunk {chunk - tails.first} ({part.rows} rows from byte {part.start})"
-            raise unreadable(self._flag, where, error) from error
-        return table
-
-    def _check_unchanged(self, number: int) -> None:
-        """Refuse a shard that is another one than was indexed; once for each shard.
-
-        Raises:
-            UserError: it has changed, or is gone.
-        """
-        if number in self._unchanged:
-            return
-        shard, place = self._index.shards.files[number], self._index.shards.place_of(number)
-        entry = storage.at(self._index.shards.folder).entry(shard.name)
-        if entry is None or (entry.size, entry.tag) != (shard.size, shard.tag):
-            what = "is gone" if entry is None else "has changed"
-            raise UserError(
-                f"{self._flag} {place} {what} since the data were indexed: put the shard back, or start a new run"
-            )
-        self._unchanged.add(number)
-
-    def _make_room(self, size: int) -> None:
-        """Delete what was not used for the longest time until so many more bytes fit."""
-        files = sorted(_files(self._folder))
-        excess = sum(each[1] for each in files) + size - self._limit
-        for used, held, path in files:
-            left_behind = is_draft(path.name) and time.time() - used > SECONDS_KEPT
-            if left_behind or (excess > 0 and path.suffix == ".arrow"):
-                path.unlink(missing_ok=True)
-                excess -= held
-
-
-def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each file was used last, its size and its path."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                about = entry.stat()
-                yield about.st_mtime, about.st_size, Path(entry.path)
-
-
-def _touched(file: Path) -> bool:
-    """Note that a chunk is used, if it is there."""
-    try:
-        os.utime(file)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _locks() -> list[threading.Lock]:
-    return [threading.Lock() for _ in range(LOCKS)]
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Exclude other processes. Threads of this one must not meet here: the system does not tell them apart."""
-    with open(file, "ab") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
-        yield
-
-
-def _write(file: Path, table: "pa.Table") -> None:
-    import pyarrow as pa
-
-    with drafted(file) as draft, pa.ipc.new_file(str(draft), table.schema) as sink:
-        sink.write_table(table)
-
-
-def _map(file: Path) -> "pa.Table":
-    import pyarrow as pa
-
-    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        name = self._name(chunk)
+        if not self._folder.touch(name):
+            with self._folder.bringing(name):
+                if not self._folder.touch(name):
+                    self._folder.put(name, self._reader.table(chunk))

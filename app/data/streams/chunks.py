@@ -5,7 +5,7 @@ cut where its compression begins anew (a member of gzip, a frame of zstd): it ca
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 class Format(Protocol):
     """How the shards of one data set are cut into chunks, and how a chunk becomes rows.
 
-    It is made for one data set, and learns what the columns hold while it cuts the shards.
+    It is made for one data set, or for one shard of it, and learns what the columns hold while it cuts shards.
     """
 
     def parts(self, shard: "Shard", file: BinaryIO) -> Iterator[Part]:
@@ -39,6 +39,14 @@ class Format(Protocol):
         Raises:
             UserError: it has samples of another kind than those before.
             ValueError: it is damaged, or holds something else; the message says where.
+        """
+        ...
+
+    def add(self, later: Self) -> None:
+        """Learn what another one, of shards that come after those of this one, has learnt.
+
+        Raises:
+            UserError: it has samples of another kind.
         """
         ...
 

@@ -5,24 +5,26 @@ memory. It lies beside the data, where `python -m app index` puts it, or else in
 shards are: their names, sizes and tags.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from app import storage
 from app.data.cache import cache_folder
 from app.data.reading import DAMAGE, unreadable
-from app.data.streams.chunks import Format, Part
+from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.line_chunks import LineChunks
 from app.data.streams.parquet_chunks import ParquetChunks
-from app.data.streams.shards import Shard, Shards
+from app.data.streams.shards import Shard, Shards, is_url
 from app.data.streams.tar_chunks import TarChunks
 from app.errors import UserError
-from app.sampling.hashing import key_of
+from app.sampling.hashing import hash_of_bytes, key_of
 from app.storage.drafts import write
 
 if TYPE_CHECKING:
@@ -32,16 +34,9 @@ if TYPE_CHECKING:
 FORMAT = "2026-11"  # the month in which the file last changed its meaning
 COLUMNS = {"shard": "int32", "start": "int64", "size": "int64", "rows": "int32"}
 FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "jsonl": LineChunks, "tar": TarChunks}
+THREADS = 8  # that look at shards in a bucket; on a disk, one is as fast
+MEASURED = 3  # chunks to decode at most before an index is made of damaged data
 BESIDE = ".samestep-index-{}"
-
-
-class Tails(NamedTuple):
-    """What of a shard each of its chunks needs, besides its own bytes."""
-
-    first: int
-    """Number of the shard's first chunk in the data set."""
-    tail: int
-    """In bytes, at the end of the shard."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ class Index:
     """The chunks of a data set, in the order of its shards and of the bytes in each."""
 
     shards: Shards
-    tails: tuple[Tails, ...]
-    """One for each shard."""
+    tails: tuple[int, ...]
+    """How many bytes at the end of each shard are needed to decode any of its chunks."""
     shard: np.ndarray
     """Number of each chunk's shard, int32 [chunks]."""
     start: np.ndarray
@@ -61,16 +56,38 @@ class Index:
     """int32 [chunks]."""
     features: "Features"
     """What the columns of all shards hold."""
+    growth: float = 1.0
+    """Bytes of a decoded chunk for each one that is stored, as the largest chunk showed when the index was made."""
 
     @property
     def fingerprint(self) -> str:
         """Hash what the rows depend on, wherever the shards lie: how they are cut, and what their columns hold."""
         names = [(shard.name, shard.size) for shard in self.shards.files]
-        return key_of(FORMAT, names, self.features, *(getattr(self, name).tobytes() for name in COLUMNS))
+        return key_of(FORMAT, names, self.features, hash_of_bytes([getattr(self, name) for name in COLUMNS]))
 
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
+
+    def fetch(self, chunk: int) -> Chunk:
+        """Fetch a chunk as it is stored; it may be shorter than it should be.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        part, number = self.part(chunk), int(self.shard[chunk])
+        shard, tail = self.shards.files[number], self.tails[number]
+        files = storage.at(self.shards.folder)
+        data = files.read(shard.name, part.start, part.size, follow=True)
+        end = files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
+        return Chunk(shard, part, data, end)
+
+    def take(self, chunks: np.ndarray) -> "Index":
+        """Return an index of some of the chunks, integers [chosen], in their order there.
+
+        Shards keep their numbers, so what lies in a cache is found through any such index.
+        """
+        return dataclasses.replace(self, **{name: getattr(self, name)[chunks] for name in COLUMNS})
 
 
 def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:
@@ -79,7 +96,7 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
     Raises:
         UserError: a shard cannot be read, or has other columns than others.
     """
-    cached = cache_folder() / "streams" / f"{key_of(FORMAT, *shards)}.arrow"
+    cached = cached_at(shards)
     index = _beside(shards, split) or _cached(cached, shards)
     if index is None:
         made = make_index(flag, path, shards)
@@ -87,6 +104,11 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
         write(cached, to_bytes(made))
         index = _cached(cached, shards) or made
     return index
+
+
+def cached_at(shards: Shards) -> Path:
+    """Return where this machine keeps the index of shards."""
+    return cache_folder() / "streams" / f"{key_of(FORMAT, *shards)}.arrow"
 
 
 def put_beside(index: Index, split: str = "train") -> str:
@@ -103,27 +125,48 @@ def put_beside(index: Index, split: str = "train") -> str:
 def make_index(flag: str, path: str, shards: Shards) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
     reader = FORMATS[shards.format](flag, path)
-    columns: list[list[np.ndarray]] = []
-    tails: list[Tails] = []
-    first = 0
-    for number in range(len(shards.files)):
-        parts, tail = _scanned(flag, shards, number, reader)
-        if not parts:
-            raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
-        # As arrays at once: a million chunks as objects would take ten times the memory.
-        columns.append([np.full(len(parts), number), *np.array(parts, np.int64).T])
-        tails.append(Tails(first, tail))
-        first += len(parts)
-    arrays = [np.concatenate(pieces) for pieces in zip(*columns, strict=True)]
-    typed = {name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)}
-    return Index(shards, tuple(tails), **typed, features=reader.features())
+    columns: list[np.ndarray] = []
+    tails: list[int] = []
+    pool = ThreadPoolExecutor(THREADS if is_url(shards.folder) else 1, thread_name_prefix="index")
+    try:
+        scanned = pool.map(lambda number: _scanned(flag, path, shards, number), range(len(shards.files)))
+        for number, (parts, tail, learnt) in enumerate(scanned):
+            if not parts.size:
+                raise UserError(f"{flag} {shards.place_of(number)}: it has no rows: leave it out")
+            reader.add(learnt)
+            columns.append(np.concatenate([np.full((1, parts.shape[1]), number), parts]))
+            tails.append(tail)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    arrays = np.concatenate(columns, axis=1)
+    typed: dict[str, Any] = {
+        name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)
+    }
+    index = Index(shards, tuple(tails), **typed, features=reader.features())
+    return dataclasses.replace(index, growth=_growth(flag, index, reader))
 
 
-def _scanned(flag: str, shards: Shards, number: int, reader: Format) -> tuple[list[Part], int]:
+def _growth(flag: str, index: Index, reader: Format) -> float:
+    """Decode the largest chunk, or if it is damaged the next one; see `Index.growth`."""
+    problem: UserError | None = None
+    for chunk in np.argsort(-index.size, kind="stable")[:MEASURED].tolist():
+        try:
+            return reader.table(index.fetch(chunk), index.features).nbytes / int(index.size[chunk])
+        except DAMAGE as error:
+            problem = problem or unreadable(flag, index.shards.place_of(int(index.shard[chunk])), error)
+    assert problem is not None
+    raise problem
+
+
+def _scanned(flag: str, path: str, shards: Shards, number: int) -> tuple[np.ndarray, int, Format]:
+    """Return the start, size and rows of each chunk of a shard, int64 [3, chunks], its tail, and who has read it."""
     shard, place = shards.files[number], shards.place_of(number)
+    reader = FORMATS[shards.format](flag, path)
     try:
         with storage.at(shards.folder).open(shard.name, follow=True) as file:
-            return list(reader.parts(shard, file)), reader.tail(shard, file)
+            # As an array at once: a million chunks as objects would take ten times the memory.
+            parts = np.array(list(reader.parts(shard, file)), np.int64).reshape(-1, 3).T
+            return parts, reader.tail(shard, file), reader
     except DAMAGE as error:
         raise unreadable(flag, place, error) from error
 
@@ -134,7 +177,8 @@ def to_bytes(index: Index) -> bytes:
 
     about = {
         "format": FORMAT,
-        "shards": [[*shard, *tails] for shard, tails in zip(index.shards.files, index.tails, strict=True)],
+        "growth": index.growth,
+        "shards": [[*shard, tail] for shard, tail in zip(index.shards.files, index.tails, strict=True)],
     }
     fields = [(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
     features = index.features.arrow_schema
@@ -160,8 +204,9 @@ def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
         return None
     schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"features"]))
     columns = {name: table.column(name).chunk(0).to_numpy() for name in COLUMNS}
-    tails = tuple(Tails(*fields[3:]) for fields in about["shards"])
-    return Index(shards, tails, **columns, features=datasets.Features.from_arrow_schema(schema))
+    tails = tuple(fields[3] for fields in about["shards"])
+    features = datasets.Features.from_arrow_schema(schema)
+    return Index(shards, tails, **columns, features=features, growth=about["growth"])
 
 
 def _cached(file: Path, shards: Shards) -> Index | None:

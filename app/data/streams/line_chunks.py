@@ -13,7 +13,7 @@ from app.data.reading import refuse_other_encodings
 from app.data.streams import chunks
 from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.shards import Shard
-from app.data.tables.json_files import Kind, learn_kinds, table_of
+from app.data.tables.json_files import Kind, add_kinds, learn_kinds, table_of
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ class LineChunks(Format):
             line += text.count(b"\n")
             if records:
                 yield Part(start, size, len(records))
+
+    def add(self, later: "LineChunks") -> None:
+        add_kinds(self._kinds, later._kinds)
 
     def features(self) -> "Features":
         import datasets

@@ -41,6 +41,9 @@ class ParquetChunks(Format):
             if group.num_rows:
                 yield Part(start, end - start, group.num_rows)
 
+    def add(self, later: "ParquetChunks") -> None:
+        self._schemas |= later._schemas
+
     def features(self) -> "Features":
         return features_of(self._flag, self._path, self._schemas.items())
 

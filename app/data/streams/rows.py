@@ -1,12 +1,19 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
+from app.data.streams.shards import is_url
+from app.sampling.batch_plan import BatchPlan
+from app.sampling.orders import ByChunks
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -15,10 +22,19 @@ if TYPE_CHECKING:
 class StreamedRows:
     """The rows of a data set, each as a table of datasets would give it."""
 
-    def __init__(self, index: Index, cache: ChunkCache):
-        """Read the chunks of an index through a cache."""
-        self._index, self._cache = index, cache
+    digested = ()
+    """No row is read to tell whether data are the same: the index says it."""
+
+    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False):
+        """Read the chunks of an index through a cache.
+
+        Args:
+            window: that of StreamOrder.
+            skips: give MISSING for the rows of chunks that stay damaged.
+        """
+        self._index, self._cache, self._window, self.skips = index, cache, window, skips
         self._ends = np.cumsum(index.rows, dtype=np.int64)
+        self._bad: set[int] = set()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -27,14 +43,32 @@ class StreamedRows:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return self.by_chunk(rows, self.table)
+
+    def by_chunk(self, rows: Sequence[int], samples_of: Callable[[int], Rows]) -> list[Any]:
+        """Return what stands for rows in the samples of their chunks, in this order.
+
+        Args:
+            samples_of: returns the samples of a chunk; it may raise BadChunk.
+        """
         chunks, places = self.places(np.asarray(rows, np.int64))
-        read: dict[int, dict[str, Any]] = {}
+        read: list[Any] = [MISSING] * len(rows)
         for chunk in np.unique(chunks).tolist():
-            table = self._dataset(chunk)
+            if chunk in self._bad:
+                continue
             (here,) = np.nonzero(chunks == chunk)
-            of_chunk = table.__getitems__(places[here].tolist())
-            read |= dict(zip(here.tolist(), of_chunk, strict=True))
-        return [read[number] for number in range(len(rows))]
+            try:
+                of_chunk = read_rows(samples_of(chunk), places[here].tolist())
+            except BadChunk as error:
+                if not self.skips:
+                    raise
+                self._bad.add(chunk)  # this process does not try it again, and says it once
+                told = f"warning: {error}; its rows are left out (--data.bad skip)"
+                print(told, file=sys.stderr, flush=True)
+                continue
+            for number, sample in zip(here.tolist(), of_chunk, strict=True):
+                read[number] = sample
+        return read
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the chunk of each row, and its place in it.
@@ -47,13 +81,37 @@ class StreamedRows:
         chunks = np.searchsorted(self._ends, rows, side="right")
         return chunks, rows - (self._ends[chunks] - self._index.rows[chunks])
 
-    def prepare(self, chunks: Sequence[int]) -> None:
-        """Fetch chunks ahead of need."""
-        self._cache.prepare(chunks)
+    @property
+    def chunks(self) -> int:
+        """Count the chunks."""
+        return len(self._ends)
 
-    def _dataset(self, chunk: int) -> "Dataset":
-        import datasets
+    @property
+    def places_of_shards(self) -> frozenset[str]:
+        """Return the paths or URLs of the shards."""
+        shards = self._index.shards
+        places = (shards.place_of(number) for number in range(len(shards.files)))
+        return frozenset(place if is_url(place) else os.path.realpath(place) for place in places)
 
-        table = datasets.table.InMemoryTable(self._cache.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features)
-        return datasets.Dataset(table, info=info, fingerprint=f"chunk-{chunk}")
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of what the rows depend on."""
+        return self._index.fingerprint
+
+    def order(self, plan: BatchPlan) -> ByChunks:
+        """Return the order in which a run reads the rows.
+
+        Raises:
+            UserError: the cache is too small for what is read at one time.
+        """
+        self._cache.check_room(plan.micro_batches_per_step, self._window)
+        return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
+
+    def prepare(self, rows: np.ndarray) -> None:
+        """Begin to fetch the chunks of rows, the first ones first."""
+        chunks, _ = self.places(rows)
+        self._cache.prepare(dict.fromkeys(chunks.tolist()))
+
+    def table(self, chunk: int) -> "Dataset":
+        """Return the rows of a chunk; errors name it as its shard and its place there."""
+        return self._cache.dataset(chunk)

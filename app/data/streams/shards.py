@@ -2,6 +2,7 @@
 
 import fnmatch
 import glob
+import itertools
 import os
 import re
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ from app.storage.addresses import address
 PATTERN = re.compile(r"[*?\[]")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar"}
 PACKED = (".gz", ".zst")
+LOOKED_AT = 1000  # files of a folder in a folder, to see whether any is a shard
 READ = "parquet, jsonl (also .gz and .zst), and tar in the layout of WebDataset"
 # Words by which folders and files say that they are not to train on, as the Hub's layouts have them.
 SPLITS = {
@@ -78,6 +80,29 @@ class Shards(NamedTuple):
 def is_url(path: str) -> bool:
     """Tell whether a path is a URL that a storage reads."""
     return address(path) is not None
+
+
+def shards_in(path: str, split: str = "train") -> tuple[Shard, ...]:
+    """List the shards of a split as `find_shards` would; none where it would refuse."""
+    if not is_url(path) and os.path.isdir(path) and not _has_shards(path):
+        return ()  # without a look at what may be a million pictures
+    try:
+        return find_shards("", path, split).files
+    except UserError:
+        return ()
+
+
+def _has_shards(folder: str) -> bool:
+    """Tell whether a local folder, or one in it, has a file that may be a shard."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if Shard(entry.name, 0, "").format:
+                return True
+            if entry.is_dir() and not is_hidden(entry.name):
+                with os.scandir(entry.path) as inside:
+                    if any(Shard(each.name, 0, "").format for each in itertools.islice(inside, LOOKED_AT)):
+                        return True
+    return False
 
 
 def find_shards(flag: str, path: str, split: str = "train") -> Shards:

@@ -4,13 +4,13 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from app.data.images.formats import ENDINGS
 from app.data.streams import chunks
 from app.data.streams.chunks import Chunk, Format, Part
 from app.data.streams.shards import Shard
-from app.data.tables.json_files import Kind, learn_kinds, table_of
+from app.data.tables.json_files import Kind, add_kinds, learn_kinds, table_of
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,21 +22,28 @@ KEY = "__key__"
 TEXTS, NUMBERS, JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id"), ("json", "jsn")
 
 
+class _First(NamedTuple):
+    """What all samples must have, and the sample that has shown it."""
+
+    columns: tuple[str, ...]
+    shard: str
+    key: str
+
+
 class TarChunks(Format):
     """The samples of a data set's tar files: a column for each ending, and the common name."""
 
     def __init__(self, flag: str, path: str):
         """Read shards of `path`, which `flag` has given."""
         self._flag, self._path = flag, path
-        self._columns: tuple[str, ...] = ()
-        self._first = ""
+        self._first: _First | None = None
         self._kinds: dict[str, Kind] = {}
 
     def parts(self, shard: Shard, file: BinaryIO) -> Iterator[Part]:
         start = end = rows = 0
         file.seek(0)
         for sample, end in _samples(file, whole=False):
-            self._check(shard, sample)
+            self._check(_First(tuple(sorted(sample)), shard.name, sample[KEY]))
             learn_kinds(self._kinds, {name: value for name, value in sample.items() if not isinstance(value, bytes)})
             rows += 1
             if end - start >= chunks.LEAST:
@@ -45,13 +52,18 @@ class TarChunks(Format):
         if rows:
             yield Part(start, end - start, rows)
 
-    def _check(self, shard: Shard, sample: dict[str, Any]) -> None:
-        columns = tuple(sorted(sample))
-        self._columns, self._first = self._columns or columns, self._first or f"{shard.name}, {sample[KEY]}"
-        if columns != self._columns:
+    def add(self, later: "TarChunks") -> None:
+        if later._first is not None:
+            self._check(later._first)
+        add_kinds(self._kinds, later._kinds)
+
+    def _check(self, sample: "_First") -> None:
+        first = self._first = self._first or sample
+        if sample.columns != first.columns:
             raise UserError(
-                f"{self._flag} {self._path}: the sample {sample[KEY]} of {shard.name} has {_told(columns)}, and the "
-                f"first one ({self._first}) {_told(self._columns)}: give every sample the same files"
+                f"{self._flag} {self._path}: the sample {sample.key} of {sample.shard} has {_told(sample.columns)}, "
+                f"and the first one ({first.shard}, {first.key}) {_told(first.columns)}: give every sample the same "
+                "files"
             )
 
     def features(self) -> "Features":
@@ -59,7 +71,7 @@ class TarChunks(Format):
 
         kinds = {
             name: datasets.Image() if f".{name.rpartition('.')[2]}" in ENDINGS else datasets.Value("binary")
-            for name in self._columns
+            for name in (self._first.columns if self._first else ())
         }
         return datasets.Features({**kinds, **self._kinds})
 

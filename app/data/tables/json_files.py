@@ -87,6 +87,12 @@ def learn_kinds(kind_by_column: dict[str, Kind], record: Mapping[str, Any]) -> N
         kind_by_column[name] = kind_of(value) if before is None else together(before, kind_of(value))
 
 
+def add_kinds(kind_by_column: dict[str, Kind], later: Mapping[str, Kind]) -> None:
+    """Add what the columns of further records hold to what each column holds."""
+    for name, kind in later.items():
+        kind_by_column[name] = together(kind_by_column[name], kind) if name in kind_by_column else kind
+
+
 @functools.cache
 def _single() -> dict[str, Kind]:
     """Return the kinds of single values, by their names; datasets is slow to import."""

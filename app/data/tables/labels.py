@@ -104,6 +104,31 @@ def read_labels(
     return labels
 
 
+def check_streamed(learnt: "Dataset", config: LabelFlags) -> None:
+    """Refuse labels whose meaning is known only when all rows are read, as those of a stream are not.
+
+    Args:
+        learnt: some of the rows.
+
+    Raises:
+        UserError: a flag is needed that says what they mean.
+    """
+    check_columns(learnt, config.label, "label")
+    name = config.label[0]
+    kind = learnt.data.schema.field(name).type
+    if is_float(kind) and config.problem == "auto":
+        raise UserError(
+            f"--data.label {name}: streamed data hold {kind}, amounts or classes: say which, with --data.problem "
+            "regression or --data.problem single_label_classification"
+        )
+    listed = hasattr(getattr(learnt.features[name], "feature", learnt.features[name]), "names")
+    if len(config.label) == 1 and config.problem != REGRESSION and not config.classes and not listed:
+        raise UserError(
+            f"--data.label {name}: the classes of streamed data are not known before all rows are read: name them "
+            "with --data.classes, in the order of the model's outputs"
+        )
+
+
 def _numbers(
     tables: "Sequence[Dataset]", columns: tuple[str, ...], problem: str, classes: tuple[str, ...]
 ) -> tuple[Labels, list[np.ndarray]]:

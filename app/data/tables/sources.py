@@ -5,6 +5,7 @@ what datasets reads differently from file to file (csv, json, txt: see these mod
 the file and the fix.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,9 +17,13 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
-from app.data.config import TableData
+from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
+from app.data.mixtures.mix_file import MixedSource, read_mix
+from app.data.mixtures.tables import MixedTables, Part, as_flags_say, concatenated
 from app.data.reading import near
+from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
+from app.data.streams.rows import StreamedRows
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
@@ -53,6 +58,25 @@ class Tables:
     """Further sets to evaluate on, by name."""
     has_training_rows: bool = True
     """If not, a finished model is evaluated, and `train` is the rows to evaluate on too."""
+    stream: StreamedRows | None = None
+    """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
+    places: frozenset[str] = frozenset()
+    """The files that the rows of a mixture's source are read from."""
+    mixed: MixedTables | None = None
+    """The sources to train on, if there are several; `train` has the rows of all, but of streams some."""
+
+    @property
+    def streams(self) -> bool:
+        """Tell whether rows to train on are streamed."""
+        return self.stream is not None or (self.mixed is not None and self.mixed.streams)
+
+    def streamed_in(self) -> str:
+        """Say in how many chunks the rows to train on come, to stand after their number; nothing if they do not."""
+        return "" if self.stream is None else f" streamed in {self.stream.chunks:,} chunks"
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the data, a line each."""
+        return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
 
     @property
     def sets(self) -> "dict[str, Dataset]":
@@ -128,10 +152,15 @@ def load_tables(
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
+    trained: list[Rows] = []
     with using_cache():
         if needs.skips_training_rows(config):
             table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            source, trained, tables = None, [], Tables(table, table, note=note, has_training_rows=False)
+            source, tables = None, Tables(table, table, note=note, has_training_rows=False)
+        elif isinstance(config, Streams) and config.mix:
+            source, tables = None, _mixture(config, needs, needed, seed, columns)
+        elif is_streamed("--data.path", config):
+            source, tables = None, _streamed(config, needs, columns)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
             trained = source.rows(config.split, "--data.split")
@@ -142,6 +171,107 @@ def load_tables(
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
+
+
+def _mixture(
+    config: Streams,
+    needs: Needs,
+    needed: Callable[..., np.ndarray] | None,
+    seed: int,
+    columns: Sequence[str],
+) -> Tables:
+    """Return the sources of a mixture to train on, and the main set to evaluate on: rows of all of them.
+
+    Raises:
+        UserError: --data.path is given too, or a source cannot be read.
+    """
+    assert isinstance(config, TableData)
+    check_alone(config)
+    mix = read_mix(config, config.mix)
+    parts, scored = [], []
+    for each in mix.sources:
+        tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
+        parts.append(Part(each, tables.train, tables.stream, tables.places))
+        scored.append(tables.evaluation)
+    names = [each.name for each in mix.sources]
+    train = concatenated([part.table for part in parts], columns, names)
+    note = ""
+    if config.eval_path:
+        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+    else:
+        _refuse_shared(parts)
+        evaluation = concatenated(scored, columns, names)
+    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=MixedTables(mix, tuple(parts)))
+
+
+def check_alone(config: TableData) -> None:
+    """Refuse a path beside a mixture.
+
+    Raises:
+        UserError: there is one.
+    """
+    defaults = {each.name: each.default for each in fields(config)}
+    if config.path != defaults["path"]:
+        raise UserError("--data.mix names the sources: leave out --data.path")
+
+
+def source_tables(
+    source: MixedSource,
+    config: TableData,
+    needs: Needs,
+    needed: Callable[..., np.ndarray] | None,
+    seed: int,
+    columns: Sequence[str],
+) -> Tables:
+    """Return the rows of a mixture's source to train on, and its own rows to evaluate on, if they are wanted."""
+    flag = f"--data.mix {source.name}:"
+    if is_streamed(flag, config):
+        stream = open_stream(config, holdout=not config.eval_path)
+        scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
+        learnt = as_flags_say(stream.learnt, source)
+        of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
+        of_stream.places = stream.rows.places_of_shards
+        return of_stream
+    opened = open_source(flag, config.path, config.name, config.columns, config.txt)
+    opened.tables = {split: as_flags_say(table, source) for split, table in opened.tables.items()}
+    trained = opened.rows(config.split, flag)
+    if config.eval_path:
+        tables = Tables(opened[config.split], opened[config.split])
+    else:
+        tables = _first_tables(config, needs, opened, trained, needed, seed, columns)
+    tables.places = frozenset(opened.places)
+    return tables
+
+
+def _refuse_shared(parts: Sequence[Part]) -> None:
+    """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
+    for one, other in itertools.combinations(parts, 2):
+        pairs = itertools.product(sorted(one.places), sorted(other.places))
+        if shared := next((max(pair, key=len) for pair in pairs if _is_in(*pair) or _is_in(*reversed(pair))), None):
+            raise UserError(
+                f"--data.mix: {one.source.name} and {other.source.name} both read {shared.strip()}, so what one holds "
+                "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
+                "files"
+            )
+
+
+def _is_in(place: str, folder: str) -> bool:
+    """Tell whether a place of data is the same as another one, or in it."""
+    return place == folder or place.startswith(f"{folder.strip()}/")
+
+
+def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
+    """Return streamed rows to train on, and the main set to evaluate on."""
+    stream = open_stream(config, holdout=not config.eval_path)
+    evaluation, note = stream.evaluation, ""
+    if evaluation is None:
+        if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
+            raise UserError(
+                f"--data.eval-path {config.eval_path}: it would be both trained on and evaluated on: give other data, "
+                "or leave the flag out to have a part held out"
+            )
+        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+    return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
 
 
 def _first_tables(
@@ -190,6 +320,8 @@ def _other_set(
         source: what is trained on, the rows `trained` of it; None if nothing is.
     """
     path = os.path.expanduser(path)
+    if is_streamed_set(path):
+        return evaluation_set(flag, path, split), ""
     file = is_file_name(path)
     names = config.columns if file and reader_of(path, config.txt) in NAMELESS else ()
     configuration = "" if file or path.startswith("builtin:") else config.name

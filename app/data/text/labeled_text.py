@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,8 +12,11 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
+from app.data.mixtures.joined import MixedRows
+from app.data.rows import Rows
+from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
-from app.data.tables.labels import Labels, only_of_their_class, read_labels
+from app.data.tables.labels import Labels, check_streamed, only_of_their_class, read_labels
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
 from app.data.text.tokens import PadCollate, TokenTable
@@ -57,7 +61,32 @@ def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, 
     columns = (*config.text, *config.label)
     needed = partial(only_of_their_class, config=config)
     tables = load_tables(config, needed, columns=columns, needs=needs)
+    if tables.streams:
+        check_streamed(tables.train, config)
     return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
+
+
+def training_rows(
+    tables: Tables, config: TextData, tokenizer: "PreTrainedTokenizerBase", labels: Labels
+) -> "TokenTable | StreamedSamples | MixedRows":
+    """Return the texts to train on as tokens, with their labels; those of streamed data are tokenized when read."""
+    if not tables.streams:
+        rows = tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
+        return rows if tables.mixed is None else tables.mixed.cut(rows)
+    encoder = Encoder.of(config.text, tokenizer, config.max_length)
+    of_labels = config.label, config.problem, labels.names
+
+    def made(table: "Dataset") -> Rows:
+        check_columns(table, config.text, "text")
+        for name in config.text:
+            check_texts(table, name)
+        return EncodedOnDemand(table, encoder, read_labels(tables.train, table, config).eval_values)
+
+    identity = [FORMAT, *encoder.identity, *of_labels]
+    if tables.mixed is not None:
+        return tables.mixed.joined(made, identity)
+    assert tables.stream is not None
+    return StreamedSamples(tables.stream, made, identity)
 
 
 def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:
@@ -79,20 +108,26 @@ def check_room(
 
 
 def describe(
-    tables: Tables, labels: Labels, train_rows: TokenTable, eval_sets: dict[str, TokenTable], max_length: int
+    tables: Tables,
+    labels: Labels,
+    train_rows: "TokenTable | StreamedSamples | MixedRows",
+    eval_sets: dict[str, TokenTable],
+    max_length: int,
 ) -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     eval_rows = eval_sets[""]
-    trained = f"{len(train_rows):,} training rows, " if tables.has_training_rows else ""
+    trained = f"{len(train_rows):,} training rows{tables.streamed_in()}, " if tables.has_training_rows else ""
     parts = [f"{trained}{len(eval_rows):,} {tables.to_evaluate_on('rows')}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
-    if train_rows.truncated or eval_rows.truncated:
-        trained = f"{train_rows.truncated:,} training and " if tables.has_training_rows else ""
+    known = isinstance(train_rows, TokenTable)  # else the training texts are cut when they are read
+    cut_in_training = train_rows.truncated if isinstance(train_rows, TokenTable) else 0
+    if cut_in_training or eval_rows.truncated:
+        trained = f"{cut_in_training:,} training and " if tables.has_training_rows and known else ""
         cut = f"{trained}{eval_rows.truncated:,} evaluation texts"
         parts.append(f"{cut} are longer than {max_length} tokens (--data.max-length) and cut")
     more = tables.describe_others({name: f"{len(rows):,} rows" for name, rows in eval_sets.items()})
-    return "\n".join(["; ".join(parts), labels.summary(), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), labels.summary(), *more, *tables.notes()])
 
 
 def tokenize(
@@ -107,23 +142,18 @@ def tokenize(
     The result is kept on disk for other processes and runs, under a key made of the table's and tokenizer's content.
     """
     check_columns(table, columns, "text")
-    if len(columns) > 2:
-        raise UserError(f"--data.text {' '.join(columns)}: a model takes one text or a pair, not {len(columns)}")
-    check_room(tokenizer, max_length, pair=len(columns) > 1)
-    # Type ids are stored if they are not all 0, as for pairs with BERT, and for all texts with XLNet.
-    probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
-    has_types = any(probe.get("token_type_ids", []))
-    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), has_types, max_length, *columns)
+    encoder = Encoder.of(columns, tokenizer, max_length)
+    key = key_of(FORMAT, table._fingerprint, *encoder.identity)
     path = cache_folder() / f"tokens-{key}.arrow"
 
     def encoded(texts: dict, _: list[int]) -> "pa.Table":
-        return _encode(texts, columns, tokenizer, max_length, has_types)
+        return encoder(texts)
 
     with using_cache():
         if not path.exists():
             for name in columns:
                 check_texts(table, name)
-        encoded_once(table, columns, encoded, text_features(has_types), path, key)
+        encoded_once(table, columns, encoded, text_features(encoder.has_types), path, key)
     return TokenTable(path, labels)
 
 
@@ -212,26 +242,73 @@ def text_features(has_types: bool = False, has_labels: bool = False) -> "Feature
     return Features({"input_ids": List(Value("int32")), **types, **labels, "truncated": Value("bool")})
 
 
-def _encode(
-    texts: dict, columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int, has_types: bool
-) -> "pa.Table":
-    """Turn a batch of texts into an Arrow table of their ids."""
-    import pyarrow as pa
+@dataclass(frozen=True)
+class Encoder:
+    """Turn texts, or pairs of texts, into tokens."""
 
-    inputs = [[str(text) for text in texts[name]] for name in columns]
-    encoded = tokenizer(
-        *inputs,
-        truncation=True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_token_type_ids=has_types,
-    )
-    data = {"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32()))}
-    if has_types:
-        data["token_type_ids"] = pa.array(encoded["token_type_ids"], pa.list_(pa.int8()))
-    again = partial(cast(Any, tokenizer), *inputs, truncation=False, verbose=False)
-    data["truncated"] = pa.array(which_were_cut(encoded, max_length, again))
-    return pa.table(data)
+    columns: tuple[str, ...]
+    tokenizer: "PreTrainedTokenizerBase"
+    max_length: int
+    has_types: bool
+    """Type ids are stored if they are not all 0, as for pairs with BERT, and for all texts with XLNet."""
+
+    @classmethod
+    def of(cls, columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "Encoder":
+        """Make it for columns of texts.
+
+        Raises:
+            UserError: there are more than two, or no token of a text would be left.
+        """
+        if len(columns) > 2:
+            raise UserError(f"--data.text {' '.join(columns)}: a model takes one text or a pair, not {len(columns)}")
+        check_room(tokenizer, max_length, pair=len(columns) > 1)
+        probe = tokenizer(*["a"] * len(columns), return_token_type_ids="token_type_ids" in tokenizer.model_input_names)
+        return cls(tuple(columns), tokenizer, max_length, any(probe.get("token_type_ids", [])))
+
+    @property
+    def identity(self) -> list[object]:
+        """Return all that decides the tokens of a text."""
+        return [*identity(self.tokenizer), self.has_types, self.max_length, *self.columns]
+
+    def __call__(self, texts: dict) -> "pa.Table":
+        """Return an Arrow table of the tokens of a batch of texts."""
+        import pyarrow as pa
+
+        inputs = [[str(text) for text in texts[name]] for name in self.columns]
+        encoded = self.tokenizer(
+            *inputs,
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+            return_token_type_ids=self.has_types,
+        )
+        data = {"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32()))}
+        if self.has_types:
+            data["token_type_ids"] = pa.array(encoded["token_type_ids"], pa.list_(pa.int8()))
+        again = partial(cast(Any, self.tokenizer), *inputs, truncation=False, verbose=False)
+        data["truncated"] = pa.array(which_were_cut(encoded, self.max_length, again))
+        return pa.table(data)
+
+
+class EncodedOnDemand:
+    """The texts of a table, which become tokens when they are read: rows as those of a TokenTable."""
+
+    def __init__(self, table: "Dataset", encoder: Encoder, labels: np.ndarray):
+        """Take the texts; `labels` has a value or a vector for each row."""
+        self._texts, self._encoder, self._labels = table.select_columns(list(encoder.columns)), encoder, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, row: int) -> dict:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict]:
+        """Return the rows with these numbers, in this order."""
+        encoded = self._encoder(self._texts[list(rows)]).drop_columns(["truncated"])
+        tokens = [[piece.values.to_numpy() for piece in encoded.column(name)] for name in encoded.column_names]
+        labelled = zip(*tokens, self._labels[list(rows)], strict=True)
+        return [dict(zip((*encoded.column_names, "labels"), row, strict=True)) for row in labelled]
 
 
 def which_were_cut(encoded: Any, max_length: int, again: Callable[[], Any]) -> list[bool]:

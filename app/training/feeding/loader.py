@@ -1,19 +1,20 @@
 """Loading: fetch and collate each step's rows, and copy them to the device ahead of need."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from app.data.rows import Rows, read_rows
+from app.data.rows import MISSING, Fetched, Rows, read_rows
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
 from app.sampling.seeding import EVALUATION, sample_generator, seed_all
 from app.training.feeding.copying import on_cuda, to_device
 from app.training.feeding.fetching import Fetch, ahead, stages_of
+from app.training.feeding.weighing import Weigh
 
 Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
 Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
@@ -30,22 +31,73 @@ class _Steps(Dataset):
         augment: Augment | None,
         rank: int,
         ranks: int,
+        weigh: Weigh | None,
     ):
         self.plan, self.data, self.collate, self.augment = plan, data, collate, augment
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.weigh = rank, ranks, weigh
+        self._spare: Any = None  # inputs of a micro-batch that could be read, for turns that count nothing
 
     def __getitem__(self, index: int) -> Step | UserError:
         step = self.plan.step(index, self.rank, self.ranks)
         try:
+            if self.weigh is not None:
+                return self._weighed(step, self.weigh)
             return step._replace(turns=[turn._replace(inputs=self._inputs(step, turn)) for turn in step.turns])
         except UserError as error:  # if raised in a worker, torch would put its message inside a traceback
             return error
 
     def _inputs(self, step: Step, turn: Turn) -> Any:
-        # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
-        seed_all(self.plan.seed, step.index, turn.index, -1)
+        self._seed(step, turn)
         collate = collate_of(self.collate, step.index)
         return inputs_of(self.data, collate, self.augment, turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed)
+
+    def _seed(self, step: Step, turn: Turn) -> None:
+        # Rows and collate functions may draw from the global generators: what they draw depends on the plan alone.
+        seed_all(self.plan.seed, step.index, turn.index, -1)
+
+    def _weighed(self, step: Step, weigh: Weigh) -> Step:
+        """Return this rank's part of a step with the weights of what was read; what counts nothing repeats other rows.
+
+        Raises:
+            UserError: nothing was read yet that could be repeated.
+        """
+        turns = [self._read(step, turn, weigh) for turn in step.turns]
+        best = max(turns, key=lambda turn: turn.weight)
+        if best.weight:
+            self._spare = best.inputs
+        elif self._spare is None:
+            self._spare = self._any_inputs(step, weigh)
+        kept = [turn if turn.weight and not turn.idle else turn._replace(inputs=self._spare) for turn in turns]
+        return step._replace(turns=kept)
+
+    def _any_inputs(self, step: Step, weigh: Weigh) -> Any:
+        """Return the inputs of some micro-batch of a step, of this rank or of another one.
+
+        Raises:
+            UserError: none can be read.
+        """
+        others = [] if isinstance(self.plan, EvaluationPlan) else self.plan.micro_batches(step.index)
+        for ids, epochs in [*((turn.ids, turn.epochs) for turn in step.turns), *others]:
+            read = self._read(step, Turn(0, ids, epochs, 0.0), weigh)
+            if read.weight:
+                return read.inputs
+        raise UserError(f"step {step.index + 1}: none of its samples can be read, or all weigh 0: see to the data")
+
+    def _read(self, step: Step, turn: Turn, weigh: Weigh) -> Turn:
+        """Read what can be read of a turn's samples."""
+        if turn.idle:
+            return turn
+        self._seed(step, turn)
+        rows = read_rows(self.data, turn.ids.tolist())
+        there = np.array([row is not MISSING for row in rows], bool)
+        missing, rows = int(np.count_nonzero(~there)), [row for row in rows if row is not MISSING]
+        turn = turn._replace(ids=turn.ids[there], epochs=turn.epochs[there], missing=missing)
+        if not rows:
+            return turn._replace(weight=0.0, idle=True)
+        weight = float(sum(map(weigh, rows)))
+        keys = turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed
+        inputs = collate_of(self.collate, step.index)(augmented(rows, self.augment, *keys))
+        return turn._replace(weight=weight, idle=not weight, inputs=inputs)
 
 
 def collate_of(collate: Collate, step: int) -> Collate:
@@ -60,13 +112,17 @@ def inputs_of(
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
-    rows = read_rows(data, ids)
-    if augment is not None and hasattr(augment, "many"):
-        rows = augment.many(rows, seed, epochs, ids)
-    elif augment is not None:
-        keys = zip(rows, epochs, ids, strict=True)
-        rows = [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
-    return collate(rows)
+    return collate(augmented(read_rows(data, ids), augment, ids, epochs, seed))
+
+
+def augmented(rows: list[Any], augment: Augment | None, ids: list[int], epochs: list[int], seed: int) -> list[Any]:
+    """Change rows as `augment` does, if there is one."""
+    if augment is None:
+        return rows
+    if hasattr(augment, "many"):
+        return augment.many(rows, seed, epochs, ids)
+    keys = zip(rows, epochs, ids, strict=True)
+    return [augment(row, sample_generator(seed, epoch, i)) for row, epoch, i in keys]
 
 
 def load(
@@ -80,6 +136,7 @@ def load(
     workers: int = 0,
     augment: Augment | None = None,
     fetch: Fetch = (),
+    weigh: Weigh | None = None,
 ) -> Iterator[Step]:
     """Yield data rank `rank`'s part of each step, loaded and copied to the device ahead of need.
 
@@ -91,15 +148,17 @@ def load(
         workers: loader processes; 0: this process loads.
         augment: changes one row; its random generator is seeded by (seed, epoch, sample). See `inputs_of`.
         fetch: stages after collate, each in a thread of its own; see `fetching.ahead`.
+        weigh: the weight of a row as it is read; the steps then have the weights of this rank's turns alone.
     """
-    steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks), stages_of(fetch)
+    steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks, weigh), stages_of(fetch)
+    numbers: Iterable[int] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
-        plain = map(_or_raise, map(steps_of_rank.__getitem__, steps))
+        plain = map(_or_raise, map(steps_of_rank.__getitem__, numbers))
         return ahead(plain, stages, device) if stages else plain
     loader = DataLoader(
         steps_of_rank,
         batch_size=None,
-        sampler=steps,
+        sampler=numbers,
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda" and not stages,
@@ -113,6 +172,13 @@ def load(
     if stages:
         return ahead(loaded, stages, device)
     return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
+
+
+def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[int]:
+    """Yield the steps, each when its rows are being fetched. This runs in the rank's process, also with workers."""
+    for step in steps:
+        data.prepare(plan.coming(step, rank, ranks))
+        yield step
 
 
 def _begin_worker(number: int) -> None:

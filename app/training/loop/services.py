@@ -20,6 +20,7 @@ from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
 from app.training.exact.gradients import ExactGradients
 from app.training.feeding.fetching import Fetch
 from app.training.feeding.loader import Augment, load
+from app.training.feeding.weighing import Weigh, agreed
 from app.training.loop.gradients import Gradients
 from app.training.optim.averages import Averages
 from app.training.scores.remarks import Remarks
@@ -66,6 +67,8 @@ class Services:
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
         self._fetching = WeakSet[Any]()
         self.remarks = Remarks()
+        self.missing = 0
+        """Samples that could not be read in this launch, and were left out, on all ranks."""
 
     def load(
         self,
@@ -75,14 +78,20 @@ class Services:
         collate: Callable[[list], Any],
         augment: Augment | None = None,
         fetch: Fetch = (),
+        weigh: Weigh | None = None,
     ) -> Iterator[Step]:
-        """Yield this data rank's part of each step, on its device."""
+        """Yield this data rank's part of each step, on its device; with `weigh`, every rank takes part."""
         ours = self.accelerator
         place = ours.data_rank, ours.data_ranks, ours.device
-        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch)
+        loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh)
         if isinstance(loaded, Generator):
             self._fetching.add(loaded)
-        return loaded
+        return loaded if weigh is None else agreed(loaded, ours, self._missing)
+
+    def _missing(self, samples: int) -> None:
+        """Count samples that could not be read."""
+        self.missing += samples
+        self.logger.keep({"missing_samples": float(self.missing)}, of_body=False)
 
     def stop_fetching(self) -> None:
         """End the threads of `load` that are still ahead of a step, because the run was left in its middle."""

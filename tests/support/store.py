@@ -1,7 +1,8 @@
-"""The store that tests of buckets share."""
+"""The store that tests of buckets share: a pytest plugin."""
 
 import pytest
-from support.buckets import environment, moto
+
+from support.buckets import Proxy, environment, moto
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,12 @@ def near(store, monkeypatch):
     for name, value in environment(store).items():
         monkeypatch.setenv(name, value)
     return store
+
+
+@pytest.fixture
+def proxy(near, monkeypatch):
+    """Put a proxy between this process and the store."""
+    made = Proxy(near)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.endpoint)
+    yield made
+    made.close()

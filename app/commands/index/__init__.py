@@ -1,0 +1,1 @@
+"""python -m app index: the index of streamed data."""

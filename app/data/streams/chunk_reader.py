@@ -1,0 +1,97 @@
+"""Chunks from where the shards lie: fetched, checked and decoded; what is damaged for good is told from the rest."""
+
+import errno
+from typing import TYPE_CHECKING
+
+from app import storage
+from app.data.reading import DAMAGE, unreadable
+from app.data.streams.chunks import Chunk
+from app.data.streams.index import FORMATS, Index
+from app.data.streams.shards import is_url
+from app.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TRIES = 2
+"""To fetch what cannot be decoded. What cannot be fetched, storages try again by themselves: see `objects.PATIENCE`."""
+
+
+class BadChunk(UserError):
+    """A chunk stays damaged however often it is fetched."""
+
+    def __init__(self, chunk: int, message: str):
+        """Take the number of the chunk in its index, and the whole message."""
+        super().__init__(message)
+        self.chunk = chunk
+
+
+class ChunkReader:
+    """What reads the chunks of an index."""
+
+    def __init__(self, flag: str, index: Index):
+        """Read for `flag`, which names the data in errors."""
+        self._flag, self._index = flag, index
+        self._format = FORMATS[index.shards.format](flag, index.shards.folder)
+        self._unchanged: set[int] = set()
+
+    def table(self, chunk: int) -> "pa.Table":
+        """Return the rows of a chunk. What cannot be decoded is fetched once more: it may be damaged on its way alone.
+
+        Raises:
+            BadChunk: it is damaged.
+            UserError: it cannot be fetched, or its shard has changed since it was indexed.
+        """
+        for _ in range(TRIES):
+            fetched = self._fetched(chunk)
+            try:
+                return self._decoded(fetched)
+            except DAMAGE as error:
+                problem = unreadable(self._flag, self._place_of(chunk), error)
+                problem.__cause__ = error
+        raise BadChunk(chunk, str(problem)) from problem.__cause__
+
+    def name_of(self, chunk: int) -> str:
+        """Return the words by which errors name a chunk."""
+        return f"{self._flag} {self._place_of(chunk)}"
+
+    def _place_of(self, chunk: int) -> str:
+        shards, part = self._index.shards, self._index.part(chunk)
+        return f"{shards.place_of(int(self._index.shard[chunk]))}, chunk at byte {part.start} ({part.rows} rows)"
+
+    def _fetched(self, chunk: int) -> Chunk:
+        try:
+            self._check_unchanged(int(self._index.shard[chunk]))
+            return self._index.fetch(chunk)
+        except OSError as error:
+            away = is_url(self._index.shards.folder) and error.errno in (errno.EIO, errno.ETIMEDOUT)
+            advice = "it was asked for minutes; repeat the command when it answers again" if away else ""
+            raise unreadable(self._flag, self._place_of(chunk), error, advice) from error
+
+    def _decoded(self, chunk: Chunk) -> "pa.Table":
+        part = chunk.part
+        if len(chunk.data) < part.size:
+            raise ValueError(f"it ends {part.size - len(chunk.data)} bytes before its chunk at byte {part.start} does")
+        table = self._format.table(chunk, self._index.features)
+        table.validate(full=True)  # texts too: Arrow takes any bytes for one
+        if len(table) != part.rows:
+            raise ValueError(f"it has {len(table)} rows, where the index has {part.rows}")
+        return table
+
+    def _check_unchanged(self, number: int) -> None:
+        """Refuse a shard that is another one than was indexed; once for each shard.
+
+        Raises:
+            UserError: it has changed, or is gone.
+            OSError: nobody knows.
+        """
+        if number in self._unchanged:
+            return
+        shard, place = self._index.shards.files[number], self._index.shards.place_of(number)
+        entry = storage.at(self._index.shards.folder).entry(shard.name)
+        if entry is None or (entry.size, entry.tag) != (shard.size, shard.tag):
+            what = "is gone" if entry is None else "has changed"
+            raise UserError(
+                f"{self._flag} {place} {what} since the data were indexed: put the shard back, or start a new run"
+            )
+        self._unchanged.add(number)

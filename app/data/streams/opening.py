@@ -1,0 +1,168 @@
+"""Streamed data as a recipe's flags name them: rows to train on, rows to evaluate on, and some rows to learn from."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from app.data.cache import cache_folder, written_once
+from app.data.config import Streams, TableData
+from app.data.streams.chunk_cache import ChunkCache, folder_of
+from app.data.streams.chunk_reader import ChunkReader
+from app.data.streams.index import Index, index_of
+from app.data.streams.rows import StreamedRows
+from app.data.streams.shards import SPLITS, find_shards, is_url, shards_in
+from app.data.tables.columns import name_table
+from app.data.tables.splits import count_of
+from app.errors import UserError
+from app.sampling.hashing import key_of
+from app.sampling.permutation import permute
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+GB = 10**9
+# Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
+LEARNT, LEARNT_CHUNKS = 10_000, 4
+EVAL_SPLITS = tuple(SPLITS)
+HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
+
+
+class Opened(NamedTuple):
+    """Streamed data."""
+
+    rows: StreamedRows
+    """To train on."""
+    learnt: "Dataset"
+    """Some of these rows, from which a tokenizer or the kind of labels may be learnt."""
+    evaluation: "Dataset | None"
+    """All rows to evaluate on; None where another flag gives them."""
+    held_out: bool
+    """Whether these were held out of the rows to train on."""
+
+
+def is_streamed(flag: str, config: TableData) -> bool:
+    """Tell whether the data to train on are streamed.
+
+    Raises:
+        UserError: they are to be, and this recipe or these flags cannot.
+    """
+    if not isinstance(config, Streams) or config.stream == "false":
+        if len(config.path) == 1 and is_url(config.path[0]):
+            raise UserError(
+                f"{flag} {config.path[0]}: a URL is read by chunks: "
+                + ("leave out --data.stream false" if isinstance(config, Streams) else "copy the data to a disk")
+            )
+        return False
+    if config.stream == "auto" and not _must_be(config.path):
+        return False
+    for name, asked in (("name", config.name), ("columns", config.columns)):
+        if asked:
+            raise UserError(f"--data.{name}: streamed data have no such thing: leave it out")
+    if config.split != "train":
+        raise UserError(f"--data.split {config.split}: of streamed data, the split train is taken: leave it out")
+    if len(config.path) != 1:
+        raise UserError(f"{flag} names {len(config.path)} places: stream one folder, pattern or URL")
+    return True
+
+
+def _must_be(paths: tuple[str, ...]) -> bool:
+    """Tell whether data can only be streamed, or are too large for the disk of the cache."""
+    if len(paths) != 1 or paths[0].startswith(("builtin:", "hf://")):
+        return False
+    if is_url(paths[0]):
+        return True
+    if not (shards := shards_in(os.path.expanduser(paths[0]))):
+        return False
+    if shards[0].format == "tar":
+        return True
+    folder = cache_folder()
+    while not folder.exists():
+        folder = folder.parent
+    return sum(shard.size for shard in shards) > shutil.disk_usage(folder).free
+
+
+def open_stream(config: TableData, holdout: bool) -> Opened:
+    """Open the data to train on, and the data's own rows to evaluate on.
+
+    Args:
+        holdout: whether rows to evaluate on are wanted: the data's own, else some chunks that are held out.
+
+    Raises:
+        UserError: the data cannot be read, or none can be held out.
+    """
+    assert isinstance(config, Streams)
+    flag, path = "--data.path", os.path.expanduser(config.path[0])
+    index = index_of(flag, path, find_shards(flag, path))
+    evaluation, held_out = None, False
+    if holdout:
+        evaluation = _own_evaluation(config, path)
+        if evaluation is None:
+            index, others = _held_out(index, path, config.holdout)
+            evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
+    cache = ChunkCache(flag, index, folder_of(index), int(config.cache_gb * GB))
+    rows = StreamedRows(index, cache, config.window, config.bad == "skip")
+    return Opened(rows, _learnt(flag, path, index), evaluation, held_out)
+
+
+def is_streamed_set(path: str) -> bool:
+    """Tell whether data to evaluate on are read by chunks, into one table: URLs and tar files are."""
+    return is_url(path) or (shards_in(path)[:1] != () and shards_in(path)[0].format == "tar")
+
+
+def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
+    """Read data to evaluate on: of a split, or of the first of validation, test and train that there is.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    chosen = split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "train")
+    return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
+
+
+def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
+    """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
+    split = config.eval_split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
+    if not split:
+        return None
+    if split not in EVAL_SPLITS:
+        raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
+    index = index_of("--data.path", path, find_shards("--data.path", path, split), split)
+    return whole("--data.path", index, f"--data.path {path}, split {split}")
+
+
+def _held_out(index: Index, path: str, fraction: float) -> tuple[Index, Index]:
+    """Hold whole chunks out, drawn at random: return the index of the others, and theirs."""
+    chunks = len(index.rows)
+    if chunks < 2:
+        raise UserError(
+            f"--data.path {path} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path"
+        )
+    out = np.zeros(chunks, bool)
+    out[permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)] = True
+    return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out))
+
+
+def whole(flag: str, index: Index, name: str) -> "Dataset":
+    """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors."""
+    place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / index.fingerprint
+    return name_table(_table(flag, index, place, range(len(index.rows))), name)
+
+
+def _learnt(flag: str, path: str, index: Index) -> "Dataset":
+    """Read some rows from all over the data."""
+    chunks = np.unique(np.linspace(0, len(index.rows) - 1, LEARNT_CHUNKS).astype(int)).tolist()
+    place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / f"{index.fingerprint}-some"
+    return name_table(_table(flag, index, place, chunks, LEARNT // len(chunks)), f"{flag} {path}")
+
+
+def _table(flag: str, index: Index, place: Path, chunks: "range | list[int]", most: int | None = None) -> "Dataset":
+    """Read chunks into a file of the cache, of each at most so many rows."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    reader = ChunkReader(flag, index)
+    parts = (reader.table(chunk).slice(0, most) for chunk in chunks)
+    table = written_once(place, index.features, parts, index.shards.format, "train")
+    assert table is not None, "an index has no chunk without rows"
+    return table

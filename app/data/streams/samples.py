@@ -1,0 +1,73 @@
+"""Samples of streamed data: what a recipe makes of rows, chunk by chunk, when they are read."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from app.data.rows import Rows
+from app.data.streams.rows import StreamedRows
+from app.sampling.batch_plan import BatchPlan
+from app.sampling.hashing import key_of
+from app.sampling.orders import ByChunks
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+KEPT = 256  # chunks, of which a process keeps what was made
+
+
+class _Made(NamedTuple):
+    """What was made of a chunk."""
+
+    table: "Dataset"
+    samples: Rows
+
+
+class StreamedSamples:
+    """The rows of streamed data, made into samples in the process that reads them."""
+
+    digested = ()
+    lengths = None
+    """Nobody knows them before the rows are read."""
+
+    def __init__(self, rows: StreamedRows, make: Callable[["Dataset"], Rows], identity: Sequence[object]):
+        """Make samples of rows.
+
+        Args:
+            make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
+            identity: what decides the samples, besides the rows.
+        """
+        self.rows, self._make, self.skips = rows, make, rows.skips
+        self.fingerprint = key_of(rows.fingerprint, *identity)
+        self._made: OrderedDict[int, _Made] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, in this order."""
+        return self.rows.by_chunk(samples, self._of)
+
+    def order(self, plan: BatchPlan) -> ByChunks:
+        """Return the order in which a run reads the samples."""
+        return self.rows.order(plan)
+
+    def prepare(self, samples: np.ndarray) -> None:
+        """Begin to fetch the chunks of samples, the first ones first."""
+        self.rows.prepare(samples)
+
+    def _of(self, chunk: int) -> Rows:
+        """Return the samples of a chunk: made anew where the cache has opened it anew."""
+        table = self.rows.table(chunk)
+        if (known := self._made.get(chunk)) is not None and known.table is table:
+            self._made.move_to_end(chunk)
+            return known.samples
+        while len(self._made) >= KEPT:
+            self._made.popitem(last=False)
+        self._made[chunk] = made = _Made(table, self._make(table))
+        return made.samples

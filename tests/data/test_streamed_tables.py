@@ -1,0 +1,285 @@
+"""Streamed and mixed tables as cls reads them: the rows of the mapped form, and what is refused."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+import yaml
+from support.stream_shards import write_members
+
+from app.config import RunConfig
+from app.data.config import TextData
+from app.data.rows import MISSING
+from app.data.streams.chunk_reader import BadChunk, ChunkReader
+from app.data.text import labeled_text
+from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan
+
+pytestmark = pytest.mark.usefixtures("own_data_cache")
+ROWS = [{"text": f"row {i} " * (1 + i % 5), "label": i % 3} for i in range(100)]
+CLASSES = ("x", "y", "z")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of parquet shards, in row groups of seven rows."""
+    table = datasets.Dataset.from_list(ROWS)
+    (tmp_path / "web").mkdir()
+    for number, part in enumerate((range(40), range(40, 41), range(41, 100))):
+        table.select(part).to_parquet(tmp_path / "web" / f"part-{number}.parquet", batch_size=7)
+    (tmp_path / "eval.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS[:9]))
+    lines = [json.dumps({"a": i, "b": f"t{i}", "label": i % 3}) for i in range(50)]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def flags(folder, **more):
+    more = {"path": (str(folder / "web"),), "eval_path": str(folder / "eval.jsonl"), "stream": "true", **more}
+    return TextData(classes=more.pop("classes", CLASSES), **more)
+
+
+def loaded(config):
+    """Return the rows to train on, their tables, and what is said of them."""
+    tables, labels = labeled_text.load_labelled(config)
+    tokenizer = labeled_text.own_tokenizer(tables.sets[""], config.text, 300, 64)
+    rows = labeled_text.training_rows(tables, config, tokenizer, labels)
+    evaluated = {"": labeled_text.tokenize(tables.evaluation, config.text, tokenizer, 64, labels.eval_values)}
+    return rows, tables, labeled_text.describe(tables, labels, rows, evaluated, 64)
+
+
+def plain(rows):
+    return [{name: np.asarray(value).tolist() for name, value in row.items()} for row in rows]
+
+
+def epoch(rows, settings=None):
+    """Return the ids of an epoch in the order of training."""
+    settings = settings or RunConfig(global_batch=24, micro_batch=5, epochs=1.0)
+    plan = BatchPlan.of_run(settings, len(rows))
+    plan = plan.ordered(rows.order(plan)) if hasattr(rows, "order") else plan
+    return [int(i) for step in range(plan.steps) for ids, _ in plan.micro_batches(step) for i in ids], plan
+
+
+def test_streamed_and_mapped_rows_are_each_others_permutation(folder):
+    streamed, tables, about = loaded(flags(folder))
+    mapped, *_ = loaded(flags(folder, stream="false"))
+    assert "100 training rows streamed in 16 chunks, 9 rows to evaluate on" in about
+    order, plan = epoch(streamed)
+    other, _ = epoch(mapped)
+    assert sorted(order) == sorted(other) == [*range(100)] and order != other
+    assert plan.order.lanes == 5
+    assert plain(streamed.__getitems__(order)) == plain(mapped.__getitems__(order))
+    assert streamed.fingerprint and streamed.lengths is None and tables.streams
+
+
+def test_rows_held_out_are_whole_chunks_that_are_not_trained_on(folder):
+    rows, tables, about = loaded(flags(folder, eval_path="", holdout=0.2))
+    scored = [row["text"] for row in tables.evaluation]
+    texts = [row["text"] for row in tables.stream.__getitems__(range(len(rows)))]
+    assert sorted(texts + scored) == sorted(row["text"] for row in ROWS)
+    assert "held out" in about and len(scored) >= 7
+
+
+def test_the_datas_own_split_is_evaluated_on(folder):
+    datasets.Dataset.from_list(ROWS[:5]).to_parquet(folder / "web" / "validation-0.parquet")
+    rows, tables, _ = loaded(flags(folder, eval_path=""))
+    assert len(rows) == 100 and tables.evaluation["text"][:] == [row["text"] for row in ROWS[:5]]
+    assert not tables.held_out
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"classes": ()}, "the classes of streamed data are not known before all rows are read: name them"),
+        ({"split": "train[:10]"}, "--data.split train[:10]: of streamed data"),
+        ({"text": ("texts",)}, "--data.text texts: no such"),
+        ({"path": ("s3://nobody-has-this/x",), "stream": "false"}, "a URL is read by chunks"),
+        ({"eval_path": ""}, None),
+        ({"columns": ("a", "b")}, "--data.columns: streamed data have no such thing"),
+    ],
+)
+def test_what_streams_cannot_do_is_refused(folder, more, says):
+    if says is None:  # one chunk
+        (folder / "one").mkdir()
+        datasets.Dataset.from_list(ROWS).to_parquet(folder / "one" / "a.parquet")
+        more, says = {"path": (str(folder / "one"),), "eval_path": ""}, "has one chunk"
+    with pytest.raises(UserError) as told:
+        loaded(flags(folder, **more))
+    assert says in str(told.value)
+
+
+def test_eval_path_that_is_trained_on_is_refused(folder):
+    with pytest.raises(UserError, match="both trained on and evaluated on"):
+        loaded(flags(folder, eval_path=str(folder / "web")))
+
+
+def test_a_missing_text_names_its_shard(folder):
+    table = datasets.Dataset.from_list([*ROWS[:30], {"text": None, "label": 1}, *ROWS[:5]])
+    table.to_parquet(folder / "web" / "part-3.parquet", batch_size=7)
+    rows, *_ = loaded(flags(folder))
+    with pytest.raises(UserError, match=r"part-3.parquet, chunk at byte \d+ \(7 rows\).* has no text"):
+        rows.__getitems__(range(100, 136))
+    wrong = datasets.Dataset.from_list([{"text": "t", "label": 7}])
+    wrong.to_parquet(folder / "web" / "part-1.parquet")
+    rows, *_ = loaded(flags(folder))
+    with pytest.raises(UserError, match=r"part-1.parquet, chunk at byte .*none of the 3 classes"):
+        rows[40]
+
+
+@pytest.mark.parametrize("bad", ["stop", "skip"])
+def test_a_damaged_chunk_stops_or_is_left_out(folder, bad, monkeypatch, capsys):
+    rows, *_ = loaded(flags(folder, bad=bad))
+    decoded = ChunkReader._decoded
+
+    def damaged(reader, chunk):
+        if chunk.shard.name == "part-2.parquet" and chunk.part.rows == 3:
+            raise ValueError("it is damaged")
+        return decoded(reader, chunk)
+
+    monkeypatch.setattr(ChunkReader, "_decoded", damaged)
+    if bad == "stop":
+        with pytest.raises(BadChunk, match=r"part-2.parquet, chunk at byte \d+ \(3 rows\).*it is damaged"):
+            rows.__getitems__(range(100))
+        return
+    for _ in range(2):
+        read = rows.__getitems__(range(100))
+        assert [i for i, row in enumerate(read) if row is MISSING] == [97, 98, 99]
+    assert capsys.readouterr().err.count("its rows are left out (--data.bad skip)") == 1
+    assert rows.skips
+
+
+def mixed(folder, later=(), **more):
+    sources = [
+        {"name": "web", "path": str(folder / "web"), "weight": 3},
+        {"name": "lines", "path": str(folder / "lines.jsonl"), "weight": 1, "text": "b"},
+    ]
+    sources[1] |= more.pop("second", {})
+    (folder / "mix.yaml").write_text(yaml.safe_dump({"sources": sources, "later": [*later]}))
+    return TextData(mix=str(folder / "mix.yaml"), classes=CLASSES, **more)
+
+
+@pytest.mark.parametrize("stream", ["true", "false", "auto"])
+def test_sources_are_mixed_with_their_own_columns(folder, stream):
+    rows, _, about = loaded(mixed(folder, stream=stream, eval_path=str(folder / "eval.jsonl")))
+    assert len(rows) == 150
+    assert "a mix of web, weight 3: 100 rows" in about and "; lines, weight 1: 50 rows" in about
+    alone, *_ = loaded(flags(folder, stream="false"))
+    read = rows.__getitems__(range(150))
+    assert [len(row["input_ids"]) for row in read[:100]] == alone.lengths.tolist()
+    assert [int(row["labels"]) for row in read] == [i % 3 for i in [*range(100), *range(50)]]
+    order, plan = epoch(rows)
+    assert plan.order.lanes == (5 if stream == "true" else 1)
+    assert sum(i < 100 for i in order) / len(order) == pytest.approx(0.75, abs=0.05)
+    assert plan.order.counts(40) == pytest.approx({"web": 30, "lines": 10}, abs=4)
+    assert (rows.lengths is None) == (stream == "true")
+
+
+def test_a_template_makes_the_text(folder):
+    config = mixed(folder, second={"template": "<{b}|{a}>", "text": None}, eval_path=str(folder / "eval.jsonl"))
+    content = yaml.safe_load((folder / "mix.yaml").read_text())
+    del content["sources"][1]["text"]
+    (folder / "mix.yaml").write_text(yaml.safe_dump(content))
+    for stream in ("true", "false"):
+        config.stream = stream
+        tables, _ = labeled_text.load_labelled(config)
+        assert tables.mixed.parts[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
+
+
+def test_a_source_may_come_later_and_give_no_more_than_its_epochs(folder):
+    config = mixed(
+        folder,
+        later=[{"from": 0.5, "weights": {"lines": 3}}],
+        second={"weight": 0, "epochs": 0.5},
+        eval_path=str(folder / "eval.jsonl"),
+    )
+    rows, *_ = loaded(config)
+    settings = RunConfig(global_batch=20, micro_batch=5, steps=20)
+    order, plan = epoch(rows, settings)
+    assert all(i < 100 for i in order[:200]) and sum(i >= 100 for i in order) == 25
+    assert [part.start for part in plan.order.parts] == [0, 200]
+
+
+WRONG = {
+    "weight 'a'": ({"weight": "a"}, "sources[1].weight is 'a', not a number"),
+    "weight -1": ({"weight": -1}, "sources[1].weight is -1, not a number of 0 or more"),
+    "same name": ({"name": "web"}, "two sources are called web"),
+    "no such field": ({"wieght": 1}, "sources[1].wieght: there is no such field; there are name, path, weight"),
+    "no column": ({"text": "c"}, "the source lines has no column c; it has a, b, label"),
+    "epochs": ({"epochs": 0}, "sources[1].epochs is 0, not a number above 0"),
+    "no path": ({"path": None}, "sources[1].path is None, not a text"),
+    "not there": ({"path": "/nobody/has/this.jsonl"}, "--data.mix lines: /nobody/has/this.jsonl"),
+    "template": ({"template": "{c}"}, "it is the text of a row, so leave out `text`"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mix_that_is_none_is_refused_with_its_place(folder, name):
+    second, says = WRONG[name]
+    with pytest.raises(UserError) as told:
+        loaded(mixed(folder, second=second, eval_path=str(folder / "eval.jsonl")))
+    assert says in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "it holds None, not an object with `sources`"),
+        ("sources: []", "`sources` is empty"),
+        ("sources: [3]", "sources[0]"),
+        ("sources: [", "it is no YAML"),
+        ("sources: [{name: a, path: b, weight: 0}]", "every source has the weight 0"),
+        (
+            "sources: [{name: a, path: b, weight: 1}]\nlater: [{from: 1, weights: {c: 1}}]",
+            "later[0].weights.c: there is",
+        ),
+        ("sources: [{name: a, path: b, weight: 1}]\nlater: [{from: 0, weights: {a: 1}}]", "later[0].from is 0"),
+        ("sources: [{name: a, path: b}]", "sources[0].weight is missing"),
+    ],
+)
+def test_a_file_that_is_no_mix_is_refused(folder, content, says):
+    (folder / "mix.yaml").write_text(content)
+    with pytest.raises(UserError) as told:
+        loaded(TextData(mix=str(folder / "mix.yaml"), classes=CLASSES))
+    assert says in str(told.value)
+
+
+def test_sources_that_share_a_file_are_refused_where_rows_are_held_out(folder):
+    config = mixed(folder, second={"path": str(folder / "web" / "part-0.parquet"), "text": "text"})
+    for config.stream in ("true", "false"):
+        with pytest.raises(UserError, match=r"web and lines both read .*part-0.parquet.*give --data.eval-path"):
+            loaded(config)
+
+
+def test_a_small_source_and_a_path_beside_the_mix_are_refused(folder):
+    rows, *_ = loaded(mixed(folder, eval_path=str(folder / "eval.jsonl")))
+    with pytest.raises(UserError, match=r"the source lines has 50 rows, fewer than --run.global-batch 60"):
+        epoch(rows, RunConfig(global_batch=60, micro_batch=5))
+    config = mixed(folder)
+    config.path = ("x.jsonl",)
+    with pytest.raises(UserError, match=r"leave out --data\.path"):
+        loaded(config)
+
+
+def test_a_run_longer_than_the_sources_may_give_is_refused(folder):
+    content = yaml.safe_load((mixed(folder) and folder / "mix.yaml").read_text())
+    for source in content["sources"]:
+        source["epochs"] = 2
+    (folder / "mix.yaml").write_text(yaml.safe_dump(content))
+    rows, *_ = loaded(TextData(mix=str(folder / "mix.yaml"), classes=CLASSES, eval_path=str(folder / "eval.jsonl")))
+    with pytest.raises(UserError, match="the run sees 320 samples, and its sources may give 300"):
+        epoch(rows, RunConfig(global_batch=20, micro_batch=5, steps=16))
+
+
+def test_tar_files_are_streamed_without_being_asked(folder):
+    (folder / "tar").mkdir()
+    members = [
+        (f"{i:03}.{ending}", str(row[column]).encode())
+        for i, row in enumerate(ROWS)
+        for ending, column in (("txt", "text"), ("cls", "label"))
+    ]
+    write_members(folder / "tar" / "a.tar", members)
+    lines = [json.dumps({"txt": row["text"], "cls": row["label"]}) for row in ROWS[:9]]
+    (folder / "eval.jsonl").write_text("\n".join(lines))
+    rows, _, about = loaded(flags(folder, path=(str(folder / "tar"),), stream="auto", text=("txt",), label=("cls",)))
+    assert "100 training rows streamed in 1 chunks" in about
+    assert [int(row["labels"]) for row in rows.__getitems__(range(100))] == [row["label"] for row in ROWS]

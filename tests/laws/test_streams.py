@@ -1,0 +1,211 @@
+"""Laws 1 to 5 for data that are streamed or mixed: the ledger, the bits of exact mode, stops, workers, and rows."""
+
+import functools
+import json
+
+import datasets
+import pytest
+import yaml
+from support.launching import ROOT, launch_many, metrics, saved_state, scores, steps, train_many, weights
+from support.stream_shards import write_members
+
+RECIPE = ROOT / "recipes" / "cls.py"
+LAYOUTS = {
+    "one": ("cpu", 1),
+    "ddp2": ("ddp_cpu", 2),
+    "ddp3": ("ddp_cpu", 3),
+    "fsdp2": ("fsdp_cpu", 2),
+    "fsdp4": ("fsdp_cpu", 4),
+}
+LARGER = ("ddp2", "fsdp4")  # `make laws` has them
+OTHERS = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LARGER)) for name in LAYOUTS if name != "one"]
+STEPS, STOPS = 40, (14, 27)
+SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--scratch.layers", 1, "--data.max-length", 32]
+SMALL += [
+    "--run.log-every",
+    1,
+    "--run.trackers",
+    "--run.exact",
+    "true",
+    "--run.save-every",
+    100,
+    "--run.eval-every",
+    20,
+]
+# K is 5, which no number of ranks here divides, with 4 or 5 rows each; epochs end inside a step.
+SMALL += [
+    "--optim.lr",
+    5e-3,
+    "--run.global-batch",
+    24,
+    "--run.micro-batch",
+    5,
+    "--run.steps",
+    STEPS,
+    "--data.classes",
+    "a",
+    "b",
+    "c",
+]
+CASES = ("streamed", "mixed")
+
+
+def rows(count, start=0):
+    """Return rows of three classes, sorted by class."""
+    classes = [3 * i // count for i in range(count)]
+    return [
+        {"text": f"{'abc'[each]} " * 5 + f"number {start + i}" + " more" * (i % 7), "label": each}
+        for i, each in enumerate(classes)
+    ]
+
+
+def write(folder):
+    """Write a table of parquet shards in row groups of nine, one of a tar file, and lines, and mix them."""
+    folder.mkdir()
+    table = datasets.Dataset.from_list(rows(203))
+    for number, part in enumerate((range(90), range(90, 91), range(91, 203))):
+        (folder / "web").mkdir(exist_ok=True)
+        table.select(part).to_parquet(folder / "web" / f"part-{number}.parquet", batch_size=9)
+    (folder / "tar").mkdir()
+    members = [
+        (f"{i:04}.{ending}", str(value).encode())
+        for i, row in enumerate(rows(60, 1000))
+        for ending, value in (("txt", row["text"]), ("cls", row["label"]))
+    ]
+    write_members(folder / "tar" / "part-0.tar", members)
+    lines = [json.dumps({"sentence": row["text"], "label": row["label"]}) for row in rows(50, 2000)]
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    (folder / "eval.jsonl").write_text("\n".join(map(json.dumps, rows(7, 3000))))
+    mix = {
+        "sources": [
+            {"name": "web", "path": str(folder / "web"), "weight": 6, "stream": True},
+            {"name": "tar", "path": str(folder / "tar"), "weight": 1, "text": "txt", "label": "cls"},
+            {"name": "lines", "path": str(folder / "lines.jsonl"), "weight": 2, "text": "sentence", "epochs": 3},
+        ],
+        "later": [{"from": 0.5, "weights": {"web": 1, "tar": 1}}],
+    }
+    (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
+    web, tar, lines = mix["sources"]
+    before = {"sources": [web, lines, tar | {"weight": 0}], "later": [{"from": 39, "weights": {"tar": 1}}]}
+    after = {"sources": [web | {"weight": 1}, lines, tar | {"weight": 2}]}
+    ahead = {
+        "sources": [web, lines, tar | {"weight": 0}],
+        "later": [{"from": STOPS[0], "weights": {"web": 1, "tar": 2}}],
+    }
+    for name, content in (("before", before), ("after", after), ("ahead", ahead)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("streams") / "data")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data, data_cache):
+    """Return a function from a layout and a case to the folder of a run, which the first call for a layout makes."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def flags(folder, case, *more):
+        of_case = {
+            "streamed": ["--data.path", data / "web", "--data.stream", "true"],
+            "mapped": ["--data.path", data / "web"],
+            "mixed": ["--data.mix", data / "mix.yaml"],
+            **{name: ["--data.mix", data / f"{name}.yaml"] for name in ("before", "after", "ahead")},
+        }
+        where = ["--data.eval-path", data / "eval.jsonl", "--data.window", 2, "--run.dir", root / folder]
+        return [*SMALL, *of_case[case], *where, *more]
+
+    @functools.cache
+    def launched(layout):
+        if layout == "one":
+            words = [flags(f"one/{case}", case) for case in (*CASES, "mapped")]
+            words += [flags("one/workers-1", "streamed", "--run.workers", 1, "--run.steps", 12)]
+            words += [flags("one/workers-4", "mixed", "--run.workers", 4, "--run.steps", 12)]
+            words += [flags("one/ahead", "ahead")]
+            words += [flags("one/changed", "before", "--run.stop-at", STOPS[0]), flags("one/changed", "after")]
+            return train_many(*LAYOUTS["one"], RECIPE, words, root)
+        words = [flags(f"{layout}/{case}", case) for case in CASES]
+        if layout == "fsdp2":
+            words += [flags(f"chain/{case}", case, "--run.stop-at", STOPS[0]) for case in CASES]
+        if layout == "ddp3":
+            launched("fsdp2")
+            words += [flags(f"chain/{case}", case, "--run.stop-at", STOPS[1]) for case in CASES]
+        launch_many(*LAYOUTS[layout], RECIPE, words, root, timeout=400)
+
+    @functools.cache
+    def chained():
+        launched("ddp3")
+        train_many(*LAYOUTS["one"], RECIPE, [flags(f"chain/{case}", case) for case in CASES], root)
+
+    def folder(layout, case):
+        chained() if layout == "chain" else launched(layout)
+        return root / layout / case
+
+    folder.flags = flags
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("layout", OTHERS)
+def test_every_layout_gives_the_same_bits(runs, layout, case):
+    """Laws 1 to 3 and 5: ledger, losses, scores, weights and the optimizer's state are those of one process."""
+    reference, other = runs("one", case), runs(layout, case)
+    assert len(steps(other)) == STEPS and steps(other) == steps(reference)
+    assert scores(other) == scores(reference)
+    assert saved_state(other, STEPS) == saved_state(reference, STEPS)
+    assert weights(other) == weights(reference)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_goes_on_elsewhere(runs, case):
+    """Law 4: FSDP2 x2, then DDP x3, then one process, stopped inside epochs and windows: as if it had never stopped."""
+    assert steps(runs("chain", case)) == steps(runs("one", case))
+    assert saved_state(runs("chain", case), STEPS) == saved_state(runs("one", case), STEPS)
+
+
+def test_another_mix_on_resume_is_the_one_that_was_planned_ahead(runs):
+    """Each source goes on behind its last sample, a new one begins, and nothing else changes."""
+    changed, ahead = runs("one", "changed"), runs("one", "ahead")
+    alike = [[{k: v for k, v in line.items() if k != "epoch"} for line in steps(each)] for each in (changed, ahead)]
+    assert alike[0] == alike[1]
+    assert saved_state(changed, STEPS) == saved_state(ahead, STEPS)
+    assert metrics_at(ahead, STEPS)["tar"] > 100 and metrics_at(ahead, STOPS[0])["tar"] == 0
+    (segment,) = json.loads((changed / "run.json").read_text())["segments"]
+    assert segment["step"] == STOPS[0]
+    assert segment["changed"]["data.mix"] == [
+        "web 6, lines 2 (at most 150 samples)",
+        "web 1, lines 2 (at most 150 samples), tar 2",
+    ]
+
+
+@pytest.mark.parametrize(("workers", "case"), [("workers-1", "streamed"), ("workers-4", "mixed")])
+def test_workers_change_nothing(runs, workers, case):
+    """Another number of steps changes learning rates, so the ledger is compared, and where the change of mix is not."""
+    other = [line["ids"] for line in steps(runs("one", workers))]
+    if case == "streamed":
+        assert other == [line["ids"] for line in steps(runs("one", case))][:12]
+    else:
+        assert other[:6] == [line["ids"] for line in steps(runs("one", case))][:6]
+    assert len(set(other)) == len(other)
+
+
+def test_cases_are_what_they_claim(runs):
+    """The loss goes down, steps differ, epochs end inside steps, and the mix is the one asked for."""
+    for case in CASES:
+        lines = steps(runs("one", case))
+        assert len({line["ids"] for line in lines}) == STEPS
+        assert sum(line["loss"] for line in lines[-9:]) < 0.95 * sum(line["loss"] for line in lines[:9])
+    half, whole = (metrics_at(runs("one", "mixed"), step) for step in (STEPS // 2, STEPS))
+    assert sum(half.values()) == 480 and sum(whole.values()) == 960
+    assert abs(half["lines"] - 480 * 2 / 9) <= 5 and abs(half["tar"] - 480 / 9) <= 5
+    assert whole["lines"] == 150  # its three epochs
+    assert abs((whole["web"] - half["web"]) - (whole["tar"] - half["tar"])) <= 8
+    assert steps(runs("one", "mapped"))[0]["ids"] != steps(runs("one", "streamed"))[0]["ids"]
+
+
+def metrics_at(folder, step):
+    """Return how many samples each source has given."""
+    (line,) = [line for line in metrics(folder) if line["step"] == step and "ids" in line]
+    return {name.removeprefix("samples/"): value for name, value in line.items() if name.startswith("samples/")}
