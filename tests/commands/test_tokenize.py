@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import zstandard
 from pyarrow import parquet
-from support.buckets import BUCKET, environment, moto
+from support.buckets import BUCKET
 from support.disks import mounted
 from support.launching import environment as of_processes
 from support.launching import python
@@ -377,17 +377,10 @@ def test_a_shard_that_cannot_be_written_leaves_no_draft(rows, tmp_path, monkeypa
     check_same(tokens_in(tmp_path / "out"), expected(rows))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with moto(tmp_path_factory.mktemp("moto") / "log") as endpoint:
-        yield endpoint
-
-
 @pytest.mark.launches
-def test_from_a_bucket_to_a_bucket(rows, store, tmp_path, monkeypatch):
+def test_from_a_bucket_to_a_bucket(rows, near, tmp_path, monkeypatch):
     """With processes of its own, which use the bucket too; and read from there."""
-    for name, value in (environment(store) | {"XDG_CACHE_HOME": str(tmp_path / "staged")}).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "staged"))
     url = f"s3://{BUCKET}/{tmp_path.name}"
     for number in range(2):
         write_rows(tmp_path / "part.jsonl", ROWS)
@@ -413,6 +406,6 @@ def test_from_a_bucket_to_a_bucket(rows, store, tmp_path, monkeypatch):
     assert all((a[n] == b[n]).all() for a, b in zip(rows_read, wanted, strict=True) for n in a)
     assert len(token_sets.own_tokenizer(tables.train, "bpe", 16)) == 258
     assert not list((tmp_path / "staged").rglob("*.tmp"))
-    public = f"{store}/{BUCKET}/{tmp_path.name}/tokens"  # for which moto wants a signature
+    public = f"{near}/{BUCKET}/{tmp_path.name}/tokens"  # for which moto wants a signature
     with pytest.raises(UserError, match=f"{public} cannot be read: the store refuses it"):
         token_sets.holds_tokens(public)

@@ -221,7 +221,7 @@ def test_no_flipped_bit_is_read(made):
     index, number = blocks._index, 3
     part, shard = index.part(number), int(index.shard[number])
     data = (Path(index.shards.folder) / index.shards.files[shard].name).read_bytes()
-    tail, body = data[len(data) - index.tails[shard].tail :], data[part.start : part.start + part.size]
+    tail, body = data[len(data) - index.tails[shard] :], data[part.start : part.start + part.size]
     reader = ParquetChunks("--data.path", "x")
 
     def table(body):
