@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
-from app.data.rows import Incomplete, Ordered, Rows
+from app.data.rows import Fetched, Incomplete, Ordered, Rows
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -343,6 +343,8 @@ class Run:
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
             return
+        if isinstance(data, Fetched):
+            self._taken.callback(data.close)
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
         self.services.preemption.start()
         self.services.watchdog.start()

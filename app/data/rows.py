@@ -54,6 +54,10 @@ class Fetched(Protocol):
         """Begin to fetch what rows lie in, the first ones first, and return; called in the rank's own process."""
         ...
 
+    def close(self) -> None:
+        """Fetch nothing ahead any more."""
+        ...
+
 
 @runtime_checkable
 class Incomplete(Protocol):

@@ -110,6 +110,10 @@ class TokenBlocks:
         """Begin to fetch the chunks of blocks, the first ones first."""
         self._cache.prepare(dict.fromkeys(self.chunks_of(ids).tolist()))
 
+    def close(self) -> None:
+        """Fetch nothing ahead any more."""
+        self._cache.close()
+
     def _places(self, ids: np.ndarray) -> np.ndarray:
         """Return the numbers of blocks among all, those without a supervised token included."""
         ids = np.asarray(ids, np.int64)

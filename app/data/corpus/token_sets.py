@@ -133,11 +133,22 @@ def to_train_on(config: CorpusData, columns: Sequence[str]) -> TokenTables:
     return TokenTables(as_asked(train.part(0, cut)), train.part(cut, len(train)), held_out=True)
 
 
+def are_streamed(config: CorpusData, path: str) -> bool:
+    """Tell whether tokens are read in the order of chunks.
+
+    Raises:
+        UserError: chunks that are damaged are to be left out, of which blocks would be missing.
+    """
+    if config.bad == "skip":
+        raise UserError(
+            "--data.bad skip: a chunk of tokens cannot be left out: copy its shard again, or tokenize again"
+        )
+    return config.stream == "true" or (config.stream == "auto" and is_url(path))
+
+
 def _streamed(config: CorpusData, path: str) -> Callable[[TokenBlocks], TokenBlocks]:
     """Return a function that brings blocks to train on into the order of streams, if they are to be streamed."""
-    if config.stream == "true" or (config.stream == "auto" and is_url(path)):
-        return lambda blocks: blocks.streamed(config.window)
-    return lambda blocks: blocks
+    return (lambda blocks: blocks.streamed(config.window)) if are_streamed(config, path) else (lambda blocks: blocks)
 
 
 def _split(flag: str, split: str) -> str:
@@ -195,7 +206,8 @@ def _open(flag: str, path: str, split: str, config: CorpusData) -> TokenBlocks:
             )
     # By the contents, as another folder may have shards of the same names and sizes.
     key = key_of(index.fingerprint, *(amount.digest for amount in amounts))
-    limit = UNLIMITED if config.stream == "false" or not is_url(path) else int(config.cache_gb * GB)
+    # Of blocks in any order, all chunks are read in every epoch.
+    limit = int(config.cache_gb * GB) if are_streamed(config, path) else UNLIMITED
     cache = ChunkCache(flag, index, cache_folder() / "streams" / f"tokens-{key}", limit)
     blocks = TokenBlocks(index, cache, record, config.block, config.packing == "documents")
     if not len(blocks):

@@ -94,6 +94,12 @@ class JoinedRows:
             if isinstance(source, Fetched):
                 source.prepare(numbers)
 
+    def close(self) -> None:
+        """Fetch nothing ahead any more."""
+        for source in self.sources:
+            if isinstance(source, Fetched):
+                source.close()
+
     def by_source(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield each source that has some of these rows, where among them, and their numbers in the source."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):

@@ -38,6 +38,8 @@ class MixedSource:
     """How often its rows may be seen; None: any number of times."""
     template: str
     """A text in which {column} stands for what a column holds; it becomes the text of a row. Empty: none."""
+    text: str
+    """The column that the text of a row stands in, as the flags call it; empty where they have none."""
     renamed: dict[str, str]
     """Its own names of columns, and the names that the flags have for them."""
     flags: dict[str, Any]
@@ -162,8 +164,10 @@ def _source(config: TableData, fields: _Fields) -> MixedSource:
         wanted = (ours,) if isinstance(ours, str) else ours
         theirs = fields.take(flag, _columns(len(wanted)), None)
         renamed |= dict(zip(theirs or (), wanted, strict=True)) if theirs else {}
-    if template and any(to in _listed_text(config.text) for to in renamed.values()):  # type: ignore[attr-defined]
-        raise fields.refuse("template", "it is the text of a row, so leave out `text`")
+    texts = _listed_text(getattr(config, "text", ()))
+    if template and (len(texts) != 1 or any(to in texts for to in renamed.values())):
+        why = "leave out `text`" if len(texts) == 1 else "give --data.text one column"
+        raise fields.refuse("template", f"it is the text of a row, so {why}")
     flags = {flag: fields.take("config" if flag == "name" else flag, _text, None) for flag in PLACES if flag in there}
     flags["stream"] = fields.take("stream", _switch, None)
     of_columns = (flag for flag in COLUMNS if flag in there)
@@ -172,7 +176,7 @@ def _source(config: TableData, fields: _Fields) -> MixedSource:
     if flags.get("columns") is not None:
         flags["columns"] = tuple(flags["columns"].split())
     given = {flag: value for flag, value in flags.items() if value is not None}
-    return MixedSource(name, path, weight, epochs, template, renamed, given)
+    return MixedSource(name, path, weight, epochs, template, texts[0] if texts else "", renamed, given)
 
 
 def _later(names: list[str], fields: _Fields) -> Later:

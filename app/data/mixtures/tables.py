@@ -83,7 +83,7 @@ class MixedTables:
         return f"a mix of {'; '.join(told)}"
 
 
-def as_flags_say(table: "Dataset", source: MixedSource, text: str = "text") -> "Dataset":
+def as_flags_say(table: "Dataset", source: MixedSource) -> "Dataset":
     """Return a source's table with the names of columns that the flags have, and with its template filled in.
 
     Raises:
@@ -95,14 +95,15 @@ def as_flags_say(table: "Dataset", source: MixedSource, text: str = "text") -> "
             f"{FLAG}: the source {source.name} has no column {lacking}; it has {', '.join(table.column_names)}"
         )
     if source.template:
-        table = _filled_in(table, source, text)
+        table = _filled_in(table, source)
     renamed = {theirs: ours for theirs, ours in source.renamed.items() if theirs != ours}
     taken = [ours for ours in renamed.values() if ours in table.column_names and ours not in renamed]
     return name_table(table.remove_columns(taken).rename_columns(renamed), name)
 
 
-def _filled_in(table: "Dataset", source: MixedSource, text: str) -> "Dataset":
+def _filled_in(table: "Dataset", source: MixedSource) -> "Dataset":
     """Add the column of texts that a source's template makes."""
+    text = source.text
 
     def made(rows: dict) -> dict:
         names = list(rows)

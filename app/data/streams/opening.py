@@ -11,6 +11,7 @@ from app.data.cache import cache_folder, written_once
 from app.data.config import Streams, TableData
 from app.data.reading import refuse_url
 from app.data.streams.chunk_cache import ChunkCache, folder_of
+from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
@@ -42,6 +43,8 @@ class Opened(NamedTuple):
     """All rows to evaluate on; None where another flag gives them."""
     held_out: bool
     """Whether these were held out of the rows to train on."""
+    note: str
+    """What the user should know of the room for chunks; empty if there is enough."""
 
 
 def is_streamed(flag: str, config: TableData) -> bool:
@@ -104,9 +107,11 @@ def open_stream(config: TableData, holdout: bool) -> Opened:
         if evaluation is None:
             index, others = _held_out(index, path, config.holdout)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
-    cache = ChunkCache(flag, index, folder_of(index), int(config.cache_gb * GB))
+    limit = int(config.cache_gb * GB)
+    cache = ChunkCache(flag, index, folder_of(index), limit)
     rows = StreamedRows(index, cache, config.window, config.bad == "skip")
-    return Opened(rows, _learnt(flag, path, index), evaluation, held_out)
+    note = lacking_disk(folder_of(index), limit)
+    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note)
 
 
 def is_streamed_set(path: str) -> bool:

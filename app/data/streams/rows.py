@@ -112,6 +112,10 @@ class StreamedRows:
         chunks, _ = self.places(rows)
         self._cache.prepare(dict.fromkeys(chunks.tolist()))
 
+    def close(self) -> None:
+        """Fetch nothing ahead any more."""
+        self._cache.close()
+
     def table(self, chunk: int) -> "Dataset":
         """Return the rows of a chunk; errors name it as its shard and its place there."""
         return self._cache.dataset(chunk)

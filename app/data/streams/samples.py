@@ -68,6 +68,10 @@ class StreamedSamples:
         """Begin to fetch the chunks of samples, the first ones first."""
         self.rows.prepare(samples)
 
+    def close(self) -> None:
+        """Fetch nothing ahead any more."""
+        self.rows.close()
+
     def _of(self, chunk: int) -> Rows:
         """Return the samples of a chunk: made anew where the cache has opened it anew."""
         table = self.rows.table(chunk)

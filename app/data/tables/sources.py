@@ -264,14 +264,15 @@ def _is_in(place: str, folder: str) -> bool:
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
     """Return streamed rows to train on, and the main set to evaluate on."""
     stream = open_stream(config, holdout=not config.eval_path)
-    evaluation, note = stream.evaluation, ""
+    evaluation, note = stream.evaluation, stream.note
     if evaluation is None:
         if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
             raise UserError(
                 f"--data.eval-path {config.eval_path}: it would be both trained on and evaluated on: give other data, "
                 "or leave the flag out to have a part held out"
             )
-        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        evaluation, more = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        note = "; ".join(filter(None, (note, more)))
     return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
 
 
