@@ -390,6 +390,17 @@ class Run:
         """
         self._open_run.inside("run.observe").observe(values, micro)
 
+    def observe_rows(self, losses: Callable[[], Tensor | tuple[Tensor, Tensor]], micro: Turn) -> None:
+        """Log the loss of each source of a mixture, as loss/NAME; without a mixture, nothing is done.
+
+        Args:
+            losses: returns the loss of each row of the micro-batch, [rows]; or these and the weights of the rows in the
+                sources' means, such as their tokens. It is called in steps that are logged alone.
+        """
+        step = self._open_run.inside("run.observe_rows")
+        if self._loop is not None and self._loop.triggers.reads_losses(step.number):
+            step.observe_rows(losses, micro)
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients, update the weights, and clear the gradients."""
         entry, step = self.optimizers.find(optimizer), self._open_run.inside("run.step")

@@ -8,11 +8,12 @@ r"""Train a text classifier: from scratch on data that needs no download, or fro
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
 from app.data.config import TextData
-from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem
+from app.tasks.class_loss import ClassLoss, ClassLossConfig, check_problem, row_losses
 from app.tasks.from_scratch import Scratch, bert_config, check_shape
 from app.tasks.pretrained import head_of, load_model, load_tokenizer
 
@@ -97,7 +98,7 @@ def loss_for(config: Config, labels: "Labels") -> ClassLoss | None:
     if config.loss == ClassLossConfig():
         return None
     check_problem(labels.problem)
-    return ClassLoss(config.loss, labels.names, labels.train_values)
+    return ClassLoss(config.loss, labels.names, labels.known_values)
 
 
 def measure_for(labels: "Labels") -> "Metric":
@@ -154,6 +155,7 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 output = model(**micro.inputs)
                 loss = loss_of(output.logits, micro.inputs) if loss_of else output.loss
+                run.observe_rows(partial(row_losses, labels.problem, output.logits, micro.inputs["labels"]), micro)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

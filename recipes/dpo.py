@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from app.data.text.preference_table import PreferenceTable
+    from app.data.text.preference_table import PreferenceTable, StreamedPairs
     from app.tasks.language.preference import PreferenceLoss
 
 
@@ -61,7 +61,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[PreferenceTable, dict[str, PreferenceTable], PreTrainedTokenizerBase, str]":
+) -> "tuple[PreferenceTable | StreamedPairs, dict[str, PreferenceTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import preferences
 
@@ -71,7 +71,7 @@ def load_data(
     else:
         shape = config.scratch.tokenizer, config.scratch.vocab
         tokenizer = preferences.own_tokenizer(tables.train, config.data, *shape)
-    train_pairs = preferences.tokenize(tables.train, config.data, tokenizer)
+    train_pairs = preferences.training_pairs(tables, config.data, tokenizer)
     eval_sets = {name: preferences.tokenize(table, config.data, tokenizer) for name, table in tables.sets.items()}
     about = preferences.describe(tables, train_pairs, eval_sets, config.data)
     return train_pairs, eval_sets, tokenizer, about
@@ -101,32 +101,35 @@ def evaluate(run: Run, model: "nn.Module", pairs: "PreferenceTable", criterion: 
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
+    from app.data.text.preference_table import PreferenceTable
     from app.tasks.language.attention import Attention
     from app.tasks.language.preference import PreferenceLoss
     from app.tasks.language.reference import add_references, contents_of
-    from app.tasks.language.teacher import load_teacher
+    from app.tasks.language.teacher import load_copy, load_teacher
 
     with Run(config) as run:
         check_shape(config.scratch)
         check_direction(config.scratch, masked=False)
         check_lora(config.lora, config.model, run.accelerator, run.needs)
-        check_preferences(config.loss, config.distill, config.lora)
+        check_preferences(config.loss, config.distill, config.lora, config.model)
         with run.main_process_first():
             train_pairs, eval_sets, tokenizer, about = load_data(config, run.needs)
         run.say(about)
+        streamed = not isinstance(train_pairs, PreferenceTable)
+        reference = reference_of(config.loss, config.model, config.lora, streamed, run.needs)
         plain = build_model(config, tokenizer, run.needs)
         Attention.of(plain, "auto", "concat", run)
         logits.choose(plain, config.logits, run, needed="--distill.teacher" if config.distill.teacher else "")
         hold_base(plain, config.lora, run.accelerator, run.needs)
-        reference = reference_of(config.loss, config.model, run.needs)
-        contents = contents_of(plain) if reference == "cached" else ""
+        contents = contents_of(plain) if reference in ("cached", "copy") else ""
         run.keep_best("eval/accuracy")
         model, optimizer = run.prepare(plain, config.optim)
-        if reference == "cached":
+        if reference == "cached" and isinstance(train_pairs, PreferenceTable):
             add_references(run, model, contents, {"training": train_pairs, **eval_sets})
+        copied = load_copy(config.model, contents, run, train_pairs) if reference == "copy" else None
         teacher = load_teacher(config.distill, tokenizer, run, train_pairs)
-        criterion = PreferenceLoss(config.loss, reference, config.distill, teacher)
-        for batch in run.batches(train_pairs, train_pairs.collate, train_pairs.lengths):
+        criterion = PreferenceLoss(config.loss, reference, config.distill, teacher, copied)
+        for batch in run.batches(train_pairs, train_pairs.collate, train_pairs.lengths, weights=train_pairs.weights):
             for micro in batch.micros(model):
                 judged = criterion(model, micro.inputs)
                 run.backward(judged.loss, micro)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from app.data.images.labeled_images import Images
+    from app.data.images.labeled_images import Images, StreamedImages
     from app.data.images.processor import ImageProcessor
     from app.data.tables.labels import Labels
 
@@ -52,7 +52,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[Images, dict[str, Images], Labels, ImageProcessor, str]":
+) -> "tuple[Images | StreamedImages, dict[str, Images], Labels, ImageProcessor, str]":
     """Return training images and sets of evaluation images, classes, the image processor, and a description."""
     from app.data.images import labeled_images
 
@@ -63,7 +63,7 @@ def load_data(
     else:
         processor = labeled_images.own_processor(column, config.data.size)
     limit = config.data.cache_gb
-    train_rows = labeled_images.load_images(column, processor, limit, labels.train_values)
+    train_rows = labeled_images.training_images(tables, config.data, processor, labels, not config.model)
     columns = {name: labeled_images.ImageColumn(table, config.data.image) for name, table in tables.sets.items()}
     eval_sets = {
         name: labeled_images.load_images(column, processor, limit, labels.sets[name])
@@ -75,7 +75,11 @@ def load_data(
 
 
 def build_model(
-    config: Config, labels: "Labels", rows: "Images", collate: Callable[[list], Any], needs: Needs = Needs()
+    config: Config,
+    labels: "Labels",
+    rows: "Images | StreamedImages",
+    collate: Callable[[list], Any],
+    needs: Needs = Needs(),
 ) -> "PreTrainedModel":
     """Build a transformers model with a head for these classes, and check that it takes these images."""
     from transformers import AutoModelForImageClassification
@@ -88,7 +92,7 @@ def build_model(
     else:
         check_vision(config.scratch, size)
         model = AutoModelForImageClassification.from_config(vision_config(config.scratch, size, **head))
-    check_images(model, f"--model {config.model}" if config.model else f"--data.size {size}", collate([rows[0]]))
+    check_images(model, f"--model {config.model}" if config.model else f"--data.size {size}", collate([rows.example]))
     return model
 
 
@@ -145,7 +149,7 @@ def main(config: Config) -> dict[str, float]:
             train_rows, eval_sets, labels, processor, about = load_data(config, run.needs)
         run.say(about)
         collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
-        loss_of = ClassLoss(config.loss, labels.names, labels.train_values)
+        loss_of = ClassLoss(config.loss, labels.names, labels.known_values)
         model, optimizer = run.prepare(build_model(config, labels, train_rows, collate, run.needs), config.optim)
         for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):

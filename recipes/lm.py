@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from app.data.corpus.joined_blocks import JoinedBlocks
     from app.data.corpus.masking import MaskedBlocks
     from app.data.corpus.token_blocks import TokenBlocks
+    from app.sampling.batch_plan import Turn
 
     AnyBlocks = Blocks | TokenBlocks | JoinedBlocks | MaskedBlocks
 
@@ -135,9 +136,13 @@ def predict(model: "nn.Module", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor
         return model(**arguments).logits, targets
 
 
-def loss_of(model: "nn.Module", inputs: dict[str, Any], criterion: Callable[..., Any]) -> "Tensor":
-    """Return the mean loss over the supervised tokens of a micro-batch."""
-    return criterion(*predict(model, inputs))
+def loss_of(run: Run, model: "nn.Module", micro: "Turn", criterion: Callable[..., Any]) -> "Tensor":
+    """Return the mean loss over the supervised tokens of a micro-batch; log that of each source of a mixture."""
+    from app.data.corpus.blocks import row_losses
+
+    predicted = predict(model, micro.inputs)
+    run.observe_rows(lambda: row_losses(*predicted), micro)
+    return criterion(*predicted)
 
 
 def evaluate(
@@ -201,7 +206,7 @@ def main(config: Config) -> dict[str, float]:
         criterion = run.compiled(token_loss)
         for batch in run.batches(train_blocks, collate, weights=train_blocks.weights, augment=augment, cost=cost):
             for micro in batch.micros(model):
-                loss = loss_of(model, micro.inputs, criterion)
+                loss = loss_of(run, model, micro, criterion)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from app.data.streams.samples import StreamedSamples
     from app.data.text.pair_text import PairTable
 
 
@@ -54,7 +55,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[PairTable, dict[str, PairTable], PreTrainedTokenizerBase, str]":
+) -> "tuple[PairTable | StreamedSamples, dict[str, PairTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import pair_text
 
@@ -63,7 +64,7 @@ def load_data(
         tokenizer = seq2seq.load_pair_tokenizer(config.model, config.data)
     else:
         tokenizer = pair_text.own_tokenizer(tables.train, config.data, config.scratch.vocab)
-    train_rows = pair_text.tokenize(tables.train, config.data, tokenizer)
+    train_rows = pair_text.training_rows(tables, config.data, tokenizer)
     eval_sets = {name: pair_text.tokenize(table, config.data, tokenizer) for name, table in tables.sets.items()}
     return train_rows, eval_sets, tokenizer, pair_text.describe(tables, train_rows, eval_sets, config.data)
 

@@ -108,6 +108,11 @@ class Classes:
 class TextData(Streams, Classes, EvalSets, TableData):
     """Texts and their labels: where they come from, and which columns hold them."""
 
+    path: tuple[str, ...] = ("builtin:stdlib",)
+    """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
+    jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several. In tsv
+    files, quotes are read as in csv if they are balanced, otherwise as plain characters. Shards, also at a URL, can be
+    streamed (--data.stream)."""
     text: tuple[str, ...] = ("text",)
     """Column of the text, or the two columns of a pair of texts."""
     label: tuple[str, ...] = ("label",)
@@ -162,7 +167,8 @@ class PreferenceData(Streams, RunDate, EvalSets, TableData):
 
     path: tuple[str, ...] = ("builtin:slips",)
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, or csv, tsv, json,
-    jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several."""
+    jsonl or parquet files. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several. Shards,
+    also at a URL, can be streamed (--data.stream)."""
     prompt: str = "prompt"
     """Column of the prompt: a text, or a list of messages with role and content. Data without such a column, or with
     prompts that are texts next to conversations, have it in both answers: it is what these begin with alike."""
@@ -175,7 +181,8 @@ class PreferenceData(Streams, RunDate, EvalSets, TableData):
     values of the first line."""
     max_length: int = setting(512, at_least=0)
     """Tokens of the longest prompt and answer together. Longer prompts lose their beginning, until the longer answer
-    fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both."""
+    fits. Pairs with an answer that leaves no room for a prompt are left out. A line at the start counts both; of pairs
+    that are streamed, `missing_samples` in metrics.jsonl counts what a launch has left out."""
     pad_to_multiple_of: int = setting(1, at_least=0)
     """Answers of a micro-batch are padded to a multiple of this number of tokens, so that a compiled model sees few
     shapes."""
@@ -191,7 +198,8 @@ class PairData(Streams, EvalSets, TableData):
     """Data to train on: builtin:NAME, the id of a data set on the Hub, a folder laid out like one, csv, tsv, json,
     jsonl or parquet files, or parallel files: train.de and train.en, whose lines belong together and whose extensions
     name the columns. Of these, one file is enough, or the name without extension, or a folder with train, val and
-    test. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several."""
+    test. Files may be compressed (.csv.gz), and patterns such as 'part-*.csv' name several. Shards, also at a URL, can
+    be streamed (--data.stream)."""
     source: str = "source"
     """Column of the text that the model reads. Languages of a column `translation` count as columns."""
     target: str = "target"
@@ -275,6 +283,11 @@ class ClassData(Streams, Classes, EvalSets, ImageData):
 
     txt = "images"
 
+    path: tuple[str, ...] = ("builtin:digits",)
+    """Images to train on: builtin:digits; a folder with a subfolder of images for each class, or with a folder for each
+    split that has those inside; the id of a data set on the Hub; a folder laid out like one; or parquet files. These,
+    and tar files in the layout of WebDataset, can be streamed, also from a URL (--data.stream); columns of tar files
+    are the endings of the files in them, such as --data.image jpg --data.label cls."""
     label: str = "label"
     """Column of the class: integers or strings."""
     cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)

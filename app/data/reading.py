@@ -17,6 +17,7 @@ from app.config.text_files import refuse_other_encodings as refuse_other_encodin
 from app.data.cache import cannot_write
 from app.data.folders import is_hidden
 from app.errors import UserError
+from app.storage.addresses import address
 
 DAMAGE = (*UNREADABLE, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 """What readers raise for files that are cut, damaged, of another format, folders, or may not be read.
@@ -75,6 +76,12 @@ def read_whole(file: str | Path) -> str:
 def read_lines(file: str | Path) -> list[str]:
     """Return the lines of a text file without their ends, as `read_whole`."""
     return read_whole(file).split("\n")
+
+
+def refuse_url(flag: str, path: str) -> None:
+    """Raise a UserError for a URL, where data are read from disks alone."""
+    if address(path) is not None:
+        raise UserError(f"{flag} {path}: URLs are not read here: copy the data to a disk")
 
 
 @contextlib.contextmanager

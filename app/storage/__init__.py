@@ -19,7 +19,7 @@ def at(folder: Path | str) -> Storage:
     """Return the storage of a folder, which need not be there yet. Nothing is looked at before it is asked for.
 
     Args:
-        folder: a path, or a URL of s3, gs, az, http or https, also one in a `Path`, which has lost a slash.
+        folder: a path, or a URL of s3, gs, az, hf, http or https, also one in a `Path`, which has lost a slash.
 
     Raises:
         UserError: a URL that names no folder; see `addresses.address`.

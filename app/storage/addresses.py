@@ -1,4 +1,4 @@
-"""URLs of buckets and of files on web servers.
+"""URLs of buckets, of data sets on the Hub and of files on web servers.
 
 Most of app carries a folder as a `Path`: it joins, compares and shows it, and hands it to `storage.at`. A `Path` writes
 two slashes as one, so `Path("s3://b/x")` is `s3:/b/x`; all else of the URL survives in it, through `/`, `.parent` and
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from app.errors import UserError
 
-_URL = re.compile(r"(s3|gs|az|https?):/{1,2}([^/]*)(.*)", re.DOTALL)
+_URL = re.compile(r"(s3|gs|az|hf|https?):/{1,2}([^/]*)(.*)", re.DOTALL)
 
 
 class Address(NamedTuple):
@@ -24,7 +24,7 @@ class Address(NamedTuple):
 
     scheme: str
     bucket: str
-    """For http and https: the server."""
+    """For http and https: the server; for hf: datasets."""
     key: str
 
     def __str__(self) -> str:
@@ -58,4 +58,6 @@ def address(place: PurePath | str) -> Address | None:
     key = posixpath.normpath(rest.strip("/") or ".")
     if ".." in rest.split("/"):
         raise UserError(f"{scheme}://{bucket}{rest} has `..` in it: give the folder that is meant")
+    if scheme == "hf" and (bucket != "datasets" or "/" not in key):
+        raise UserError(f"hf://{bucket}{rest}: of the Hub, data sets are read: give hf://datasets/ORG/NAME/FOLDER")
     return Address(scheme, bucket, "" if key == "." else key)

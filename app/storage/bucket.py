@@ -1,4 +1,4 @@
-"""Files in a bucket (s3://, gs://, az://), and on a web server (http://, https://), where they are only read.
+"""Files in a bucket (s3://, gs://, az://), and on a web server (http://, https://) or the Hub (hf://): only read there.
 
 How a folder is published without a rename: `up` puts the files of a draft under the draft's own name, which is random,
 and `publish` has the store copy them, the seal last, each only where nothing has its new name. The other way, putting
@@ -28,6 +28,7 @@ from app.storage import drafts
 from app.storage.addresses import Address
 from app.storage.bucket_lease import BucketLease
 from app.storage.bucket_log import PARTS, BucketLog, parts_of, read_log
+from app.storage.hub_objects import HubObjects
 from app.storage.interface import Changed, Entry, Kind, Lease, Log, Storage, leads_out
 from app.storage.local import LocalStorage
 from app.storage.objects import ABSENT, PATIENCE, PIECE, About, Objects, Patience
@@ -49,7 +50,7 @@ class BucketStorage(Storage):
         """Look after an address. `local`: the folder for files on their way; the user's if None."""
         super().__init__(Path(str(address)))
         self.address, self._local = address, local or scratch()
-        self._objects = Objects(address, patience)
+        self._objects = (HubObjects if address.scheme == "hf" else Objects)(address, patience)
 
     # Names
 

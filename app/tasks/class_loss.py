@@ -1,6 +1,7 @@
 """The loss of a classifier: cross-entropy, with smoothed labels, weights of classes, focus, and mixed labels."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ class ClassLossConfig:
     """Label smoothing: the share of each label that is spread evenly over all classes."""
     weights: tuple[str, ...] = setting(())
     """Weights of classes in the loss: one number for each class, in the order of the classes; or `balanced`, which
-    gives every class the same total weight in the training data. Default: every sample has the same weight."""
+    gives every class the same total weight in the training data, if these are not streamed. Default: every sample has
+    the same weight."""
     focal: float = setting(0.0, at_least=0)
     """Focal loss (Lin et al., 2017): multiplies a sample's loss by (1 - p) to this power, where p is the probability of
     its class. 2 is usual. 0: none."""
@@ -33,12 +35,12 @@ class ClassLossConfig:
 class ClassLoss:
     """Compute the loss of a micro-batch: the mean over samples, weighted by their classes."""
 
-    def __init__(self, settings: ClassLossConfig, names: list[str], train_values: np.ndarray):
+    def __init__(self, settings: ClassLossConfig, names: list[str], train_values: np.ndarray | None):
         """Prepare.
 
         Args:
             names: of the classes.
-            train_values: the class of each training sample.
+            train_values: the class of each training sample; None if it is known only when the sample is read.
 
         Raises:
             UserError: a setting does not work.
@@ -48,8 +50,15 @@ class ClassLoss:
         if not settings.focal < math.inf:
             raise UserError(f"--loss.focal {settings.focal}: give a power, for example 2")
         self.settings, self.of_classes = settings, _of_classes(settings, names, train_values)
-        self.weights = None if self.of_classes is None else self.of_classes[train_values]
-        """Weight of each training sample, for run.batches; None: all 1."""
+        self.weights: np.ndarray | Callable[[dict[str, Any]], float] | None = None
+        """Weight of each training sample, or what weighs one that is read, for run.batches; None: all 1."""
+        if self.of_classes is not None:
+            self.weights = self._weigh if train_values is None else self.of_classes[train_values]
+
+    def _weigh(self, sample: dict[str, Any]) -> float:
+        """Return the weight of a sample as it is read."""
+        assert self.of_classes is not None
+        return float(self.of_classes[sample["labels"]])
 
     def __call__(self, logits: "Tensor", inputs: dict[str, Any]) -> "Tensor":
         """Return the mean loss.
@@ -85,12 +94,34 @@ class ClassLoss:
         return each if weights is None else weights[labels] * each
 
 
-def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.ndarray) -> np.ndarray | None:
+def row_losses(problem: str, logits: "Tensor", labels: "Tensor") -> "Tensor":
+    """Return the plain loss of each sample, [samples], for a problem by its name in transformers.
+
+    Args:
+        logits: [samples, outputs].
+        labels: [samples], or [samples, outputs].
+    """
+    from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+    logits = logits.float()
+    if problem == "single_label_classification":
+        return cross_entropy(logits, labels, reduction="none")
+    by_output = binary_cross_entropy_with_logits if problem == "multi_label_classification" else mse_loss
+    return by_output(logits, labels.float().view_as(logits), reduction="none").mean(1)
+
+
+def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.ndarray | None) -> np.ndarray | None:
     """Return the weight of each class; None if all are 1."""
     if not settings.weights:
         return None
-    counts = np.bincount(train_values, minlength=len(names))
-    if settings.weights == (BALANCED,):
+    balanced = settings.weights == (BALANCED,)
+    if balanced and train_values is None:
+        raise UserError(
+            f"--loss.weights {BALANCED}: how many samples of streamed data each class has is not known before all are "
+            f"read: give one number for each of the {len(names)} classes, in this order: {_first(names)}"
+        )
+    counts = np.ones(len(names)) if train_values is None else np.bincount(train_values, minlength=len(names))
+    if balanced:
         # Their mean over samples is 1, so that the learning rate keeps its meaning.
         return np.divide(counts.sum(), counts * np.count_nonzero(counts), where=counts > 0, out=np.zeros(len(counts)))
     try:
@@ -101,12 +132,16 @@ def _of_classes(settings: ClassLossConfig, names: list[str], train_values: np.nd
         len(weights) == len(names) and np.isfinite(weights).all() and (weights >= 0).all() and (weights * counts).any()
     )
     if not good:
-        first = ", ".join(names[:MOST]) + (" ..." if len(names) > MOST else "")
+        either = "" if train_values is None else f"{BALANCED}, or "
         raise UserError(
-            f"--loss.weights {' '.join(settings.weights)}: give {BALANCED}, or one number for each of the {len(names)} "
-            f"classes, in this order: {first}"
+            f"--loss.weights {' '.join(settings.weights)}: give {either}one number for each of the {len(names)} "
+            f"classes, in this order: {_first(names)}"
         )
     return weights
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:MOST]) + (" ..." if len(names) > MOST else "")
 
 
 def check_problem(problem: str) -> None:

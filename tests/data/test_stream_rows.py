@@ -1,6 +1,8 @@
 """Rows of streamed data: as the index numbers them, through a cache that many processes share and may be killed in."""
 
 import contextlib
+import errno
+import fcntl
 import multiprocessing
 import os
 import re
@@ -352,6 +354,21 @@ def test_a_process_that_is_forked_while_a_chunk_is_fetched_waits_for_it(made, mo
     assert answers.get(timeout=20) == [expected("jsonl")[0]]
 
 
+def test_a_lock_that_the_system_takes_for_a_deadlock_is_waited_for(made, monkeypatch):
+    """As of threads in two processes that each hold one lock and wait for another."""
+    rows, lockf, calls = made("jsonl"), fcntl.lockf, []
+
+    def deadlock_once(file, how):
+        calls.append(how)
+        if len(calls) == 1:
+            raise OSError(errno.EDEADLK, "Resource deadlock avoided")
+        lockf(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", deadlock_once)
+    rows.prepare(np.arange(1))
+    assert rows[0] == expected("jsonl")[0] and len(calls) >= 2
+
+
 def test_a_chunk_that_goes_before_it_is_mapped_is_fetched_again(made, monkeypatch):
     rows, mapped, calls = made("jsonl"), ChunkFolder.map, []
 
@@ -480,7 +497,7 @@ def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monk
 
 
 @pytest.fixture
-def shaky(made, proxy, monkeypatch, tmp_path):
+def shaky(made, proxy, tmp_path):
     """Return a function that opens rows in a bucket, which is reached through the proxy without long waits."""
 
     def opened(kind):
@@ -489,7 +506,7 @@ def shaky(made, proxy, monkeypatch, tmp_path):
             storage.at(f"s3://{BUCKET}{folder}").write(file.name, file.read_bytes())
         rows = made(kind, path=f"s3://{BUCKET}{folder}")
         patience = IMPATIENT._replace(silence=0.5)
-        monkeypatch.setattr(storage, "at", lambda place: BucketStorage(address(place), tmp_path / "local", patience))
+        rows._cache._reader._files = BucketStorage(address(f"s3://{BUCKET}{folder}"), tmp_path / "local", patience)
         return rows
 
     return opened

@@ -2,9 +2,12 @@
 
 import itertools
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.damage import flip
 from support.token_shards import tokenize, write_rows
 
 from app.config.needs import EVERYTHING
@@ -12,7 +15,10 @@ from app.data.config import CorpusData
 from app.data.corpus import corpus, token_sets
 from app.data.corpus.blocks import IGNORED, Blocks
 from app.data.corpus.encode import tokenize as tokenize_table
+from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import Meaning, ShardWriter, Tokens, find_tokens, tokens_of
+from app.data.streams.chunks import Chunk
+from app.data.streams.parquet_chunks import ParquetChunks
 from app.data.tables.sources import open_source
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
@@ -140,18 +146,13 @@ def test_what_can_be_masked_is_counted(made, kind, apart):
     rows = [{"q": f"what is {i} " * (i % 9), "a": f" {i}", "text": "e" * (i % 5)} for i in range(60)]
     flags = {"prompt": "q", "completion": "a"} if kind == "prompt" else {}
     blocks = blocks_of(made(rows, *(w for n, v in flags.items() for w in (f"--data.{n}", v)))[0], 7, apart, **flags)
-    begins = blocks.documents.begins(0, len(blocks.documents))
     for part in (blocks, blocks.part(3, len(blocks) - 2)):
         wanted = []
-        for row in read(part):
+        for number, row in enumerate(read(part)):
             known = np.zeros(7, bool)
-            known[1:] = row["targets"][:-1] != IGNORED
-            wanted.append(known & (row["position_ids"] > 0) if apart else known)
-            wanted[-1][np.flatnonzero(row["targets"] != IGNORED)[-1] + 1 :] = False
-        counts = part.count_known()
-        if kind == "text" or not apart:  # else what follows the last answer of a block is not told from its filling
-            assert (counts >= [np.count_nonzero(each) for each in wanted]).all()
-        assert len(counts) == len(part) and begins.any()
+            known[1 : part.filled(number)] = row["targets"][: part.filled(number) - 1] != IGNORED
+            wanted.append(np.count_nonzero(known & (row["position_ids"] > 0) if apart else known))
+        assert part.count_known().tolist() == wanted and max(wanted) > 1
 
 
 @pytest.mark.parametrize("flags", [{}, {"prompt": "q", "completion": "text"}], ids=["texts", "prompts"])
@@ -159,6 +160,8 @@ def test_parts_are_all_together(made, flags):
     words = [word for name, value in flags.items() for word in (f"--data.{name}", value)]
     folder, _ = made([{"text": text or "-", "q": f"{text} " * 3} for text in TEXTS], *words)
     blocks = blocks_of(folder, 16, **flags)
+    listed = [replace(each, amount=replace(each.amount, unlearnt=2)) for each in blocks.record.whole]
+    blocks = TokenBlocks(blocks._index, blocks._cache, replace(blocks.record, shards=listed), 16, True)
     whole = read(blocks)
     for cut in (1, len(blocks) // 3, len(blocks) - 1):
         parts = blocks.part(0, cut), blocks.part(cut, len(blocks))
@@ -178,6 +181,7 @@ def test_parts_are_all_together(made, flags):
         for part in parts:
             tokens = part.documents.tokens(0, len(part.documents))
             if not flags:
+                assert part.documents.bytes == pytest.approx(np.count_nonzero(tokens < BEGIN), abs=12)
                 targets = np.concatenate([row["targets"][row["targets"] != IGNORED] for row in read(part)])
                 assert tokens.tolist() == targets.tolist()
             assert np.count_nonzero(part.documents.begins(0, len(tokens))) == part.documents.count
@@ -195,6 +199,43 @@ def test_the_fingerprint_is_that_of_the_tokens(made, tmp_path):
     assert other.fingerprint != first.fingerprint and other.weights.fingerprint_of(9) != first.weights.fingerprint_of(9)
     assert blocks_of(moved, 8).fingerprint != first.fingerprint != blocks_of(moved, 16, False).fingerprint
     assert pairs(read(other)) != pairs(found), "its chunks are not taken from the cache of the first"
+
+
+def test_tokens_of_the_same_sizes_are_told_apart(made):
+    """Neither the chunks in the cache, nor what was counted in them, are taken for those of others."""
+    texts = [blocks_of(made([{"text": text}])[0], 4) for text in ("qwertyuiop", "bcdefghijk")]
+    assert texts[0]._index.fingerprint == texts[1]._index.fingerprint
+    found = [[target for _, target in pairs(read(blocks))] for blocks in texts]
+    assert found == [[*b"qwertyuiop", END], [*b"bcdefghijk", END]]
+    prompts = [
+        made([{"q": "abcdefghij"[:cut], "a": "abcdefghij"[cut:]}], "--data.prompt", "q", "--data.completion", "a")[0]
+        for cut in (2, 7)
+    ]
+    supervised = [blocks_of(folder, 4, prompt="q", completion="a").weights[:].tolist() for folder in prompts]
+    assert supervised == [[2, 4, 3], [1, 3]]
+
+
+def test_no_flipped_bit_is_read(made):
+    """Checksums of pages find those that unpacking does not."""
+    blocks = blocks_of(made([{"text": text} for text in TEXTS])[0], 16)
+    index, number = blocks._index, 3
+    part, shard = index.part(number), int(index.shard[number])
+    data = (Path(index.shards.folder) / index.shards.files[shard].name).read_bytes()
+    tail, body = data[len(data) - index.tails[shard] :], data[part.start : part.start + part.size]
+    reader = ParquetChunks("--data.path", "x")
+
+    def table(body):
+        return reader.table(Chunk(index.shards.files[shard], part, body, tail), index.features)
+
+    healthy, read = table(body), 0
+    for place in range(0, len(body)):
+        try:
+            found = table(flip(body, place, place % 8))
+        except (ValueError, OSError):
+            continue
+        read += 1
+        assert found.equals(healthy)
+    assert read < len(body) / 4
 
 
 def test_weights_of_texts_are_in_no_memory(made):
@@ -332,6 +373,10 @@ def test_tokens_that_are_not_whole_are_refused(made):
     shards[1]["amount"]["tokens"] += 1
     (folder / "tokens.json").write_text(json.dumps(record | {"shards": shards}))
     with pytest.raises(UserError, match=r"train-00001.parquet has [\d,]+ tokens, and should have"):
+        blocks_of(folder, 16)
+    with (folder / shards[0]["name"]).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(UserError, match=r"train-00000.parquet has [\d,]+ bytes, where tokens.json says"):
         blocks_of(folder, 16)
     (folder / shards[0]["name"]).rename(folder / "elsewhere")
     with pytest.raises(UserError, match=r"train-00000.parquet is gone"):

@@ -6,10 +6,10 @@ import json
 import datasets
 import pytest
 import yaml
-from support.launching import ROOT, launch_many, metrics, saved_state, scores, steps, train_many, weights
+from support.launching import ROOT, launch_all, metrics, python, saved_state, scores, steps, train_all, weights
 from support.stream_shards import write_members
 
-RECIPE = ROOT / "recipes" / "cls.py"
+CLS, LM = (ROOT / "recipes" / f"{name}.py" for name in ("cls", "lm"))
 LAYOUTS = {
     "one": ("cpu", 1),
     "ddp2": ("ddp_cpu", 2),
@@ -17,7 +17,8 @@ LAYOUTS = {
     "fsdp2": ("fsdp_cpu", 2),
     "fsdp4": ("fsdp_cpu", 4),
 }
-LARGER = ("ddp2", "fsdp4")  # `make laws` has them
+LARGER = ("ddp2", "fsdp2", "fsdp4")  # `make laws` has them
+CHAINED = ("streamed", "corpora")  # cases that begin under FSDP2 x2, go on under DDP x3, and end on one process
 OTHERS = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LARGER)) for name in LAYOUTS if name != "one"]
 STEPS, STOPS = 40, (14, 27)
 SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--scratch.layers", 1, "--data.max-length", 32]
@@ -47,7 +48,20 @@ SMALL += [
     "b",
     "c",
 ]
-CASES = ("streamed", "mixed")
+OF_LM = ["--scratch.width", 32, "--scratch.layers", 1, "--scratch.heads", 2, "--data.block", 16, "--sample-length", 0]
+OF_LM += [
+    "--run.log-every",
+    1,
+    "--run.trackers",
+    "--run.exact",
+    "true",
+    "--run.save-every",
+    100,
+    "--run.eval-every",
+    20,
+]
+OF_LM += ["--run.global-batch", 24, "--run.micro-batch", 5, "--run.steps", STEPS]
+CASES = ("streamed", "mixed", "tokens", "corpora")
 
 
 def rows(count, start=0):
@@ -85,6 +99,7 @@ def write(folder):
         "later": [{"from": 0.5, "weights": {"web": 1, "tar": 1}}],
     }
     (folder / "mix.yaml").write_text(yaml.safe_dump(mix))
+    tokenize(folder)
     web, tar, lines = mix["sources"]
     before = {"sources": [web, lines, tar | {"weight": 0}], "later": [{"from": 39, "weights": {"tar": 1}}]}
     after = {"sources": [web | {"weight": 1}, lines, tar | {"weight": 2}]}
@@ -95,6 +110,23 @@ def write(folder):
     for name, content in (("before", before), ("after", after), ("ahead", ahead)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     return folder
+
+
+def tokenize(folder):
+    """Make tokens of a text, in chunks of some blocks, and mix them with lines of text."""
+    text = "\n\n".join(f"{row['text']} and {i * i} is the square of {i}." for i, row in enumerate(rows(203)))
+    (folder / "text.txt").write_text(text)
+    (folder / "eval.txt").write_text(text[:300])
+    made = [folder / "text.txt", folder / "tokens", "--scratch.tokenizer", "byte", "--tokens-per-chunk", 500]
+    result = python("-m", "app", "tokenize", *made, "--data.txt", "blank-lines")
+    assert result.status == 0, result.output
+    corpora = {
+        "sources": [
+            {"name": "tokens", "path": str(folder / "tokens"), "weight": 3, "stream": True},
+            {"name": "lines", "path": str(folder / "lines.jsonl"), "weight": 1, "text": "sentence"},
+        ]
+    }
+    (folder / "corpora.yaml").write_text(yaml.safe_dump(corpora))
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +144,14 @@ def runs(tmp_path_factory, data, data_cache):
             "streamed": ["--data.path", data / "web", "--data.stream", "true"],
             "mapped": ["--data.path", data / "web"],
             "mixed": ["--data.mix", data / "mix.yaml"],
+            "tokens": ["--data.path", data / "tokens", "--data.stream", "true"],
+            "corpora": ["--data.mix", data / "corpora.yaml"],
             **{name: ["--data.mix", data / f"{name}.yaml"] for name in ("before", "after", "ahead")},
         }
-        where = ["--data.eval-path", data / "eval.jsonl", "--data.window", 2, "--run.dir", root / folder]
-        return [*SMALL, *of_case[case], *where, *more]
+        is_lm = case in ("tokens", "corpora")
+        scored = data / ("eval.txt" if is_lm else "eval.jsonl")
+        where = ["--data.eval-path", scored, "--data.window", 2, "--run.dir", root / folder]
+        return LM if is_lm else CLS, [*(OF_LM if is_lm else SMALL), *of_case[case], *where, *more], None
 
     @functools.cache
     def launched(layout):
@@ -125,25 +161,23 @@ def runs(tmp_path_factory, data, data_cache):
             words += [flags("one/workers-4", "mixed", "--run.workers", 4, "--run.steps", 12)]
             words += [flags("one/ahead", "ahead")]
             words += [flags("one/changed", "before", "--run.stop-at", STOPS[0]), flags("one/changed", "after")]
-            return train_many(*LAYOUTS["one"], RECIPE, words, root)
+            return train_all(*LAYOUTS["one"], words, root)
         words = [flags(f"{layout}/{case}", case) for case in CASES]
-        if layout == "fsdp2":
-            words += [flags(f"chain/{case}", case, "--run.stop-at", STOPS[0]) for case in CASES]
         if layout == "ddp3":
-            launched("fsdp2")
-            words += [flags(f"chain/{case}", case, "--run.stop-at", STOPS[1]) for case in CASES]
-        launch_many(*LAYOUTS[layout], RECIPE, words, root, timeout=400)
+            begun = [flags(f"chain/{case}", case, "--run.stop-at", STOPS[0]) for case in CHAINED]
+            launch_all(*LAYOUTS["fsdp2"], begun, root, timeout=400)
+            words += [flags(f"chain/{case}", case, "--run.stop-at", STOPS[1]) for case in CHAINED]
+        launch_all(*LAYOUTS[layout], words, root, timeout=400)
 
     @functools.cache
     def chained():
         launched("ddp3")
-        train_many(*LAYOUTS["one"], RECIPE, [flags(f"chain/{case}", case) for case in CASES], root)
+        train_all(*LAYOUTS["one"], [flags(f"chain/{case}", case) for case in CHAINED], root)
 
     def folder(layout, case):
         chained() if layout == "chain" else launched(layout)
         return root / layout / case
 
-    folder.flags = flags
     return folder
 
 
@@ -158,7 +192,7 @@ def test_every_layout_gives_the_same_bits(runs, layout, case):
     assert weights(other) == weights(reference)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CHAINED)
 def test_a_run_goes_on_elsewhere(runs, case):
     """Law 4: FSDP2 x2, then DDP x3, then one process, stopped inside epochs and windows: as if it had never stopped."""
     assert steps(runs("chain", case)) == steps(runs("one", case))
@@ -197,6 +231,16 @@ def test_cases_are_what_they_claim(runs):
         lines = steps(runs("one", case))
         assert len({line["ids"] for line in lines}) == STEPS
         assert sum(line["loss"] for line in lines[-9:]) < 0.95 * sum(line["loss"] for line in lines[:9])
+    lines = steps(runs("one", "mixed"))
+    assert all(0 < line["loss/web"] < 5 and line["loss/web"] != line["loss"] for line in lines)
+    for case in ("mixed", "corpora"):
+        shares = [{n: v for n, v in line.items() if n.startswith("samples/")} for line in steps(runs("one", case))]
+        for line, now, before in zip(steps(runs("one", case))[1:], shares[1:], shares, strict=False):
+            new = {name.removeprefix("samples/"): now[name] - before[name] for name in now}
+            assert {name for name in new if f"loss/{name}" in line} == {name for name, count in new.items() if count}
+            if case == "mixed":  # where rows weigh alike
+                mean = sum(count * line.get(f"loss/{name}", 0) for name, count in new.items()) / 24
+                assert mean == pytest.approx(line["loss"], rel=1e-5)
     half, whole = (metrics_at(runs("one", "mixed"), step) for step in (STEPS // 2, STEPS))
     assert sum(half.values()) == 480 and sum(whole.values()) == 960
     assert abs(half["lines"] - 480 * 2 / 9) <= 5 and abs(half["tar"] - 480 / 9) <= 5

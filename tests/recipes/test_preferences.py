@@ -320,6 +320,16 @@ def test_terms_of_the_loss():
     assert same.loss.item() == pytest.approx(plain, rel=1e-6)
 
 
+@torch.no_grad()
+def test_a_copy_in_each_step_is_the_reference_as_its_numbers_are():
+    rows, copied = pairs(4, 5), tiny(7)
+    batch = collated(rows)
+    reference = log_probabilities(answer_logits(copied, batch), batch).view(2, -1).T.numpy()
+    cached = PreferenceLoss(PreferenceLossConfig(), "cached", Distill())(tiny(), collated(rows, reference))
+    judged = PreferenceLoss(PreferenceLossConfig(), "copy", Distill(), copied=copied)(tiny(), batch)
+    assert judged.chosen.equal(cached.chosen) and judged.loss.equal(cached.loss)
+
+
 def test_scores_are_means_over_pairs():
     chosen, rejected = torch.randn(2, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = PreferenceScores()

@@ -3,7 +3,9 @@
 import base64
 import hashlib
 import json
+import re
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +20,11 @@ class Hub:
         self.files: dict[str, dict[str, bytes]] = {}
         self.private: dict[str, bool] = {}
         self.blobs: dict[str, bytes] = {}
+        self.datasets: dict[str, dict[str, bytes]] = {}
+        """Data sets by name, each with its files; a name may end in @ and a revision other than main."""
+        self.gated: set[str] = set()
+        self.failing: list[int] = []
+        """Statuses of the next answers about data sets, in place of what is asked for."""
         self.url = ""
 
 
@@ -51,11 +58,57 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.blobs[self.path.rsplit("/", 1)[1]] = content
         self._answer({})
 
+    def _refuse(self, status: int, code: str = ""):
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _about_dataset(self, path: str, query: str, form: str) -> None:
+        """Answer what is asked of a data set: whether it is there, its tree, some of its paths, or a file."""
+        found = re.fullmatch(
+            r"(?:/api)?/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/([^/]+)/?(.*))?", path
+        )
+        name, what, revision, inner = found.groups()
+        files = self.hub.datasets.get(name if revision in (None, "main") else f"{name}@{revision}")
+        if self.hub.failing:
+            return self._refuse(self.hub.failing.pop(0))
+        if files is None:
+            known = name in self.hub.datasets
+            return self._refuse(404, "RevisionNotFound" if known else "RepoNotFound")
+        if what == "resolve":
+            return self._send_file(name, files.get(inner))
+        if what == "tree":
+            entries = list(_entries(files, f"{inner}/" if inner else "", "recursive=true" in query.lower()))
+            return self._answer(entries) if entries else self._refuse(404, "EntryNotFound")
+        if what == "paths-info":
+            asked = urllib.parse.parse_qs(form)["paths"]
+            everything = {each["path"]: each for each in _entries(files, "", True)}
+            return self._answer([everything[each] for each in asked if each in everything])
+        self._answer({"id": name, "siblings": [], "sha": "1" * 40})
+
+    def _send_file(self, name: str, content: bytes | None) -> None:
+        if name in self.hub.gated:
+            return self._refuse(403, "GatedRepo")
+        if content is None:
+            return self._refuse(404, "EntryNotFound")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "bytes=0-")
+        part = content[int(wanted[1]) : int(wanted[2]) + 1 if wanted[2] else None]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
     def do_GET(self):
+        path, _, query = self.path.partition("?")
+        if path.removeprefix("/api").startswith("/datasets/"):
+            return self._about_dataset(urllib.parse.unquote(path), query, "")
         self._answer({"id": self.path, "siblings": []})
 
     def do_POST(self):
         hub, body = self.hub, self._body()
+        if self.path.startswith("/api/datasets/"):
+            return self._about_dataset(urllib.parse.unquote(self.path), "", body.decode())
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._answer({"error": "Invalid username or password."}, 401)
         if self.path == "/api/repos/create":
@@ -90,6 +143,22 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/validate-yaml":
             return self._answer({"errors": [], "warnings": []})
         return self._answer({"error": f"no such thing: {self.path}"}, 404)
+
+
+def _entries(files: dict[str, bytes], below: str, recursive: bool) -> Iterator[dict]:
+    """Yield what the Hub says of the files and folders below a folder."""
+    folders = set()
+    for path, content in sorted(files.items()):
+        if not path.startswith(below):
+            continue
+        head, slash, _ = path[len(below) :].partition("/")
+        if slash and head not in folders:
+            folders.add(head)
+            yield {"type": "directory", "oid": "0" * 40, "size": 0, "path": below + head}
+        if recursive or not slash:
+            oid = hashlib.sha1(content).hexdigest()
+            commit = {"id": oid, "title": "x", "date": "2026-01-01T00:00:00.000Z"}
+            yield {"type": "file", "oid": oid, "size": len(content), "path": path, "lastCommit": commit}
 
 
 @contextmanager

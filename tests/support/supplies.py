@@ -8,6 +8,8 @@ import nibabel
 import numpy as np
 from PIL import Image
 
+from support.streamed_data import pictures
+
 # Of a box in Pascal VOC's files.
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 # Writes a conversation as the model learns it: each turn closed by the end-of-text token.
@@ -19,6 +21,7 @@ def lay_out(folder: Path) -> None:
     _write_models(folder)
     _write_texts(folder)
     _write_images(folder)
+    pictures(folder / "shards", "tar")
     _write_graphs(folder)
 
 

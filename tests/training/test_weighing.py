@@ -7,7 +7,7 @@ import torch
 from app.data.rows import MISSING
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
-from app.training.feeding.loader import load
+from app.training.feeding.loader import inputs_of, load
 from app.training.feeding.weighing import one
 
 WEIGHTS = np.arange(23) % 4  # some rows weigh nothing
@@ -70,3 +70,11 @@ def test_missing_rows_are_left_out_and_counted(ranks, missing):
 def test_nothing_can_be_read():
     with pytest.raises(UserError, match="step 1: none of its samples can be read"):
         steps(one, 0, 1, Holes({*range(23)}))
+
+
+def test_what_a_plan_reads_lacks_missing_rows():
+    def draw(row, random):
+        return row + random.integers(9)
+
+    alone = [inputs_of(ROWS, torch.stack, draw, [row], [epoch], 7) for row, epoch in ((3, 0), (5, 1))]
+    assert inputs_of(Holes({4}), torch.stack, draw, [3, 4, 5], [0, 0, 1], 7).equal(torch.cat(alone))

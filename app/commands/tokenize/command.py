@@ -72,8 +72,9 @@ class Texts:
 class Scratch:
     """A tokenizer for models from scratch."""
 
-    tokenizer: Literal["", "bpe", "char", "byte"] = ""
-    """bpe: byte pairs, trained on all texts of SOURCE. char: each character of them is a token. byte: each byte is."""
+    tokenizer: Literal["none", "bpe", "char", "byte"] = "none"
+    """bpe: byte pairs, trained on all texts of SOURCE. char: each character of them is a token. byte: each byte is a
+    token. none: --tokenizer names one, or for a further split, OUT has it."""
     vocab: int = setting(4096, at_least=0)
     """Tokens of bpe."""
 
@@ -305,7 +306,7 @@ def _tokenizer(
     from app.data.corpus.token_shards import TOKENIZER
     from app.data.text.tokenizer import tokenizer_of
 
-    kind, vocab = options.scratch.tokenizer, options.scratch.vocab
+    kind, vocab = options.scratch.tokenizer.replace("none", ""), options.scratch.vocab
     others = [record.settings.tokenizer for split, record in records.items() if split != options.split]
     if options.tokenizer and kind:
         raise UserError(f"--tokenizer {options.tokenizer} and --scratch.tokenizer {kind}: give one of the two")

@@ -140,7 +140,7 @@ def describe(
     more = tables.describe_others({name: _amount(blocks) for name, blocks in eval_sets.items()})
     if isinstance(train, MixedBlocks):
         more.append(train.described())
-    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), *more, *tables.notes()])
 
 
 def _amount(cut: AnyBlocks) -> str:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 FORMAT = 3
 # Bytes of text for each process that tokenizes: with less, the tokenizer's own threads are faster than processes.
 BYTES_PER_PROCESS = 64_000_000
-
+# Bytes of the rows that become tokens together, on average; lists of Python take about ten times as much.
+BYTES_AT_ONCE = 16_000_000
 CHARACTERS_AT_ONCE = 500_000
 
 
@@ -147,8 +148,10 @@ def encoded(table: "Dataset", rows: range, config: CorpusData, template: ChatTem
     """Tokenize rows of a table as `tokenize` does, some at a time. Whether its columns are right is not checked."""
     selected = table.select_columns(_read_columns(table, config))
     waits = False  # a document that begins with a piece without tokens begins with the next one
-    for low in range(rows.start, rows.stop, ROWS_AT_ONCE):
-        numbers = range(low, min(low + ROWS_AT_ONCE, rows.stop))
+    row_bytes = selected.data.nbytes / max(selected.data.num_rows, 1)
+    at_once = max(1, min(ROWS_AT_ONCE, int(BYTES_AT_ONCE / max(row_bytes, 1))))
+    for low in range(rows.start, rows.stop, at_once):
+        numbers = range(low, min(low + at_once, rows.stop))
         made = _encode(selected[low : numbers.stop], numbers, config, template, table)
         lengths = np.array([len(ids) for ids in made["input_ids"]])
         ids = np.fromiter(itertools.chain.from_iterable(made["input_ids"]), np.int64, int(lengths.sum()))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from app import storage
+from app.config.text_files import why
 from app.data.reading import unreadable
 from app.data.streams.shards import Shard, Shards
 from app.errors import UserError
@@ -141,9 +142,16 @@ def record_name(split: str) -> str:
 
 
 def splits_at(path: str) -> list[str]:
-    """List the splits of tokens in a folder or at a URL, finished or not; none if it holds something else."""
+    """List the splits of tokens in a folder or at a URL, finished or not; none if it holds something else.
+
+    Raises:
+        UserError: nobody knows, as for want of credentials.
+    """
     files = storage.at(path)
-    return [split for split in SPLITS if files.exists(record_name(split))]
+    try:
+        return [split for split in SPLITS if files.exists(record_name(split))]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {why(error)}") from None
 
 
 def read_record(flag: str, path: str, split: str) -> TokensRecord:

@@ -13,7 +13,7 @@ from app.data.cache import cache_of, made_once, remember, using_cache
 from app.data.graphs import store
 from app.data.graphs.splits import of_arrays, of_column
 from app.data.graphs.store import ARRAYS, UNKNOWN, Graph
-from app.data.reading import near, read_text, reading
+from app.data.reading import near, read_text, reading, refuse_url
 from app.data.tables.classes import some
 from app.data.tables.columns import counted
 from app.errors import UserError
@@ -50,6 +50,7 @@ def read(flag: str, path: str, nodes: str, undirected: bool) -> Graph:
         nodes: table of the nodes, if the path is a table of edges.
         undirected: whether edges go both ways, where they are given one by one.
     """
+    refuse_url(flag, path)
     path = os.path.expanduser(path)
     if not path.startswith("builtin:") and not os.path.exists(path):
         raise UserError(f"{flag} {path}: no such file or folder{near(path)}")

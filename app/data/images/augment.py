@@ -14,6 +14,7 @@ from app.data.images.mixing import Mix, mixed
 from app.data.images.operations import Operations
 from app.data.images.processor import ImageProcessor
 from app.data.rows import Rows
+from app.data.streams.samples import StreamedSamples
 from app.errors import UserError
 
 
@@ -49,7 +50,15 @@ def augmentation(settings: Augment, rows: Rows) -> Callable[[Any, np.random.Gene
 
     Args:
         rows: all training rows, some of which are mixed into others.
+
+    Raises:
+        UserError: a setting is out of range, or these rows cannot be mixed.
     """
+    if isinstance(rows, StreamedSamples) and (settings.mixup or settings.cutmix):
+        raise UserError(
+            "--augment.mixup, --augment.cutmix: they mix images from anywhere in the data, for which chunks all over "
+            "streamed data would be fetched: leave them out"
+        )
     change: Callable[[Any, np.random.Generator], Any] = Draw(settings)
     if settings.operations:
         change = Operations(settings, change)

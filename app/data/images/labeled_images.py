@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -13,8 +14,11 @@ from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.images.image_column import ImageColumn
 from app.data.images.processor import ImageProcessor
+from app.data.rows import Rows
+from app.data.streams.rows import StreamedRows
+from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, held, is_text
-from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels
+from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels, streamed_classes
 from app.data.tables.sources import Tables, load_tables
 from app.distributed.environment import is_main_process
 from app.errors import UserError
@@ -57,7 +61,10 @@ def load_labelled(config: ClassData, needs: Needs = EVERYTHING) -> tuple[Tables,
     tables = load_tables(config, needed, columns=(config.image, config.label), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         _check_label(table, config.label)
-    return tables, read_labels(tables.train, tables.evaluation, wanted, tables.others)
+    if tables.stream is not None:
+        wanted = wanted._replace(classes=streamed_classes(tables.train, wanted))
+    labels = read_labels(tables.train, tables.evaluation, wanted, tables.others)
+    return tables, replace(labels, streamed=tables.stream is not None)
 
 
 def _check_label(table: "Dataset", name: str) -> None:
@@ -69,14 +76,14 @@ def _check_label(table: "Dataset", name: str) -> None:
         raise UserError(f"--data.label {name} of {held(table, name)}: classes are integers or strings")
 
 
-def describe(tables: Tables, labels: Labels, rows: "Images", eval_sets: "dict[str, Images]") -> str:
+def describe(tables: Tables, labels: Labels, rows: "Images | StreamedImages", eval_sets: "dict[str, Images]") -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     height, width = rows.shape[2:]
     size = f"brought to {height} x {width}"
-    trained = f"{len(rows):,} training images {size}, " if tables.has_training_rows else ""
+    trained = f"{len(rows):,} training images{tables.streamed} {size}, " if tables.has_training_rows else ""
     count = f"{trained}{len(eval_sets['']):,} {tables.to_evaluate_on('images')}{'' if trained else ' ' + size}"
     more = tables.describe_others({name: f"{len(images):,} images" for name, images in eval_sets.items()})
-    return "\n".join([count, labels.summary(), *more, *filter(None, [tables.note])])
+    return "\n".join([count, labels.summary(), *more, *tables.notes()])
 
 
 def own_processor(column: ImageColumn, size: int) -> ImageProcessor:
@@ -120,6 +127,11 @@ class Images:
                 row["labels"] = label
         return samples
 
+    @property
+    def example(self) -> dict[str, Any]:
+        """Return the first row."""
+        return self[0]
+
     def some(self, most: int) -> Iterator[np.ndarray]:
         """Yield the pixels of at most `most` images, spread evenly over the data, some at a time."""
         count = min(len(self), most)
@@ -141,6 +153,48 @@ class Images:
         deviation = np.sqrt(np.maximum(sums[1] / total - mean**2, 0))
         # If all images are the same, there is nothing to scale.
         return (mean * scale).tolist(), (np.where(deviation > 0, deviation, 1.0) * scale).tolist()
+
+
+class StreamedImages(StreamedSamples):
+    """Images of streamed data: rows as those of Images, which are decoded when they are read."""
+
+    def __init__(self, rows: StreamedRows, make: Callable[["Dataset"], Rows], identity: Sequence[object], some: Images):
+        """Take what a StreamedSamples takes, and some of the images, of which all others have the size."""
+        super().__init__(rows, make, identity)
+        self.shape, self._some = (len(rows), *some.shape[1:]), some
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """Return some row, without a fetch of its chunk."""
+        return self._some.example
+
+    def statistics(self, scale: float) -> tuple[list[float], list[float]]:
+        """Return what Images.statistics does, over those of the images that were read to learn from."""
+        return self._some.statistics(scale)
+
+
+def training_images(
+    tables: Tables, config: ClassData, processor: ImageProcessor, labels: Labels, measured: bool
+) -> Images | StreamedImages:
+    """Return the images to train on, with their classes; those of streamed data are decoded when they are read.
+
+    Args:
+        measured: whether their statistics are asked for.
+    """
+    column = ImageColumn(tables.train, config.image)
+    limit = config.cache_gb if measured or tables.stream is None else 0.0  # of streamed data, else only a row is read
+    some = load_images(column, processor, limit, labels.train_values)
+    if tables.stream is None:
+        return some
+    wanted, shape = _Wanted((config.label,), tuple(labels.names)), some.shape[1:]
+
+    def made(table: "Dataset") -> Rows:
+        decode = _Decode(ImageColumn(table, config.image), processor, shape)
+        _check_label(table, config.label)
+        return Images(decode, (len(table), *shape), read_labels(tables.train, table, wanted).eval_values)
+
+    decided_by = [FORMAT, column.name, column.mode, *_Decode(column, processor, shape).identity()]
+    return StreamedImages(tables.stream, made, [*decided_by, *wanted], some)
 
 
 def load_images(
@@ -168,9 +222,10 @@ def load_images(
 class _Decode:
     """Decode rows of a column and bring them to a processor's size."""
 
-    def __init__(self, column: ImageColumn, processor: ImageProcessor):
+    def __init__(self, column: ImageColumn, processor: ImageProcessor, shape: tuple[int, ...] = ()):
+        """Decode images, all of one shape; by default, of the shape of the first one."""
         self.column, self.processor = column, processor
-        self.shape = self._one(0).shape
+        self.shape = shape or self._one(0).shape
 
     def __call__(self, rows: Sequence[int]) -> list[np.ndarray]:
         """Return the pixels of rows, uint8 [channels, height, width]."""

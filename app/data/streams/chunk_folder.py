@@ -7,6 +7,7 @@ used for the longest time; whoever has mapped one can read on, because a file wi
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import math
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 ENDING = ".arrow"
 LOCKS = 64  # files; two chunks with one of them wait for each other
 SLACK = 16  # a folder that is full is emptied by this part of its limit more than must be, so that it is seldom listed
+SECONDS_BETWEEN = 0.01  # two attempts to take a lock that the system has refused
 SECONDS = 60.0  # to wait for room while others write
 
 
@@ -229,8 +231,22 @@ def _threads_lock(folder: Path, lock: str, process: int) -> threading.Lock:
 def _locked(folder: Path, lock: str) -> Iterator[IO[bytes]]:
     """Exclude other processes, and other threads, which the system does not tell from this one."""
     with _threads_lock(folder.absolute(), lock, os.getpid()), open(folder / lock, "a+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
+        while not _is_taken(file):
+            time.sleep(SECONDS_BETWEEN)
         yield file
+
+
+def _is_taken(lock: IO[bytes]) -> bool:
+    """Wait for a lock; tell whether it is ours now."""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
+    except OSError as error:
+        # The system takes threads of two processes that wait for one lock each, and hold another, for a deadlock: it
+        # does not know that those who hold one wait for none.
+        if error.errno != errno.EDEADLK:
+            raise
+        return False
+    return True
 
 
 def _is_dead(folder: Path, draft: str, held: str) -> bool:

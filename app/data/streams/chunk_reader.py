@@ -33,6 +33,7 @@ class ChunkReader:
         """Read for `flag`, which names the data in errors."""
         self._flag, self._index = flag, index
         self._format = FORMATS[index.shards.format](flag, index.shards.folder)
+        self._files = storage.at(index.shards.folder)
         self._unchanged: set[int] = set()
 
     def table(self, chunk: int) -> "pa.Table":
@@ -62,7 +63,7 @@ class ChunkReader:
     def _fetched(self, chunk: int) -> Chunk:
         try:
             self._check_unchanged(int(self._index.shard[chunk]))
-            return self._index.fetch(chunk)
+            return self._index.fetch(chunk, self._files)
         except OSError as error:
             away = is_url(self._index.shards.folder) and error.errno in (errno.EIO, errno.ETIMEDOUT)
             advice = "it was asked for minutes; repeat the command when it answers again" if away else ""
@@ -88,7 +89,7 @@ class ChunkReader:
         if number in self._unchanged:
             return
         shard, place = self._index.shards.files[number], self._index.shards.place_of(number)
-        entry = storage.at(self._index.shards.folder).entry(shard.name)
+        entry = self._files.entry(shard.name)
         if entry is None or (entry.size, entry.tag) != (shard.size, shard.tag):
             what = "is gone" if entry is None else "has changed"
             raise UserError(

@@ -69,15 +69,17 @@ class Index:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
 
-    def fetch(self, chunk: int) -> Chunk:
+    def fetch(self, chunk: int, files: storage.Storage) -> Chunk:
         """Fetch a chunk as it is stored; it may be shorter than it should be.
+
+        Args:
+            files: the storage of the shards' folder, which keeps its connections from one chunk to the next.
 
         Raises:
             OSError: it cannot be fetched.
         """
         part, number = self.part(chunk), int(self.shard[chunk])
         shard, tail = self.shards.files[number], self.tails[number]
-        files = storage.at(self.shards.folder)
         data = files.read(shard.name, part.start, part.size, follow=True)
         end = files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
         return Chunk(shard, part, data, end)
@@ -151,7 +153,9 @@ def _growth(flag: str, index: Index, reader: Format) -> float:
     problem: UserError | None = None
     for chunk in np.argsort(-index.size, kind="stable")[:MEASURED].tolist():
         try:
-            return reader.table(index.fetch(chunk), index.features).nbytes / int(index.size[chunk])
+            return reader.table(index.fetch(chunk, storage.at(index.shards.folder)), index.features).nbytes / int(
+                index.size[chunk]
+            )
         except DAMAGE as error:
             problem = problem or unreadable(flag, index.shards.place_of(int(index.shard[chunk])), error)
     assert problem is not None

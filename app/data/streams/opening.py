@@ -9,6 +9,7 @@ import numpy as np
 
 from app.data.cache import cache_folder, written_once
 from app.data.config import Streams, TableData
+from app.data.reading import refuse_url
 from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
@@ -69,12 +70,13 @@ def is_streamed(flag: str, config: TableData) -> bool:
     Raises:
         UserError: they are to be, and this recipe or these flags cannot.
     """
-    if not isinstance(config, Streams) or config.stream == "false":
+    if not isinstance(config, Streams):
+        for path in config.path:
+            refuse_url(flag, path)
+        return False
+    if config.stream == "false":
         if len(config.path) == 1 and is_url(config.path[0]):
-            raise UserError(
-                f"{flag} {config.path[0]}: a URL is read by chunks: "
-                + ("leave out --data.stream false" if isinstance(config, Streams) else "copy the data to a disk")
-            )
+            raise UserError(f"{flag} {config.path[0]}: a URL is read by chunks: leave out --data.stream false")
         return False
     if config.stream == "auto" and not _must_be(config.path):
         return False

@@ -33,14 +33,21 @@ class StreamedSamples:
     lengths = None
     """Nobody knows them before the rows are read."""
 
-    def __init__(self, rows: StreamedRows, make: Callable[["Dataset"], Rows], identity: Sequence[object]):
+    def __init__(
+        self,
+        rows: StreamedRows,
+        make: Callable[["Dataset"], Rows],
+        identity: Sequence[object],
+        weights: Callable[[Any], float] | None = None,
+    ):
         """Make samples of rows.
 
         Args:
             make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
             identity: what decides the samples, besides the rows.
+            weights: weighs a sample that is read, for run.batches; None: all weigh 1, and none is missing.
         """
-        self.rows, self._make, self.skips = rows, make, rows.skips
+        self.rows, self.weights, self._make, self.skips = rows, weights, make, rows.skips
         self.fingerprint = key_of(rows.fingerprint, *identity)
         self._made: OrderedDict[int, _Made] = OrderedDict()
 

@@ -89,10 +89,22 @@ class TarChunks(Format):
             table = table_of(samples, datasets.Features(texts))
             for name in features:
                 if name not in texts:
-                    table = table.append_column(name, pa.array([sample[name] for sample in samples], pa.binary()))
+                    table = table.append_column(name, _of_bytes(samples, name, features[name]))
             return table_cast(table.select(list(features)), features.arrow_schema)
         except (pa.ArrowException, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"it holds something else than when it was indexed: {error}") from error
+
+
+def _of_bytes(samples: list[dict[str, Any]], name: str, kind: Any) -> "pa.Array":
+    """Return a column of bytes; pictures have the names of their files too, for messages."""
+    import datasets
+    import pyarrow as pa
+
+    data = pa.array([sample[name] for sample in samples], pa.binary())
+    if not isinstance(kind, datasets.Image):
+        return data
+    names = pa.array([f"{sample[KEY]}.{name}" for sample in samples], pa.string())
+    return pa.StructArray.from_arrays([data, names], ["bytes", "path"])
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -68,6 +68,8 @@ def _hint(table: "Dataset", name: str, flag: str) -> str:
             " (boxes are read from COCO's json files, YOLO's data.yaml, and Pascal VOC's xml files; or from the column "
             "of a table that --data.boxes names)"
         )
+    if table.info.builder_name in ("jsonl", "tar"):  # streamed
+        return ""
     if "Image" in {type(feature).__name__ for feature in table.features.values()}:
         return " (in a folder of images, each class is a subfolder, or a column of a metadata.csv)"
     if table.info.builder_name in ("json", "parquet"):

@@ -60,18 +60,25 @@ class Labels:
     """Those of further evaluation tables, by name."""
     numbered: bool = False
     """The data have the numbers of the given classes, counted from 0."""
+    streamed: bool = False
+    """The values to train on are known only when they are read; `train_values` are those of some rows."""
 
     @property
     def sets(self) -> dict[str, np.ndarray]:
         """Return the values of all evaluation tables; the first one has no name."""
         return {"": self.eval_values, **self.other_values}
 
+    @property
+    def known_values(self) -> np.ndarray | None:
+        """Return the values of all rows to train on; None if they are known only when they are read."""
+        return None if self.streamed else self.train_values
+
     def summary(self) -> str:
         """Say in a few words what is predicted."""
         if self.problem == REGRESSION:
             columns = self.train_values.reshape(len(self.train_values), -1).T
             ranges = [f"{n} from {v.min():g} to {v.max():g}" for n, v in zip(self.names, columns, strict=True)]
-            return f"regression: {some(ranges)}"
+            return f"regression: {some(ranges)}{' in the rows looked at' if self.streamed else ''}"
         kind = "labels, any number in a row" if self.problem == MULTI else "classes"
         if self.whole_floats:
             kind += ", whole numbers (--data.problem regression predicts amounts)"
@@ -104,11 +111,11 @@ def read_labels(
     return labels
 
 
-def check_streamed(learnt: "Dataset", config: LabelFlags) -> None:
-    """Refuse labels whose meaning is known only when all rows are read, as those of a stream are not.
+def streamed_classes(learnt: "Dataset", config: LabelFlags) -> tuple[str, ...]:
+    """Return the classes of streamed labels, as --data.classes or their ClassLabel says them; none of amounts.
 
     Args:
-        learnt: some of the rows.
+        learnt: some of the rows. Not all classes may be among them.
 
     Raises:
         UserError: a flag is needed that says what they mean.
@@ -121,12 +128,14 @@ def check_streamed(learnt: "Dataset", config: LabelFlags) -> None:
             f"--data.label {name}: streamed data hold {kind}, amounts or classes: say which, with --data.problem "
             "regression or --data.problem single_label_classification"
         )
-    listed = hasattr(getattr(learnt.features[name], "feature", learnt.features[name]), "names")
-    if len(config.label) == 1 and config.problem != REGRESSION and not config.classes and not listed:
+    feature = learnt.features[name]
+    classes = config.classes or tuple(getattr(getattr(feature, "feature", feature), "names", ()))
+    if len(config.label) == 1 and config.problem != REGRESSION and not classes:
         raise UserError(
             f"--data.label {name}: the classes of streamed data are not known before all rows are read: name them "
             "with --data.classes, in the order of the model's outputs"
         )
+    return classes
 
 
 def _numbers(

@@ -70,13 +70,14 @@ class Tables:
         """Tell whether rows to train on are streamed."""
         return self.stream is not None or (self.mixed is not None and self.mixed.streams)
 
-    def streamed_in(self) -> str:
-        """Say in how many chunks the rows to train on come, to stand after their number; nothing if they do not."""
-        return "" if self.stream is None else f" streamed in {self.stream.chunks:,} chunks"
-
     def notes(self) -> list[str]:
         """Return what the user should know of the data, a line each."""
         return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
+
+    @property
+    def streamed(self) -> str:
+        """Say that the rows to train on are streamed, to stand after their number; nothing if they are not."""
+        return "" if self.stream is None else f" streamed in {self.stream.chunks:,} chunks"
 
     @property
     def sets(self) -> "dict[str, Dataset]":

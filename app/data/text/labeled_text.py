@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +16,7 @@ from app.data.mixtures.joined import MixedRows
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
-from app.data.tables.labels import Labels, check_streamed, only_of_their_class, read_labels
+from app.data.tables.labels import Labels, only_of_their_class, read_labels, streamed_classes
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
 from app.data.text.tokens import PadCollate, TokenTable
@@ -62,8 +62,9 @@ def load_labelled(config: TextData, needs: Needs = EVERYTHING) -> tuple[Tables, 
     needed = partial(only_of_their_class, config=config)
     tables = load_tables(config, needed, columns=columns, needs=needs)
     if tables.streams:
-        check_streamed(tables.train, config)
-    return tables, read_labels(tables.train, tables.evaluation, config, tables.others)
+        config = replace(config, classes=streamed_classes(tables.train, config))
+    labels = read_labels(tables.train, tables.evaluation, config, tables.others)
+    return tables, replace(labels, streamed=tables.streams)
 
 
 def training_rows(
@@ -75,12 +76,13 @@ def training_rows(
         return rows if tables.mixed is None else tables.mixed.cut(rows)
     encoder = Encoder.of(config.text, tokenizer, config.max_length)
     of_labels = config.label, config.problem, labels.names
+    known = replace(config, classes=tuple(labels.names))
 
     def made(table: "Dataset") -> Rows:
         check_columns(table, config.text, "text")
         for name in config.text:
             check_texts(table, name)
-        return EncodedOnDemand(table, encoder, read_labels(tables.train, table, config).eval_values)
+        return EncodedOnDemand(table, encoder, read_labels(tables.train, table, known).eval_values)
 
     identity = [FORMAT, *encoder.identity, *of_labels]
     if tables.mixed is not None:
@@ -116,7 +118,7 @@ def describe(
 ) -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
     eval_rows = eval_sets[""]
-    trained = f"{len(train_rows):,} training rows{tables.streamed_in()}, " if tables.has_training_rows else ""
+    trained = f"{len(train_rows):,} training rows{tables.streamed}, " if tables.has_training_rows else ""
     parts = [f"{trained}{len(eval_rows):,} {tables.to_evaluate_on('rows')}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")

@@ -1,6 +1,7 @@
 """Texts and what a model is to write for each: loading them, and tokenizing both sides once for all runs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,8 +11,10 @@ import torch
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
-from app.data.rows import IGNORED
+from app.data.rows import IGNORED, Rows
+from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts, row_name
+from app.data.tables.parallel_files import spread
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     check_padding,
@@ -68,6 +71,37 @@ class PairTable:
         return [{"input_ids": source["input_ids"], "labels": target["input_ids"]} for source, target in both]
 
 
+class PairsOnDemand:
+    """Pairs of a table, which become tokens when they are read: rows as those of a PairTable."""
+
+    def __init__(self, table: "Dataset", sides: "tuple[_Side, _Side]"):
+        """Take the texts; `sides` encode sources and targets."""
+        self._table, self._sides = table, sides
+        self._texts = table.select_columns([side.column for side in sides])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        """Return the rows with these numbers, in this order.
+
+        Raises:
+            UserError: a text is empty.
+        """
+        texts = self._texts[list(rows)]
+        encoded = [side(self._table, texts[side.column], rows).column("input_ids") for side in self._sides]
+        sources, targets = ([ids.values.to_numpy() for ids in column] for column in encoded)
+        return [{"input_ids": ids, "labels": labels} for ids, labels in zip(sources, targets, strict=True)]
+
+
+def tokens_to_write(row: dict[str, np.ndarray]) -> float:
+    """Weigh a pair as it is read."""
+    return float(len(row["labels"]))
+
+
 class Evenly:
     """Some rows of a PairTable, from all parts of it."""
 
@@ -119,12 +153,34 @@ def load_pairs(config: PairData, needs: Needs = EVERYTHING) -> Tables:
     if config.source == config.target:
         raise UserError(f"--data.source and --data.target are both {config.source}: name the columns of two texts")
     tables = load_tables(config, columns=(config.source, config.target), needs=needs)
+    tables.train, tables.evaluation = spread(tables.train), spread(tables.evaluation)
+    tables.others = {name: spread(table) for name, table in tables.others.items()}
     for table in (tables.train, *tables.sets.values()):
-        for flag in ("source", "target"):
-            name = getattr(config, flag)
-            check_columns(table, [name], flag)
-            check_texts(table, name, flag)
+        _check_texts(table, config)
     return tables
+
+
+def _check_texts(table: "Dataset", config: PairData) -> None:
+    for flag in ("source", "target"):
+        name = getattr(config, flag)
+        check_columns(table, [name], flag)
+        check_texts(table, name, flag)
+
+
+def training_rows(
+    tables: Tables, config: PairData, tokenizer: "PreTrainedTokenizerBase"
+) -> PairTable | StreamedSamples:
+    """Return the pairs to train on as tokens; those of streamed data are tokenized when they are read."""
+    if tables.stream is None:
+        return tokenize(tables.train, config, tokenizer)
+    sides = _Side.of(config, tokenizer, "source"), _Side.of(config, tokenizer, "target")
+
+    def made(table: "Dataset") -> Rows:
+        table = spread(table)
+        _check_texts(table, config)
+        return PairsOnDemand(table, sides)
+
+    return StreamedSamples(tables.stream, made, [FORMAT, *(side.identity for side in sides)], tokens_to_write)
 
 
 def own_tokenizer(table: "Dataset", config: PairData, vocab: int) -> "PreTrainedTokenizerBase":
@@ -142,53 +198,96 @@ def tokenize(table: "Dataset", config: PairData, tokenizer: "PreTrainedTokenizer
     Raises:
         UserError: a text is empty.
     """
-    sources, targets = (_side(table, config, tokenizer, flag) for flag in ("source", "target"))
+    sources, targets = (_tokenized(table, _Side.of(config, tokenizer, flag)) for flag in ("source", "target"))
     names = {config.source: "source", config.target: "target"}
     texts = table.select_columns(list(names)).rename_columns({old: new for old, new in names.items() if old != new})
     return PairTable(sources, targets, texts)
 
 
-def _side(table: "Dataset", config: PairData, tokenizer: "PreTrainedTokenizerBase", flag: str) -> TokenTable:
-    column, longest = getattr(config, flag), getattr(config, f"max_{flag}")
-    check_room(tokenizer, longest, flag=f"--data.max-{flag}")
-    before = config.prefix if flag == "source" else ""
-    key = key_of(FORMAT, table._fingerprint, *identity(tokenizer), longest, flag, column, before)
+@dataclass(frozen=True)
+class _Side:
+    """Turn the texts of one side of pairs into tokens."""
+
+    flag: str
+    """source or target."""
+    column: str
+    tokenizer: "PreTrainedTokenizerBase"
+    longest: int
+    """In tokens."""
+    prefix: str
+    """Before each text."""
+
+    @classmethod
+    def of(cls, config: PairData, tokenizer: "PreTrainedTokenizerBase", flag: str) -> "_Side":
+        """Make it for a side as the flags say.
+
+        Raises:
+            UserError: no token of a text would be left.
+        """
+        column, longest = getattr(config, flag), getattr(config, f"max_{flag}")
+        check_room(tokenizer, longest, flag=f"--data.max-{flag}")
+        return cls(flag, column, tokenizer, longest, config.prefix if flag == "source" else "")
+
+    @property
+    def identity(self) -> list[object]:
+        """Return all that decides the tokens of a text."""
+        return [*identity(self.tokenizer), self.longest, self.flag, self.column, self.prefix]
+
+    def __call__(self, table: "Dataset", texts: list, numbers: Sequence[int]) -> "pa.Table":
+        """Return an Arrow table of the tokens of texts, which are those of some rows of a table, by their numbers.
+
+        Raises:
+            UserError: a text is empty.
+        """
+        import pyarrow as pa
+
+        for text, row in zip(texts, numbers, strict=True):
+            if not str(text).strip():
+                raise UserError(
+                    f"--data.{self.flag} {self.column}: {row_name(table, row)} is empty; leave such rows out of the "
+                    "data"
+                )
+        # Some tokenizers mark a text to write otherwise.
+        kind = "text_target" if self.flag == "target" else "text"
+        call: Any = partial(cast(Any, self.tokenizer), **{kind: [f"{self.prefix}{text}" for text in texts]})
+        encoded = call(
+            truncation=True, max_length=self.longest, return_attention_mask=False, return_token_type_ids=False
+        )
+        cut = which_were_cut(encoded, self.longest, partial(call, truncation=False, verbose=False))
+        ids = pa.array(encoded["input_ids"], pa.list_(pa.int32()))
+        return pa.table({"input_ids": ids, "truncated": pa.array(cut)})
+
+
+def _tokenized(table: "Dataset", side: _Side) -> TokenTable:
+    key = key_of(FORMAT, table._fingerprint, *side.identity)
     path = cache_folder() / f"pairs-{key}.arrow"
 
     def encoded(texts: dict[str, list], numbers: list[int]) -> "pa.Table":
-        for text, row in zip(texts[column], numbers, strict=True):
-            if not str(text).strip():
-                raise UserError(
-                    f"--data.{flag} {column}: {row_name(table, row)} is empty; leave such rows out of the data"
-                )
-        return _encode([f"{before}{text}" for text in texts[column]], tokenizer, longest, flag == "target")
+        return side(table, texts[side.column], numbers)
 
     with using_cache():
-        encoded_once(table, [column], encoded, text_features(), path, key)
+        encoded_once(table, [side.column], encoded, text_features(), path, key)
     return TokenTable(path)
 
 
-def _encode(texts: list[str], tokenizer: "PreTrainedTokenizerBase", longest: int, written: bool) -> "pa.Table":
-    """Turn texts into a table of their ids; `written`: they are targets, which some tokenizers mark otherwise."""
-    import pyarrow as pa
-
-    call: Any = partial(cast(Any, tokenizer), **{"text_target" if written else "text": texts})
-    encoded = call(truncation=True, max_length=longest, return_attention_mask=False, return_token_type_ids=False)
-    cut = which_were_cut(encoded, longest, partial(call, truncation=False, verbose=False))
-    return pa.table({"input_ids": pa.array(encoded["input_ids"], pa.list_(pa.int32())), "truncated": pa.array(cut)})
-
-
-def describe(tables: Tables, train_rows: PairTable, eval_sets: dict[str, PairTable], config: PairData) -> str:
+def describe(
+    tables: Tables, train_rows: PairTable | StreamedSamples, eval_sets: dict[str, PairTable], config: PairData
+) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
+    told = [eval_sets[""]]
+    if isinstance(train_rows, StreamedSamples):
+        trained = f"{len(train_rows):,} pairs{tables.streamed} to train on, "
+    else:
+        trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
+        told += [train_rows] if tables.has_training_rows else []
     parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
-    told = [eval_sets[""], *([train_rows] if tables.has_training_rows else [])]
     for side in ("source", "target"):
         if cut := sum(getattr(rows, f"{side}s").truncated for rows in told):
             longest = getattr(config, f"max_{side}")
-            parts.append(f"{cut:,} {side}s are longer than {longest} tokens (--data.max-{side}) and cut")
+            of = "evaluation " if tables.stream is not None else ""
+            parts.append(f"{cut:,} {of}{side}s are longer than {longest} tokens (--data.max-{side}) and cut")
     more = tables.describe_others({name: _amount(rows) for name, rows in eval_sets.items()})
-    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), *more, *tables.notes()])
 
 
 def _amount(rows: PairTable) -> str:

@@ -2,14 +2,21 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from app.data.rows import Rows
+from app.data.streams.rows import StreamedRows
+from app.data.streams.samples import StreamedSamples
 from app.data.text.tokens import TokenTable
 from app.sampling.hashing import key_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PROMPT, CHOSEN, REJECTED = range(3)
 """What a token of a row belongs to: the labels of a TokenTable of pairs."""
@@ -43,6 +50,8 @@ class PreferenceTable:
         """What names that model's contents."""
         self.models: dict[str, str] = {}
         """What names the contents of the models that a run over these pairs needs, by what they are."""
+        self.weights = None
+        """All pairs weigh the same."""
 
     @property
     def left_out(self) -> int:
@@ -72,39 +81,79 @@ class PreferenceTable:
         return items
 
     def collate(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
-        """Stack pairs of `rows` to 2 x pairs sequences, chosen answers first, padded on the right.
+        """Stack pairs of `rows`, as the function `stacked`.
 
         Returns:
-            input_ids: [2 x pairs, width], int64, without the last token of the longest sequence, which predicts none.
-            logits_to_keep: for how many of the last places logits are needed: from the first answer on.
-            places: where answers are predicted, in the flattened [2 x pairs, logits_to_keep].
-            targets: the answers' tokens, in the same order.
-            tokens: how many each answer has, [2 x pairs], float64.
-            chosen_tokens: how many the chosen answers have together.
-            reference: log-probabilities of the answers, [2 x pairs], float64, if they are known.
+            Also `reference`: log-probabilities of the answers, [2 x pairs], float64, if they are known.
         """
-        answers = [row[kind] for kind in ("chosen", "rejected") for row in rows]
-        starts = np.array([len(row["prompt"]) for row in rows] * 2)
-        counts = np.array([len(answer) for answer in answers])
-        longest = -(-int((starts + counts).max() - 1) // self.multiple) * self.multiple
-        ids = np.full((len(answers), longest + 1), self.pad_id, np.int64)
-        for line, row, answer in zip(ids, rows * 2, answers, strict=True):
-            line[: len(row["prompt"])] = row["prompt"]
-            line[len(row["prompt"]) : len(row["prompt"]) + len(answer)] = answer
-        first = (int(starts.min()) - 1) // self.multiple * self.multiple
-        keep = longest - first
-        places = [
-            i * keep + start - 1 - first + np.arange(n) for i, (start, n) in enumerate(zip(starts, counts, strict=True))
-        ]
-        batch: dict[str, torch.Tensor | int] = {
-            "input_ids": torch.from_numpy(ids[:, :-1].copy()),
-            "logits_to_keep": keep,
-            "places": torch.from_numpy(np.concatenate(places)),
-            "targets": torch.from_numpy(np.concatenate(answers).astype(np.int64)),
-            "tokens": torch.from_numpy(counts.astype(np.float64)),
-            "chosen_tokens": int(counts[: len(rows)].sum()),
-        }
+        batch = stacked(rows, self.pad_id, self.multiple)
         if self.reference is not None:
             log_probabilities = self.reference[[row["row"] for row in rows]]
             batch["reference"] = torch.from_numpy(log_probabilities.T.reshape(-1).copy())
         return batch
+
+
+class StreamedPairs(StreamedSamples):
+    """Pairs of streamed data: rows as those of a PreferenceTable without numbers; those that are too long are MISSING.
+
+    So batches lack them, on every layout alike.
+    """
+
+    def __init__(
+        self,
+        rows: StreamedRows,
+        make: Callable[["Dataset"], Rows],
+        identity: Sequence[object],
+        pad_id: int,
+        multiple: int,
+        chats: bool,
+        date: str,
+    ):
+        """Take what a StreamedSamples takes, and what a PreferenceTable does."""
+        super().__init__(rows, make, identity, weights=_alike)
+        self.pad_id, self.multiple, self.chats, self.date = pad_id, multiple, chats, date
+        self.models: dict[str, str] = {}
+        """As of a PreferenceTable."""
+
+    def collate(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
+        """Stack pairs, as the function `stacked`."""
+        return stacked(rows, self.pad_id, self.multiple)
+
+
+def _alike(pair: dict) -> float:
+    """Weigh a pair that is not too long."""
+    return 1.0
+
+
+def stacked(rows: list[dict], pad_id: int, multiple: int) -> dict[str, torch.Tensor | int]:
+    """Stack pairs of `rows` to 2 x pairs sequences, chosen answers first, padded on the right.
+
+    Returns:
+        input_ids: [2 x pairs, width], int64, without the last token of the longest sequence, which predicts none.
+        logits_to_keep: for how many of the last places logits are needed: from the first answer on.
+        places: where answers are predicted, in the flattened [2 x pairs, logits_to_keep].
+        targets: the answers' tokens, in the same order.
+        tokens: how many each answer has, [2 x pairs], float64.
+        chosen_tokens: how many the chosen answers have together.
+    """
+    answers = [row[kind] for kind in ("chosen", "rejected") for row in rows]
+    starts = np.array([len(row["prompt"]) for row in rows] * 2)
+    counts = np.array([len(answer) for answer in answers])
+    longest = -(-int((starts + counts).max() - 1) // multiple) * multiple
+    ids = np.full((len(answers), longest + 1), pad_id, np.int64)
+    for line, row, answer in zip(ids, rows * 2, answers, strict=True):
+        line[: len(row["prompt"])] = row["prompt"]
+        line[len(row["prompt"]) : len(row["prompt"]) + len(answer)] = answer
+    first = (int(starts.min()) - 1) // multiple * multiple
+    keep = longest - first
+    places = [
+        i * keep + start - 1 - first + np.arange(n) for i, (start, n) in enumerate(zip(starts, counts, strict=True))
+    ]
+    return {
+        "input_ids": torch.from_numpy(ids[:, :-1].copy()),
+        "logits_to_keep": keep,
+        "places": torch.from_numpy(np.concatenate(places)),
+        "targets": torch.from_numpy(np.concatenate(answers).astype(np.int64)),
+        "tokens": torch.from_numpy(counts.astype(np.float64)),
+        "chosen_tokens": int(counts[: len(rows)].sum()),
+    }

@@ -1,8 +1,11 @@
 """Prompts with two answers each: loading and checking them, and cutting them into tokens once for all runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
@@ -10,11 +13,12 @@ from app.data.config import PreferenceData, check_date, in_words
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.corpus.messages import TOOLS
+from app.data.rows import MISSING, Missing, Rows
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.preference_rows import shared_beginning, texts_of
-from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable
+from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, StreamedPairs
 from app.data.text.tokenizer import tokenizer_of
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
@@ -129,6 +133,22 @@ def _check_template(table: "Dataset", config: PreferenceData, template: str) -> 
         )
 
 
+def training_pairs(
+    tables: Tables, config: PreferenceData, tokenizer: "PreTrainedTokenizerBase"
+) -> PreferenceTable | StreamedPairs:
+    """Return the pairs to train on as tokens; those of streamed data are tokenized when they are read."""
+    if tables.stream is None:
+        return tokenize(tables.train, config, tokenizer)
+    cut = _Cut.of(tables.train, config, tokenizer)
+
+    def made(table: "Dataset") -> Rows:
+        columns_of(table, config)  # for its errors
+        return PairsOnDemand(table, cut)
+
+    more = tokenizer.pad_token_id, config.pad_to_multiple_of, cut.chats, cut.written_date
+    return StreamedPairs(tables.stream, made, cut.identity, *more)
+
+
 def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> PreferenceTable:
     """Cut the prompts and answers of a table into tokens.
 
@@ -137,36 +157,16 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
     Raises:
         UserError: a row has no answer, two equal ones, or no prompt that they share; or no row is short enough.
     """
-    template = ChatTemplate(tokenizer, config.date)
-    columns = columns_of(table, config)
-    _check_template(table, config, template.source)
-    marks = tokenizer.bos_token_id, end_of(tokenizer)
-    if marks[1] is None:
-        raise UserError("--model: its tokenizer has no end-of-text token, which ends answers; name one as eos_token")
-    chats = any(_is_chat(table, name) for name in columns.values())
-    key = key_of(
-        *(FORMAT, table._fingerprint, *identity(tokenizer)),
-        *(template.identity if chats else ()),
-        *(*marks, config.max_length, *columns.items()),
-    )
-    path = cache_folder() / f"preferences-{key}.arrow"
-    tools = [TOOLS] if chats and TOOLS in table.column_names else []
+    cut = _Cut.of(table, config, tokenizer)
+    path = cache_folder() / f"preferences-{(key := key_of(FORMAT, table._fingerprint, *cut.identity))}.arrow"
 
     def encoded(rows: dict[str, list], numbers: list[int]) -> "pa.Table":
-        texts = []
-        for i, number in enumerate(numbers):
-            values = {flag: rows[name][i] for flag, name in columns.items()}
-            where = partial(row_name, table, number)
-            row_template = template.with_tools(rows[TOOLS][i], where) if tools else template
-            texts.append(texts_of(values, row_template, where))
-        return _encode(texts, tokenizer, chats, config.max_length)
+        return _in_columns(cut(table, rows, numbers))
 
     with using_cache():
-        encoded_once(
-            table, list(dict.fromkeys([*columns.values(), *tools])), encoded, text_features(has_labels=True), path, key
-        )
-    date = template.written_date if chats else ""
-    pairs = PreferenceTable(TokenTable(path), tokenizer.pad_token_id, config.pad_to_multiple_of, chats, date)
+        encoded_once(table, cut.read, encoded, text_features(has_labels=True), path, key)
+    tokens = TokenTable(path)
+    pairs = PreferenceTable(tokens, tokenizer.pad_token_id, config.pad_to_multiple_of, cut.chats, cut.written_date)
     if not len(pairs):
         raise UserError(
             f"--data.max-length {config.max_length}: all answers of {name_of(table)} are longer: give a larger one"
@@ -174,45 +174,148 @@ def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTok
     return pairs
 
 
-def _encode(
-    texts: list[tuple[str, str, str]], tokenizer: "PreTrainedTokenizerBase", chats: bool, longest: int
-) -> "pa.Table":
-    """Return prompt, chosen and rejected tokens one after the other; none of a pair that is too long.
+class _Pair(NamedTuple):
+    """A pair as tokens; without any if it is too long."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    truncated: bool
+    """Whether the prompt has lost its beginning."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Turn rows into pairs of tokens.
 
     A text gets the tokenizer's mark before it, if it has one, and the end mark after it; a chat template writes both.
     """
-    import pyarrow as pa
 
-    parts = [part for row in texts for part in row]
-    ids = iter(tokenizer(parts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
-    begin, end = tokenizer.bos_token_id, end_of(tokenizer)
-    columns: dict[str, list] = {"input_ids": [], "labels": [], "truncated": []}
-    for prompt, chosen, rejected in zip(ids, ids, ids, strict=True):
-        if not chats:
+    columns: dict[str, str]
+    """By what they are."""
+    tools: bool
+    """There is a column of tools too."""
+    chats: bool
+    template: ChatTemplate
+    tokenizer: "PreTrainedTokenizerBase"
+    longest: int
+    """Prompt and answer together, in tokens."""
+
+    @classmethod
+    def of(cls, table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> "_Cut":
+        """Make it for the columns of a table.
+
+        Raises:
+            UserError: a column cannot be used, or the tokenizer lacks something.
+        """
+        template = ChatTemplate(tokenizer, config.date)
+        columns = columns_of(table, config)
+        _check_template(table, config, template.source)
+        if end_of(tokenizer) is None:
+            raise UserError(
+                "--model: its tokenizer has no end-of-text token, which ends answers; name one as eos_token"
+            )
+        chats = any(_is_chat(table, name) for name in columns.values())
+        return cls(columns, chats and TOOLS in table.column_names, chats, template, tokenizer, config.max_length)
+
+    @property
+    def read(self) -> list[str]:
+        """Return the names of the columns that are read."""
+        return list(dict.fromkeys([*self.columns.values(), *([TOOLS] if self.tools else [])]))
+
+    @property
+    def written_date(self) -> str:
+        """Return the date that the chat template writes; empty if it writes none."""
+        return self.template.written_date if self.chats else ""
+
+    @property
+    def identity(self) -> list[object]:
+        """Return all that decides the tokens of a row."""
+        marks = self.tokenizer.bos_token_id, end_of(self.tokenizer)
+        template = self.template.identity if self.chats else ()
+        return [*identity(self.tokenizer), *template, *marks, self.longest, *self.columns.items()]
+
+    def __call__(self, table: "Dataset", rows: dict[str, list], numbers: Sequence[int]) -> list[_Pair]:
+        """Return pairs of some rows of a table, by their numbers.
+
+        Raises:
+            UserError: a row has no answer, two equal ones, or no prompt that they share.
+        """
+        texts: list[str] = []
+        for i, number in enumerate(numbers):
+            values = {flag: rows[name][i] for flag, name in self.columns.items()}
+            where = partial(row_name, table, number)
+            template = self.template.with_tools(rows[TOOLS][i], where) if self.tools else self.template
+            texts += texts_of(values, template, where)
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids = iter(encoded["input_ids"])
+        return [self._pair(*row) for row in zip(ids, ids, ids, strict=True)]
+
+    def _pair(self, prompt: list[int], chosen: list[int], rejected: list[int]) -> _Pair:
+        begin, end = self.tokenizer.bos_token_id, end_of(self.tokenizer)
+        assert end is not None  # checked by `of`
+        if not self.chats:
             prompt = prompt if begin is None else [begin, *prompt]
             chosen, rejected = [*chosen, end], [*rejected, end]
         prompt = prompt or [end]
-        room = longest - max(len(chosen), len(rejected))
-        row = (prompt[-room:], chosen, rejected) if room > 0 else ([], [], [])
-        columns["input_ids"].append([token for part in row for token in part])
-        columns["labels"].append([k for k, part in zip((PROMPT, CHOSEN, REJECTED), row, strict=True) for _ in part])
-        columns["truncated"].append(0 < room < len(prompt))
+        room = self.longest - max(len(chosen), len(rejected))
+        return _Pair(prompt[-room:], chosen, rejected, room < len(prompt)) if room > 0 else _Pair([], [], [], False)
+
+
+def _in_columns(pairs: list[_Pair]) -> "pa.Table":
+    """Return prompt, chosen and rejected tokens one after the other, as a TokenTable of pairs reads them."""
+    import pyarrow as pa
+
+    columns: dict[str, list] = {"input_ids": [], "labels": [], "truncated": []}
+    for *parts, truncated in pairs:
+        columns["input_ids"].append([token for part in parts for token in part])
+        columns["labels"].append([k for k, part in zip((PROMPT, CHOSEN, REJECTED), parts, strict=True) for _ in part])
+        columns["truncated"].append(truncated)
     kinds = {"input_ids": pa.list_(pa.int32()), "labels": pa.list_(pa.int16()), "truncated": pa.bool_()}
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
+class PairsOnDemand:
+    """Pairs of a table, which become tokens when they are read: as those of StreamedPairs."""
+
+    def __init__(self, table: "Dataset", cut: _Cut):
+        """Take the texts."""
+        self._table, self._texts, self._cut = table, table.select_columns(cut.read), cut
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray] | Missing:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, np.ndarray] | Missing]:
+        """Return the pairs with these numbers, in this order; errors as of _Cut."""
+        pairs = self._cut(self._table, self._texts[list(rows)], rows)
+        return [
+            {name: np.array(getattr(pair, name), np.int32) for name in ("prompt", "chosen", "rejected")}
+            if pair.chosen
+            else MISSING
+            for pair in pairs
+        ]
+
+
 def describe(
-    tables: Tables, train: PreferenceTable, eval_sets: dict[str, PreferenceTable], config: PreferenceData
+    tables: Tables,
+    train: PreferenceTable | StreamedPairs,
+    eval_sets: dict[str, PreferenceTable],
+    config: PreferenceData,
 ) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    longest = config.max_length
-    trained = f"{_amount(train)} to train on, " if tables.has_training_rows else ""
+    longest, of = config.max_length, "evaluation " if isinstance(train, StreamedPairs) else ""
+    trained = f"{_amount(train)}{tables.streamed} to train on, " if tables.has_training_rows else ""
     parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
-    both = (train, eval_sets[""]) if tables.has_training_rows else (eval_sets[""],)
+    both = [eval_sets[""]]
+    if isinstance(train, PreferenceTable) and tables.has_training_rows:
+        both.append(train)
     if cut := sum(pairs.tokens.truncated for pairs in both):
-        parts.append(f"{cut:,} prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
+        parts.append(f"{cut:,} {of}prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
     if out := sum(pairs.left_out for pairs in both):
-        parts.append(f"{out:,} pairs left out, whose answers leave no room for a prompt in {longest} tokens")
+        parts.append(f"{out:,} {of}pairs left out, whose answers leave no room for a prompt in {longest} tokens")
     if _without_prompt(tables.train, config):
         unused = ", ".join(_unused(tables.train, columns_of(tables.train, config)))
         parts.append(
@@ -222,8 +325,8 @@ def describe(
     if train.date:
         parts.append(in_words(train.date))
     more = tables.describe_others({name: _amount(pairs) for name, pairs in eval_sets.items()})
-    return "\n".join(["; ".join(parts), *more, *filter(None, [tables.note])])
+    return "\n".join(["; ".join(parts), *more, *tables.notes()])
 
 
-def _amount(pairs: PreferenceTable) -> str:
+def _amount(pairs: PreferenceTable | StreamedPairs) -> str:
     return f"{len(pairs):,} pairs"

@@ -7,7 +7,7 @@ import numpy as np
 
 from app.data.folders import is_hidden
 from app.data.images import formats, pictures
-from app.data.reading import near, reading
+from app.data.reading import near, reading, refuse_url
 from app.data.tables.splits import EVAL_SPLITS, TRAIN_SPLITS, chosen_of
 from app.data.volumes import nifti
 from app.data.volumes.class_file import numbers_of, numbers_of_palette
@@ -44,6 +44,7 @@ def find_splits(flag: str, path: str, masks: str) -> Splits:
     Raises:
         UserError: there is no such path, it has no file that can be read, or an image or mask lacks its partner.
     """
+    refuse_url(flag, path)
     with reading(flag, path):  # of a folder that may not be read
         return _splits_at(flag, path, masks)
 
@@ -124,6 +125,7 @@ def find_pictures(flag: str, path: str) -> list[Path]:
     Raises:
         UserError: there are none.
     """
+    refuse_url(flag, path)
     root = Path(path).expanduser()
     with reading(flag, path):
         there = bool(path) and root.exists()

@@ -35,10 +35,11 @@ class PreferenceLossConfig:
     sft_weight: float | None = None
     """Weight of a second term, the mean negative log-likelihood of the chosen answer's tokens (RPO's alpha). Default: 1
     without a reference model, otherwise 0."""
-    reference: Literal["auto", "cached", "adapters", "none"] = "auto"
+    reference: Literal["auto", "cached", "adapters", "copy", "none"] = "auto"
     """The model that rewards are relative to. cached: this model before its training; what it says of all answers is
-    computed once and kept on disk. adapters: the model without its adapters, in each step; needs --lora.rank. none:
-    none, as in CPO. auto: cached with --model, none from scratch."""
+    computed once and kept on disk, so the data cannot be streamed. adapters: the model without its adapters, in each
+    step; needs --lora.rank. copy: --model once more, whole on each device, in each step. none: none, as in CPO. auto:
+    none from scratch; with --model cached, or of streamed data adapters if there are any, else copy."""
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Distill:
     """Both models' logits are divided by it, and the term is multiplied by its square (Hinton et al. 2015)."""
 
 
-def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora) -> None:
+def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora, model: str = "") -> None:
     """Raise a UserError for settings that are out of range or contradict each other, before data is read."""
     if not loss.beta > 0 or (loss.sft_weight or 0) < 0 or not 0 <= loss.smoothing < 0.5:
         raise UserError(
@@ -64,6 +65,8 @@ def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora) 
         raise UserError(f"--loss.smoothing {loss.smoothing}: --loss.kind {loss.kind} has none; leave one of them out")
     if loss.reference == "adapters" and not lora.rank:
         raise UserError("--loss.reference adapters: the model has none; give --lora.rank 8, or --loss.reference cached")
+    if loss.reference == "copy" and not model:
+        raise UserError("--loss.reference copy: there is no --model to take a copy of; give --loss.reference none")
     if distill.weight < 0 or not distill.temperature > 0:
         raise UserError(
             f"--distill.weight {distill.weight}, --distill.temperature {distill.temperature}: the weight must be 0 or "
@@ -71,16 +74,30 @@ def check_preferences(loss: PreferenceLossConfig, distill: Distill, lora: Lora) 
         )
 
 
-def reference_of(loss: PreferenceLossConfig, model: str, needs: Needs = EVERYTHING) -> str:
+def reference_of(
+    loss: PreferenceLossConfig, model: str, lora: Lora, streamed: bool = False, needs: Needs = EVERYTHING
+) -> str:
     """Return what --loss.reference stands for; a finished model that is evaluated as it is has none.
 
     Args:
         model: --model.
+        streamed: whether the pairs to train on are read while training goes on.
         needs: of the run, `run.needs`.
+
+    Raises:
+        UserError: all pairs would have to be read before.
     """
     if needs.complete:
         return "none"
-    return loss.reference if loss.reference != "auto" else ("cached" if model else "none")
+    in_steps = "adapters" if lora.rank else "copy" if model else "none"
+    if loss.reference == "cached" and streamed:
+        raise UserError(
+            "--loss.reference cached: what the model says of all answers is computed before its training, and streamed "
+            f"data are not read as a whole before: give --loss.reference {in_steps}"
+        )
+    if loss.reference != "auto":
+        return loss.reference
+    return "none" if not model else in_steps if streamed else "cached"
 
 
 class Judged(NamedTuple):
@@ -100,15 +117,22 @@ class PreferenceLoss:
     """The mean loss over the pairs of a micro-batch: each pair weighs the same, however long its answers are."""
 
     def __init__(
-        self, config: PreferenceLossConfig, reference: str, distill: Distill, teacher: Callable[..., Any] | None = None
+        self,
+        config: PreferenceLossConfig,
+        reference: str,
+        distill: Distill,
+        teacher: Callable[..., Any] | None = None,
+        copied: Callable[..., Any] | None = None,
     ):
         """Choose the terms.
 
         Args:
             reference: what `reference_of` returned.
             teacher: the model of --distill.teacher.
+            copied: the copy that is the reference.
         """
         self.config, self.reference, self.distill, self.teacher = config, reference, distill, teacher
+        self.copied = copied
         default = 1.0 if reference == "none" else 0.0
         self.sft_weight = default if config.sft_weight is None else config.sft_weight
 
@@ -148,6 +172,9 @@ class PreferenceLoss:
             return inputs["reference"]
         if self.reference == "none":
             return torch.zeros_like(sums)
+        if self.copied is not None:
+            with torch.no_grad():
+                return log_probabilities(answer_logits(self.copied, inputs), inputs)
         with torch.no_grad(), _without_adapters(model):
             return log_probabilities(answer_logits(model, inputs), inputs)
 

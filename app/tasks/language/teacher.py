@@ -1,8 +1,8 @@
-"""The teacher of a distillation."""
+"""Models that stand by in each step and are not trained: the teacher of a distillation, the copy of a reference."""
 
 from typing import TYPE_CHECKING, Any
 
-from app.data.text.preference_table import PreferenceTable
+from app.data.text.preference_table import PreferenceTable, StreamedPairs
 from app.errors import UserError
 from app.tasks.language.loading import load_language_model
 from app.tasks.language.preference import Distill
@@ -13,11 +13,11 @@ from app.tasks.vocabulary import check_vocabulary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_teacher(
-    distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any, pairs: PreferenceTable
+    distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any, pairs: PreferenceTable | StreamedPairs
 ) -> "Callable[..., Any] | None":
     """Load the model of --distill.teacher, whole on each process's device, in evaluation mode; None if there is none.
 
@@ -43,10 +43,25 @@ def load_teacher(
         raise UserError(str(error).replace(f"--model {distill.teacher}", flag)) from error
     if not run.for_other_device:  # a plan or an export compares nothing
         pairs.models["the teacher"] = contents_of(teacher)
-    teacher = teacher.requires_grad_(False).eval().to("meta" if run.for_other_device else run.accelerator.device)
+    return _standing_by(teacher, run)
+
+
+def load_copy(name: str, contents: str, run: Any, pairs: PreferenceTable | StreamedPairs) -> "Callable[..., Any]":
+    """Load the model that --model names once more, as `load_teacher` does.
+
+    Args:
+        contents: what `contents_of` returned for the model that is trained.
+    """
+    pairs.models["the reference model"] = contents
+    return _standing_by(load_language_model(name, masked=False, trained=False, needs=run.needs), run)
+
+
+def _standing_by(model: "PreTrainedModel", run: Any) -> "Callable[..., Any]":
+    """Place a model on this process's device; it computes in the run's precision."""
+    placed = model.requires_grad_(False).eval().to("meta" if run.for_other_device else run.accelerator.device)
 
     def answers(**inputs: Any) -> Any:
         with run.accelerator.autocast():
-            return teacher(**inputs)
+            return placed(**inputs)
 
     return answers

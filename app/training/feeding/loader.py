@@ -112,7 +112,11 @@ def inputs_of(
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
-    return collate(augmented(read_rows(data, ids), augment, ids, epochs, seed))
+    rows = read_rows(data, ids)
+    if any(row is MISSING for row in rows):  # which a plan reads as training does not
+        there = [place for place, row in enumerate(rows) if row is not MISSING]
+        rows, ids, epochs = ([values[place] for place in there] for values in (rows, ids, epochs))
+    return collate(augmented(rows, augment, ids, epochs, seed))
 
 
 def augmented(rows: list[Any], augment: Augment | None, ids: list[int], epochs: list[int], seed: int) -> list[Any]:

@@ -1,6 +1,6 @@
 """The current step of a run: its batch, its losses and norms, and how far its body has come."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -125,6 +125,10 @@ class CurrentStep:
         """Keep means over a micro-batch, by name for the log; scalars."""
         for name, value in values.items():
             self.metrics.add(name, value, micro, trained=False)
+
+    def observe_rows(self, losses: Callable[[], Tensor | tuple[Tensor, Tensor]], micro: Turn) -> None:
+        """Keep the losses of a micro-batch's rows, by source."""
+        self.metrics.by_source.add(losses, micro)
 
     def put_back(self) -> None:
         """Put back what the body has changed so far."""

@@ -115,7 +115,7 @@ class StepLoop:
         statistics = self.services.buffers.statistics
         skips, again = self.settings.nonfinite == "skip", number <= self.start.step
         before = BeforeStep(accelerator, statistics) if skips or again else None
-        metrics = StepMetrics(accelerator, step, skips)
+        metrics = StepMetrics(accelerator, step, skips, self.plan.order)
         current = CurrentStep(number, metrics, Batch(self.services.gradients, step, statistics), before, again)
         self.services.watchdog.beat(number)
         self.opened.optimizers.set_rates(step.index, self.plan.steps, self.plan.sizes.at(step.index))

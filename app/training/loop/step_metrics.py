@@ -15,6 +15,8 @@ from app.distributed.desync import DesyncCheck
 from app.distributed.fsdp_calls import CallOrder
 from app.errors import UserError
 from app.sampling.batch_plan import Step, Turn
+from app.sampling.orders import Order
+from app.training.loop.by_source import BySource
 from app.training.loop.loss_means import LossMeans
 from app.training.loop.nonfinite import FirstNonfinite, Report, place, report
 
@@ -24,7 +26,7 @@ T = TypeVar("T")
 class Travelling(NamedTuple, Generic[T]):
     """What travels in the one all-reduce of a measured step: float64 vectors before it, lists of numbers after it.
 
-    The first four are summed over data ranks, the last two over all ranks.
+    The first five are summed over data ranks, the last two over all ranks.
     """
 
     terms: T
@@ -35,25 +37,29 @@ class Travelling(NamedTuple, Generic[T]):
     """Not 0 if a number of an earlier step was not finite."""
     means: T
     """Sums of losses over several steps; see LossMeans."""
+    sources: T
+    """Losses and weights of the rows of each source of a mixture, as BySource has them."""
     calls: T
     """In which order layers were used; see CallOrder."""
     prints: T
     """Fingerprints of weights and buffers; empty where ranks are not compared."""
 
 
-_OF_DATA_RANKS = 4
+_OF_DATA_RANKS = 5
 
 
 class StepMetrics:
     """Keep losses and gradient norms of one step on the device until they are read."""
 
-    def __init__(self, accelerator: Accelerator, step: Step, skips: bool = False):
+    def __init__(self, accelerator: Accelerator, step: Step, skips: bool = False, order: Order | None = None):
         """Begin a step.
 
         Args:
+            order: of the run's samples; None where there are none.
             skips: whether a number that is not finite skips the update instead of stopping the run.
         """
         self.accelerator, self.step, self.skips = accelerator, step, skips
+        self.by_source = BySource(step, order)
         self.losses: list[tuple[str, Turn, Tensor]] = []
         self.trained: set[str] = set()
         """The names of the losses that have gradients; the others may be NaN or infinite."""
@@ -139,6 +145,7 @@ class StepMetrics:
                 ledger=torch.tensor([*ledger_parts(self.step), len(changed)], dtype=torch.float64, device=device),
                 earlier=faults.there().reshape(1),
                 means=means.slots(names),
+                sources=self.by_source.slots(device),
                 calls=calls.slots().to(device),
                 prints=torch.zeros(0, dtype=torch.float64, device=device)
                 if drift is None
@@ -160,7 +167,7 @@ class StepMetrics:
         self._check_finite(losses, norms)
         about = {f"grad_norm{suffix(i)}": norm for i, norm in zip(self.norms, norms, strict=True)}
         ids = "".join(f"{int(part) % 2**32:08x}" for part in parts)
-        return losses, {**means.take(names, sums.means), **about, "ids": ids}
+        return losses, {**means.take(names, sums.means), **self.by_source.losses(sums.sources), **about, "ids": ids}
 
     def _terms(self, names: list[str]) -> Tensor:
         """Return this rank's terms of the step's losses: float64 [names x micro-batches].

@@ -1,0 +1,67 @@
+"""Streamed data, for every recipe that streams rows: the same steps on two processes as on one, to the bit."""
+
+import functools
+
+import pytest
+from support.launching import ROOT, metrics, scores, steps, train_all
+from support.streamed_data import COLOURS, pairs, pictures, preferences
+
+LAYOUTS = {"one": ("cpu", 1), "ddp2": ("ddp_cpu", 2)}
+# Three micro-batches of 3 or 4 rows, of which two ranks take two turns and one; an epoch ends inside a step.
+COMMON = ["--data.stream", "true", "--data.window", 2, "--run.exact", "true", "--run.trackers", "--run.epochs", 2]
+COMMON += ["--run.global-batch", 10, "--run.micro-batch", 4, "--run.log-every", 1]
+TINY = ["--scratch.layers", 1, "--scratch.width", 16]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data_cache):
+    """Return a function from a layout to the folder of its runs, which the first call makes."""
+    root = tmp_path_factory.mktemp("streamed")
+    data = {kind: root / "data" / kind for kind in ("pairs", "preferences", "parquet", "tar")}
+    pairs(data["pairs"], "parquet"), preferences(data["preferences"], "jsonl.zst")
+    pictures(data["parquet"], "parquet"), pictures(data["tar"], "tar")
+    classes = ["--data.classes", *COLOURS, "--loss.weights", 1, 0, 2.5]
+    model = root / "one" / "dpo" / "model"
+    cases = {
+        "cls": ["cls", "parquet", *TINY, *classes, "--scratch.vocab", 300, "--data.text", "label"],
+        "s2s": [
+            *("s2s", "pairs", *TINY, "--scratch.heads", 2, "--scratch.vocab", 300),
+            *("--data.max-source", 32, "--data.max-target", 8, "--generate.rows", 0),
+        ],
+        "dpo": [
+            *("dpo", "preferences", *TINY, "--scratch.heads", 2, "--scratch.tokenizer", "byte"),
+            *("--data.max-length", 64),
+        ],
+        "dpo-copy": ["dpo", "preferences", "--model", model, "--data.max-length", 64, "--optim.lr", 0.002],
+        "img": ["img", "parquet", "--scratch.layers", 1, "--scratch.width", 8, *classes],
+        "img-tar": [
+            *("img", "tar", "--scratch.layers", 1, "--scratch.width", 8, "--augment.flip", 0.5),
+            *("--data.image", "png", "--data.label", "cls", "--data.classes", *COLOURS),
+        ],
+    }
+
+    @functools.cache
+    def runs(layout):
+        if layout != "one":
+            runs("one")  # whose model others begin with
+        commands = [
+            (ROOT / "recipes" / f"{recipe}.py", ["--data.path", data[kind], *flags, *COMMON, "--run.dir", folder], None)
+            for folder, (recipe, kind, *flags) in ((root / layout / name, case) for name, case in cases.items())
+        ]
+        train_all(*LAYOUTS[layout], commands, root)
+        return root / layout
+
+    return runs
+
+
+@pytest.mark.parametrize("case", ["cls", "s2s", "dpo", "dpo-copy", "img", "img-tar"])
+def test_two_processes_make_the_steps_of_one(runs, case):
+    one, two = (runs(layout) / case for layout in LAYOUTS)
+    assert steps(one) == steps(two) and scores(one) == scores(two) and len(steps(one)) > 4
+    missing = [line["missing_samples"] for line in metrics(two) if "missing_samples" in line]
+    assert missing == ([1, 2] if "dpo" in case else [])  # the pair that is too long, in each epoch
+
+
+def test_the_reference_is_the_model_before_its_training(runs):
+    first, *later = steps(runs("one") / "dpo-copy")
+    assert first["reward/margin"] == 0 != later[-1]["reward/margin"]
