@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -229,12 +230,29 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, time
 """
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_data_of_the_same_size_are_told_apart_and_a_copy_is_the_same(kind, tmp_path):
+    folder = written(tmp_path / "data", kind)
+    shutil.copytree(folder, tmp_path / "copy")
+    other = [{**row, "text": row["text"].swapcase()} for row in ROWS]
+    (tmp_path / "other").mkdir()
+    for file in folder.iterdir():
+        start, size = {"0": (0, 40), "1": (40, 1), "2": (41, 59)}[file.name.split(".")[0][-1]]
+        WRITERS[kind](tmp_path / "other" / file.name, other[start : start + size])
+    prints = {}
+    for name in ("data", "copy", "other"):
+        path = str(tmp_path / name)
+        prints[name] = index.make_index("--data.path", path, find_shards("--data.path", path)).fingerprint
+    assert prints["copy"] == prints["data"] != prints["other"]
+
+
 def test_an_index_of_a_million_chunks_is_read_in_little_memory(tmp_path):
     shards = Shards("s3://b", tuple(Shard(f"part-{i:05}.parquet", 1 << 30, f"tag-{i}") for i in range(10_000)))
     count = np.arange(10**6)
     large = index.Index(
         shards,
         (1000,) * 10_000,
+        ("0123456789abcdef",) * 10_000,
         (count // 100).astype(np.int32),
         count % 100 * 1_000_000,
         np.full(10**6, 1_000_000),

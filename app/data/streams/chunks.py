@@ -42,6 +42,10 @@ class Format(Protocol):
         """
         ...
 
+    def digest(self) -> str:
+        """Return a hash of what was read of the shards so far: of lines all, of pictures in tar files their places."""
+        ...
+
     def add(self, later: Self) -> None:
         """Learn what another one, of shards that come after those of this one, has learnt.
 

@@ -46,6 +46,8 @@ class Index:
     shards: Shards
     tails: tuple[int, ...]
     """How many bytes at the end of each shard are needed to decode any of its chunks."""
+    digests: tuple[str, ...]
+    """A hash of what of each shard was read to index it; see `Format.digest`."""
     shard: np.ndarray
     """Number of each chunk's shard, int32 [chunks]."""
     start: np.ndarray
@@ -61,9 +63,10 @@ class Index:
 
     @property
     def fingerprint(self) -> str:
-        """Hash what the rows depend on, wherever the shards lie: how they are cut, and what their columns hold."""
+        """Hash what the rows depend on, wherever the shards lie: what was read of them, and how they are cut."""
         names = [(shard.name, shard.size) for shard in self.shards.files]
-        return key_of(FORMAT, names, self.features, hash_of_bytes([getattr(self, name) for name in COLUMNS]))
+        cuts = hash_of_bytes([getattr(self, name) for name in COLUMNS])
+        return key_of(FORMAT, names, self.digests, self.features, cuts)
 
     def part(self, chunk: int) -> Part:
         """Return where a chunk lies in its shard."""
@@ -129,6 +132,7 @@ def make_index(flag: str, path: str, shards: Shards) -> Index:
     reader = FORMATS[shards.format](flag, path)
     columns: list[np.ndarray] = []
     tails: list[int] = []
+    digests: list[str] = []
     pool = ThreadPoolExecutor(THREADS if is_url(shards.folder) else 1, thread_name_prefix="index")
     try:
         scanned = pool.map(lambda number: _scanned(flag, path, shards, number), range(len(shards.files)))
@@ -138,13 +142,14 @@ def make_index(flag: str, path: str, shards: Shards) -> Index:
             reader.add(learnt)
             columns.append(np.concatenate([np.full((1, parts.shape[1]), number), parts]))
             tails.append(tail)
+            digests.append(learnt.digest())
     finally:
         pool.shutdown(cancel_futures=True)
     arrays = np.concatenate(columns, axis=1)
     typed: dict[str, Any] = {
         name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)
     }
-    index = Index(shards, tuple(tails), **typed, features=reader.features())
+    index = Index(shards, tuple(tails), tuple(digests), **typed, features=reader.features())
     return dataclasses.replace(index, growth=_growth(flag, index, reader))
 
 
@@ -179,10 +184,11 @@ def to_bytes(index: Index) -> bytes:
     """Return the contents of an index's file."""
     import pyarrow as pa
 
+    listed = zip(index.shards.files, index.tails, index.digests, strict=True)
     about = {
         "format": FORMAT,
         "growth": index.growth,
-        "shards": [[*shard, tail] for shard, tail in zip(index.shards.files, index.tails, strict=True)],
+        "shards": [[*shard, tail, digest] for shard, tail, digest in listed],
     }
     fields = [(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
     features = index.features.arrow_schema
@@ -208,9 +214,9 @@ def _from_table(table: "pa.Table", shards: Shards) -> Index | None:
         return None
     schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"features"]))
     columns = {name: table.column(name).chunk(0).to_numpy() for name in COLUMNS}
-    tails = tuple(fields[3] for fields in about["shards"])
+    tails, digests = zip(*(fields[3:] for fields in about["shards"]), strict=True)
     features = datasets.Features.from_arrow_schema(schema)
-    return Index(shards, tails, **columns, features=features, growth=about["growth"])
+    return Index(shards, tails, digests, **columns, features=features, growth=about["growth"])
 
 
 def _cached(file: Path, shards: Shards) -> Index | None:

@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import xxhash
+
 from app.config.text_files import HEAD, converted_from
 from app.data.reading import refuse_other_encodings
 from app.data.streams import chunks
@@ -29,6 +31,7 @@ class LineChunks(Format):
     def __init__(self, flag: str, path: str):
         """Read shards of `path`, which `flag` has given."""
         self._kinds: dict[str, Kind] = {}
+        self._digest = xxhash.xxh3_64()
 
     def parts(self, shard: Shard, file: BinaryIO) -> Iterator[Part]:
         file.seek(0)
@@ -36,11 +39,15 @@ class LineChunks(Format):
         line = 1
         for start, size, text in pieces:
             records = _records(text, line)
+            self._digest.update(text)
             for record in records:
                 learn_kinds(self._kinds, record)
             line += text.count(b"\n")
             if records:
                 yield Part(start, size, len(records))
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
 
     def add(self, later: "LineChunks") -> None:
         add_kinds(self._kinds, later._kinds)

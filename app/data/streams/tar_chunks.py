@@ -6,6 +6,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+import xxhash
+
 from app.data.images.formats import ENDINGS
 from app.data.streams import chunks
 from app.data.streams.chunks import Chunk, Format, Part
@@ -38,6 +40,7 @@ class TarChunks(Format):
         self._flag, self._path = flag, path
         self._first: _First | None = None
         self._kinds: dict[str, Kind] = {}
+        self._digest = xxhash.xxh3_64()
 
     def parts(self, shard: Shard, file: BinaryIO) -> Iterator[Part]:
         start = end = rows = 0
@@ -45,12 +48,16 @@ class TarChunks(Format):
         for sample, end in _samples(file, whole=False):
             self._check(_First(tuple(sorted(sample)), shard.name, sample[KEY]))
             learn_kinds(self._kinds, {name: value for name, value in sample.items() if not isinstance(value, bytes)})
+            self._digest.update(repr((sorted(sample.items()), end)).encode())
             rows += 1
             if end - start >= chunks.LEAST:
                 yield Part(start, end - start, rows)
                 start, rows = end, 0
         if rows:
             yield Part(start, end - start, rows)
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
 
     def add(self, later: "TarChunks") -> None:
         if later._first is not None:
