@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.checkpoints.export import use_of
 from app.config import OptimConfig, RunConfig, check, chosen, points, put, to_dict, when_begun
 from app.config.needs import Needs
-from app.data.rows import Fetched, Incomplete, Ordered, Rows
+from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed
 from app.distributed import batch_norm, collectives, environment, regional_compilation, rendezvous
 from app.distributed.accelerator import Accelerator
 from app.distributed.object_collectives import ObjectCollectives
@@ -345,6 +345,9 @@ class Run:
             return
         if isinstance(data, Fetched):
             self._taken.callback(data.close)
+        for each in data.read_by_chunks() if isinstance(data, Streamed) else ():
+            if each is not None:
+                each.check_room_here(plan.micro_batches_per_step)
         self._loop = loop = beginning.begin(self._open_run, self._asked, plan, data, cost)
         self.services.preemption.start()
         self.services.watchdog.start()

@@ -8,6 +8,7 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.data.streams.chunk_cache import ReadByChunks
     from app.sampling.batch_plan import BatchPlan
     from app.sampling.orders import Order
 
@@ -56,6 +57,15 @@ class Fetched(Protocol):
 
     def close(self) -> None:
         """Fetch nothing ahead any more."""
+        ...
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """A data set that is read by chunks, through a cache of this machine, or that has sources of which some are."""
+
+    def read_by_chunks(self) -> "list[ReadByChunks | None]":
+        """Say how each source is read; None for one that is not read so."""
         ...
 
 

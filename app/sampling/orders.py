@@ -81,6 +81,10 @@ class ByChunks(Order):
     def coming(self, samples: np.ndarray, end: int) -> np.ndarray:
         return self._first[self._order.coming(samples, end)]
 
+    def chunks_of(self, lane: int, epoch: int) -> np.ndarray:
+        """Return the chunks that a lane reads in an epoch, in the order of reading, int64."""
+        return self._order.chunks_of(lane, epoch)
+
 
 class Source(NamedTuple):
     """A source of a mixture."""

@@ -40,6 +40,7 @@ def test_cells_show_texts_pictures_and_curves(executed):
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "micro-batch 3: [" in printed and "resuming" in printed and "FSDP2" in printed
+    assert "after step 10: {'sums': 120, 'words': 40}" in printed and "{'sums': 160, 'words': 160}" in printed
     assert "Warning" not in printed and "Traceback" not in printed
 
 

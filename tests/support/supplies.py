@@ -22,6 +22,7 @@ def lay_out(folder: Path) -> None:
     _write_texts(folder)
     _write_images(folder)
     pictures(folder / "shards", "tar")
+    _write_sources(folder)
     _write_graphs(folder)
 
 
@@ -104,6 +105,20 @@ def _write_texts(folder: Path) -> None:
     card = "---\nconfigs:\n- config_name: mrpc\n  data_files:\n"
     card += "".join(f"  - split: {split}\n    path: mrpc/{split}-*\n" for split in ("train", "validation"))
     (folder / "nyu-mll/glue/README.md").write_text(f"{card}---\n")
+
+
+def _write_sources(folder: Path) -> None:
+    """Write texts as shards, others as lines, a mix of both, and some to evaluate on; their classes are 0 to 2."""
+    rows = [{"text": f"some words, {i}", "label": i % 3} for i in range(60)]
+    for number in range(2):
+        part = datasets.Dataset.from_list(rows[30 * number : 30 * number + 30])
+        part.to_parquet(folder / "web" / f"part-{number}.parquet", batch_size=10)
+    code = [{"title": "code", "content": row["text"], "label": row["label"]} for row in rows[:20]]
+    for name, lines in (("code.jsonl", code), ("dev.jsonl", rows[:6])):
+        (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    web = "{name: web, path: web, weight: 7, stream: true}"
+    lines = '{name: code, path: code.jsonl, weight: 3, template: "{title}: {content}"}'
+    (folder / "mix.yaml").write_text(f"sources:\n  - {web}\n  - {lines}\n")
 
 
 def _write_images(folder: Path) -> None:

@@ -19,11 +19,16 @@ from app.commands.output import write_json
 from app.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from app.commands.plan import described
     from app.commands.plan.memory import Weight
+    from app.data.rows import Rows
+    from app.data.streams.chunk_cache import ReadByChunks
     from app.launching.profiles import Profile
     from app.run import Run
     from app.sampling.batch_plan import BatchPlan
+    from app.training.loop.step import Batch
 
 _LOOKED_AT = 100  # steps in which padding is counted
 
@@ -53,7 +58,7 @@ def main(options: Options, flags: list[str]) -> int:
         UserError: the run itself would refuse to begin.
     """
     from app.commands import recipe_file
-    from app.commands.plan import described, display, footprint, largest_micro_batch, memory
+    from app.commands.plan import described, display, footprint, largest_micro_batch, memory, sources
     from app.launching import profiles
     from app.training.loop.purpose import Body
 
@@ -62,19 +67,31 @@ def main(options: Options, flags: list[str]) -> int:
     chosen = [profiles.read(text) for text in options.profile or _usual()]
     print(f"{options.recipe}: loading data and building the model, as the run would", flush=True)
     peaks = largest_micro_batch.MicroBatchSearch(chosen, options.memory)
-    body = Body(lambda run, plan, *data: footprint.batches(peaks.asking(run, plan), run, plan, *data))
+    read: list[ReadByChunks | None] = []
+
+    def batches(run: "Run", plan: "BatchPlan", data: "Rows", *others: Any) -> "Generator[Batch, None, None]":
+        read.extend(sources.read_by_chunks(data))
+        return footprint.batches(peaks.asking(run, plan), run, plan, data, *others)
+
+    body = Body(batches)
     run, plan = recipe_file.run_to_loop(options.recipe, flags, body)
     weights, buffers = memory.weigh(run.accelerator.models, _plain_optimizers(run), run.accelerator.averages)
     folder, plan = _folder(run, plan)
     plan.check_stop(run.config)
-    about = described.About(_length(run, plan), _model(run, weights), _checkpoints(run, weights))
+    from_sources = sources.described(plan, read)
+    about = described.About(_length(run, plan), _model(run, weights), _checkpoints(run, weights), from_sources)
     layouts = []
     for profile in chosen:
         spread, trouble = _spread(run, plan, profile, weights, buffers)
+        fetching: list[described.Fetching] = []
+        try:
+            fetching = [] if trouble else sources.fetched(plan, read, profile)
+        except UserError as error:
+            spread, trouble = None, str(error)
         peak = peaks.found.get(largest_micro_batch.key(profile))
         wrapping = profile.wrapping or "one process"
         layout = profile.name, profile.processes, wrapping, profile.in_short, profile.precision, trouble
-        layouts.append(described.Layout(*layout, spread, peak))
+        layouts.append(described.Layout(*layout, spread, peak, fetching))
     display.show(about, layouts, folder, body.failed)
     if any(weight.remembered is None for weight in weights):
         print("the state of the optimizer could not be found out, and is not counted in any number")

@@ -29,6 +29,50 @@ class Length:
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """How a source is read by chunks, on any layout."""
+
+    chunks: int
+    stored: int
+    """Bytes of all."""
+    largest: int
+    """Bytes of the largest one, as stored."""
+    lanes: int
+    window: int
+    in_use: int
+    """Chunks whose rows are mixed at one time: a window of each lane."""
+    cache: int | None
+    """Bytes that chunks may take on each machine; None: any number."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the run takes of a source of its data."""
+
+    name: str
+    """Empty for data that are no mixture."""
+    rows: int
+    samples: int
+    epochs: float
+    chunks: Chunks | None
+    """None if it is not read by chunks."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """What a machine of a profile fetches of a source: the one that fetches most."""
+
+    source: str
+    lanes: int
+    cache: int
+    """Bytes that what is read at one time takes there."""
+    an_epoch: int
+    """Bytes that are fetched in an epoch of the source."""
+    once: bool
+    """Whether they are fetched in the first epoch only, because the cache holds them all."""
+
+
+@dataclass(frozen=True)
 class Model:
     """What is trained, and by which optimizers."""
 
@@ -54,10 +98,13 @@ class About:
     length: Length
     model: Model
     checkpoints: Checkpoints
+    sources: list[Source]
+    """Of a mixture, or the one that is read by chunks; else empty."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {**asdict(self.length), **asdict(self.model), **asdict(self.checkpoints)}
+        sources = [asdict(source) for source in self.sources]
+        return {**asdict(self.length), **asdict(self.model), **asdict(self.checkpoints), "sources": sources}
 
 
 @dataclass(frozen=True)
@@ -89,6 +136,8 @@ class Layout:
     """None if it cannot work."""
     peak: Peak | None
     """None if activations could not be counted."""
+    fetching: list[Fetching]
+    """Of each source that is read by chunks."""
 
     @property
     def is_too_large(self) -> bool:

@@ -1,8 +1,10 @@
 """A plan in words: lines about the run, a table of layouts, and what resuming would do."""
 
+from collections.abc import Iterator
+
 from app.commands.output import size, table
 from app.commands.plan import largest_micro_batch
-from app.commands.plan.described import About, Folder, Layout
+from app.commands.plan.described import About, Fetching, Folder, Layout, Source
 from app.commands.plan.memory import LEFT_OUT
 
 
@@ -28,17 +30,47 @@ def show(about: About, layouts: list[Layout], folder: Folder, uncounted: str) ->
         "checkpoint": f"{size(checkpoints.checkpoint)} on disk; {checkpoints.checkpoints} of them at most: "
         f"{size(checkpoints.disk)}",
     }
-    print("\n".join(f"  {name:<15}{text}" for name, text in lines.items()), end="\n\n")
+    of_sources = (line for source in about.sources for line in _of_source(source, length.global_batch))
+    told = [*lines.items(), *of_sources]
+    print("\n".join(f"  {name:<15}{text}" for name, text in told), end="\n\n")
     head = ["profile", "layout", "samples/step", "idle", "weights", "gradients", "sums", "optimizer", "in all"]
+    allowed = {source.name: source.chunks.cache for source in about.sources if source.chunks}
     print(table([*head, "save copy", "verdict"], [_row(layout) for layout in layouts], right=range(3, 10)))
     print(f"memory of one process; sums: of exact mode; save copy: on the host; not counted: {LEFT_OUT}\n")
     for layout in layouts:
         if layout.peak:
             print(f"{layout.profile}: {largest_micro_batch.sentence(layout.peak)}")
+        for fetching in layout.fetching:
+            print(_of_machine(layout, fetching, allowed[fetching.source]))
     if uncounted:
         print(f"activations could not be counted, as the loop does not run on tensors without contents: {uncounted}")
     print()
     _show_folder(folder)
+
+
+def _of_source(source: Source, batch: int) -> Iterator[tuple[str, str]]:
+    """Yield lines about a source: what the run takes of it, and how it is read by chunks."""
+    whose = f" of {source.name}" if source.name else ""
+    if whose:
+        yield "source", f"{source.name}: {source.samples:,} samples, {source.epochs:.4g} times its {source.rows:,} rows"
+    if chunks := source.chunks:
+        rows = source.rows / chunks.chunks * chunks.in_use
+        mixed = f"{chunks.lanes} lanes x {chunks.window} are mixed at a time"
+        yield (
+            "chunks",
+            f"{chunks.chunks:,}{whose}, of at most {size(chunks.largest)}, {size(chunks.stored)} in all; {mixed}: "
+            f"about {rows:,.0f} rows, those of {rows / batch:,.3g} steps",
+        )
+
+
+def _of_machine(layout: Layout, fetching: Fetching, allowed: int | None) -> str:
+    source = f" of {fetching.source}" if fetching.source else ""
+    often = "in the first epoch, and nothing later" if fetching.once else "an epoch"
+    limit = "has no limit" if allowed is None else f"may take {size(allowed)}"
+    return (
+        f"{layout.profile}: a machine fetches {size(fetching.an_epoch)}{source} {often}; {fetching.lanes} of the lanes "
+        f"are read there, which needs {size(fetching.cache)} of a cache that {limit}"
+    )
 
 
 def _row(layout: Layout) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from app.data.cache import cache_folder
 from app.data.corpus.blocks import row_of
 from app.data.corpus.token_shards import Tokens, TokensRecord, tokens_of
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_cache import ChunkCache, ReadByChunks
 from app.data.streams.index import Index
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
@@ -239,13 +239,12 @@ class StreamedBlocks(TokenBlocks):
         self._window = window
 
     def order(self, plan: BatchPlan) -> ByChunks:
-        """Return the order in which a run reads the blocks.
-
-        Raises:
-            UserError: the cache is too small for what is read at one time.
-        """
-        self._cache.check_room(plan.micro_batches_per_step, self._window)
+        """Return the order in which a run reads the blocks."""
         return ByChunks(self.sizes, plan.micro_batches_per_step, self._window, plan.seed)
+
+    def read_by_chunks(self) -> list[ReadByChunks | None]:
+        """Say how a run reads the blocks."""
+        return [self._cache.read_by(self._window)]
 
 
 class BlockWeights:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from app.data.mixtures.mix_file import Mix
-from app.data.rows import Fetched, Incomplete, Ordered, Rows, read_rows
+from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed, read_rows
+from app.data.streams.chunk_cache import ReadByChunks
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import hash_of_bytes, key_of
@@ -99,6 +100,10 @@ class JoinedRows:
         for source in self.sources:
             if isinstance(source, Fetched):
                 source.close()
+
+    def read_by_chunks(self) -> list[ReadByChunks | None]:
+        """Say how each source is read; None for one that is not read by chunks."""
+        return [each.read_by_chunks()[0] if isinstance(each, Streamed) else None for each in self.sources]
 
     def by_source(self, rows: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
         """Yield each source that has some of these rows, where among them, and their numbers in the source."""

@@ -9,13 +9,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from app.data.cache import cache_folder
-from app.data.streams.chunk_folder import ChunkFolder, check_room
+from app.data.streams.chunk_folder import ChunkFolder, check_room, working_set
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
@@ -35,6 +36,38 @@ TRIES = 20  # to map a chunk that others delete as soon as it is there
 def folder_of(index: Index) -> Path:
     """Return where the chunks of a data set lie on this machine: one folder for all indexes of parts of it."""
     return cache_folder() / "chunks" / key_of(FORMAT, *index.shards, index.features)
+
+
+@dataclass(frozen=True)
+class ReadByChunks:
+    """How a run reads a data set by chunks."""
+
+    flag: str
+    """Names the data in errors."""
+    index: Index
+    window: int
+    """In chunks, as of StreamOrder."""
+    limit: int
+    """Bytes of all chunks on each machine, as decoded."""
+
+    def working_set(self, lanes: int) -> float:
+        """Return the bytes that a machine must hold for so many lanes."""
+        return working_set(self.index, lanes, self.window)
+
+    def check_room(self, lanes: int) -> None:
+        """Refuse a limit that is too small for what a machine reads at one time.
+
+        Args:
+            lanes: that it reads.
+
+        Raises:
+            UserError: it is too small.
+        """
+        check_room(self.flag, self.index, lanes, self.window, self.limit)
+
+    def check_room_here(self, lanes: int) -> None:
+        """Check as `check_room` does, for this machine's part of all lanes of the run."""
+        self.check_room(-(-lanes * local_world_size() // world_size()))
 
 
 class ChunkCache:
@@ -100,18 +133,9 @@ class ChunkCache:
         """Return the words by which errors name a chunk."""
         return self._reader.name_of(chunk)
 
-    def check_room(self, lanes: int, window: int) -> None:
-        """Refuse a limit that is too small for what is read at one time on this machine.
-
-        Args:
-            lanes: of the run, which its ranks share.
-            window: in chunks.
-
-        Raises:
-            UserError: it is too small.
-        """
-        here = -(-lanes * local_world_size() // world_size())
-        check_room(self._flag, self._index, here, window, self._limit)
+    def read_by(self, window: int) -> ReadByChunks:
+        """Say how a run reads the chunks that has windows of so many."""
+        return ReadByChunks(self._flag, self._index, window, self._limit)
 
     def prepare(self, chunks: Iterable[int]) -> None:
         """Bring chunks in threads, the first ones first, and return at once.

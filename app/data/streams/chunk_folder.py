@@ -37,6 +37,14 @@ SECONDS_BETWEEN = 0.01  # two attempts to take a lock that the system has refuse
 SECONDS = 60.0  # to wait for room while others write
 
 
+def working_set(index: Index, lanes: int, window: int) -> float:
+    """Return the bytes of a cache that holds two windows of each of some lanes; never more than all chunks take."""
+    decoded = index.size.astype(np.float64) * index.growth
+    # Chunks differ, and so does what they grow to: one of the largest is counted besides.
+    needed = (decoded.mean() * 2 * lanes * window + decoded.max()) * SLACK / (SLACK - 1)
+    return min(needed, decoded.sum() * (SLACK + 1) / SLACK)
+
+
 def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> None:
     """Refuse a cache that does not hold what is read at one time: two windows of each lane, one of them ahead.
 
@@ -49,10 +57,7 @@ def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> 
     Raises:
         UserError: it is too small; the message has the size that would do.
     """
-    decoded = index.size.astype(np.float64) * index.growth
-    # Chunks differ, and so does what they grow to: one of the largest is counted besides.
-    needed = (decoded.mean() * 2 * lanes * window + decoded.max()) * SLACK / (SLACK - 1)
-    needed = min(needed, decoded.sum() * (SLACK + 1) / SLACK)
+    needed = working_set(index, lanes, window)
     if needed > limit:
         raise UserError(
             f"--data.cache-gb: it allows {limit / 1e9:.3g} GB, and two windows of {window} chunks for each of {lanes} "

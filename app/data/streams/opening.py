@@ -47,6 +47,26 @@ class Opened(NamedTuple):
     """What the user should know of the room for chunks; empty if there is enough."""
 
 
+def stream(
+    path: str, split: str = "train", window: int = 16, cache_gb: float = 16.0, skips: bool = False
+) -> StreamedRows:
+    """Open shards for a recipe of your own: rows for run.batches and run.evaluation, each a dictionary by columns.
+
+    Args:
+        path: a folder, a pattern such as 'data/*.parquet', or a URL, as --data.path of recipes that stream.
+        split: train, validation or test, by the words in the names of the shards.
+        window: chunks whose rows are shuffled together in each micro-batch of a step, as --data.window.
+        cache_gb: GB of disk for chunks on each machine, as --data.cache-gb.
+        skips: leave out the rows of chunks that stay damaged, as --data.bad skip, instead of ending the run.
+
+    Raises:
+        UserError: there are no shards, or one cannot be read.
+    """
+    flag, path = "stream", os.path.expanduser(path)
+    index = index_of(flag, path, find_shards(flag, path, split), split)
+    return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips)
+
+
 def is_streamed(flag: str, config: TableData) -> bool:
     """Tell whether the data to train on are streamed.
 

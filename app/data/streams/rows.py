@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app.data.rows import MISSING, Rows, read_rows
-from app.data.streams.chunk_cache import ChunkCache
+from app.data.streams.chunk_cache import ChunkCache, ReadByChunks
 from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
 from app.data.streams.shards import is_url
@@ -99,13 +99,12 @@ class StreamedRows:
         return self._index.fingerprint
 
     def order(self, plan: BatchPlan) -> ByChunks:
-        """Return the order in which a run reads the rows.
-
-        Raises:
-            UserError: the cache is too small for what is read at one time.
-        """
-        self._cache.check_room(plan.micro_batches_per_step, self._window)
+        """Return the order in which a run reads the rows."""
         return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
+
+    def read_by_chunks(self) -> list[ReadByChunks | None]:
+        """Say how a run reads the rows."""
+        return [self._cache.read_by(self._window)]
 
     def prepare(self, rows: np.ndarray) -> None:
         """Begin to fetch the chunks of rows, the first ones first."""

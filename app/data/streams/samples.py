@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from app.data.rows import Rows
+from app.data.streams.chunk_cache import ReadByChunks
 from app.data.streams.rows import StreamedRows
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.hashing import key_of
@@ -63,6 +64,10 @@ class StreamedSamples:
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the samples."""
         return self.rows.order(plan)
+
+    def read_by_chunks(self) -> list[ReadByChunks | None]:
+        """Say how a run reads the samples."""
+        return self.rows.read_by_chunks()
 
     def prepare(self, samples: np.ndarray) -> None:
         """Begin to fetch the chunks of samples, the first ones first."""
