@@ -7,6 +7,7 @@ used for the longest time; whoever has mapped one can read on, because a file wi
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import math
@@ -33,6 +34,7 @@ ENDING = ".arrow"
 LOCKS = 64  # files; two chunks with one of them wait for each other
 SLACK = 16  # a folder that is full is emptied by this part of its limit more than must be, so that it is seldom listed
 SECONDS = 60.0  # to wait for room while others write
+PAUSE = 0.01  # seconds between two tries to get a lock that the system refuses
 
 
 def check_room(flag: str, index: Index, lanes: int, window: int, limit: int) -> None:
@@ -224,8 +226,23 @@ def _threads_lock(folder: Path, lock: str, process: int) -> threading.Lock:
 def _locked(folder: Path, lock: str) -> Iterator[IO[bytes]]:
     """Exclude other processes, and other threads, which the system does not tell from this one."""
     with _threads_lock(folder.absolute(), lock, os.getpid()), open(folder / lock, "a+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)  # not flock, which a process that is forked meanwhile would hold on to
+        _wait_for(file)
         yield file
+
+
+def _wait_for(file: IO[bytes]) -> None:
+    """Take the lock of a file; not flock, which a process that is forked meanwhile would hold on to.
+
+    The system sees processes, not threads, and so takes two threads of each of two processes for a deadlock that wait
+    for one another's neighbours. There is none: who waits for a chunk holds nothing, and who makes room waits for none.
+    """
+    while True:
+        try:
+            return fcntl.lockf(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno != errno.EDEADLK:
+                raise
+        time.sleep(PAUSE)
 
 
 def _is_dead(folder: Path, draft: str, held: str) -> bool:
