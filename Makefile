@@ -16,7 +16,7 @@ train: $(READY)  ## train the text classifier on data that needs no download
 # One worker more than cores: some tests wait. A worker's launches take up to 6 GB.
 test: $(READY) $(APART)/ready  ## every test, real launches included; in the end, what was skipped and why
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not apart and not exhaustive"
-	PYTHONPATH=$(APART) $(BIN)/python -m pytest -n 3 --dist loadfile -m apart $$(grep -rl --include="test_*.py" "mark.apart" tests)
+	PYTHONPATH=$(APART) $(BIN)/python -m pytest -n 3 --dist loadfile -m "apart and not exhaustive" $$(grep -rl --include="test_*.py" "mark.apart" tests)
 
 check: lint  ## lint, and the tests that start no processes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not launches and not long and not apart and not exhaustive"
@@ -31,8 +31,9 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
 
-laws: $(READY)  ## the laws on further layouts; every recipe in exact mode, stopped and resumed across five: minutes each
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m exhaustive tests
+laws: $(READY) $(APART)/ready  ## the laws on further layouts; every recipe in exact mode, stopped and resumed across five: minutes each
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "exhaustive and not apart" tests
+	PYTHONPATH=$(APART) $(BIN)/python -m pytest -m "exhaustive and apart" $$(grep -rl --include="test_*.py" "mark.apart" tests)
 	$(BIN)/python -m benchmarks.laws
 
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.

@@ -24,6 +24,8 @@ class Counts(JsonRecord):
     """The steps that have updated weights: those that were left out do not count."""
     averaged: tuple[int, ...] = ()
     """For each model with an average, how many weights it has of steps after its beginning."""
+    missing: int | None = field(default=None, metadata=IF_ANY)
+    """Samples that could not be read, and were left out; None for none."""
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,14 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One data rank's turns in one step; the number of micro-batches and the weight are of the whole global batch."""
+    """One data rank's turns in one step; the numbers are of the whole global batch."""
 
     index: int  # type: ignore[assignment]  # as in Turn
     turns: list[Turn]
     micro_count: int
     weight: float
+    missing: int = 0
+    """Samples of the global batch that could not be read."""
 
 
 NO_STEP = Step(index=-1, turns=[], micro_count=0, weight=0.0)

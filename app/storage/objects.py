@@ -37,13 +37,16 @@ ABSENT = ""
 class Patience(NamedTuple):
     """How long a store may be away."""
 
-    retries: int = 10
+    retries: int = 1000
+    """Of one request at most. Waits between them are drawn at random, so only `seconds` says how long that takes."""
     seconds: float = 180.0
     """From the first try of a request to the start of its last one."""
     silence: float = 30.0
     """Seconds after which a store that says nothing is asked again."""
     first_wait: float = 0.1
-    """Seconds before the second try; they double from one to the next."""
+    """Seconds before the second try. The next waits grow by half from one to the next on average."""
+    longest_wait: float = 5.0
+    """Seconds between two tries at most: a store that is back is soon asked again."""
 
 
 PATIENCE = Patience()
@@ -314,8 +317,9 @@ class Objects:
                     "retry_timeout": timedelta(seconds=patience.seconds),
                     "backoff": {
                         "init_backoff": timedelta(seconds=patience.first_wait),
-                        "max_backoff": timedelta(seconds=150 * patience.first_wait),
-                        "base": 2,
+                        "max_backoff": timedelta(seconds=patience.longest_wait),
+                        # A wait is drawn between the first one and this times the one before: by 2 they hardly grow.
+                        "base": 3,
                     },
                 },
                 **more,

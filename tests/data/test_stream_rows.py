@@ -5,6 +5,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -404,6 +405,42 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_to_believe(made
     assert len([*(tmp_path / "chunks").glob("*.tmp")]) == 1
     assert rows.__getitems__(range(100)) == expected("jsonl")
     assert [*(tmp_path / "chunks").glob("*.tmp")] == []
+
+
+def test_threads_that_wait_for_locks_of_two_processes_are_no_deadlock(tmp_path):
+    """Each process holds a lock in one thread, and waits in another one for the lock that the other process holds."""
+    holds, goes_on, got = FORK.Event(), FORK.Event(), queue.Queue()
+
+    def take(lock, seconds=0.0):
+        try:
+            with chunk_folder._locked(tmp_path, lock):
+                got.put(lock)
+                time.sleep(seconds)
+        except OSError as error:
+            got.put(error)
+
+    def other():
+        with chunk_folder._locked(tmp_path, "b"):
+            waits = threading.Thread(target=take, args=("a",))
+            waits.start()
+            holds.set()
+            assert goes_on.wait(30)
+        waits.join(30)
+        os._exit(int(got.get() != "a"))
+
+    with chunk_folder._locked(tmp_path, "a"):
+        process = FORK.Process(target=other)
+        process.start()
+        assert holds.wait(30)
+        time.sleep(0.5)  # until its thread waits
+        waits = threading.Thread(target=take, args=("b",))
+        waits.start()
+        with pytest.raises(queue.Empty):
+            got.get(timeout=0.5)
+        goes_on.set()
+        assert got.get(timeout=30) == "b"
+    process.join(30)
+    assert process.exitcode == 0
 
 
 def test_what_others_write_now_is_not_deleted(made, monkeypatch, tmp_path):

@@ -9,13 +9,17 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAUROC
 
 from app import OptimConfig, Run, RunConfig, UserError
 from app.distributed.environment import report_user_errors
+from app.sampling.batch_plan import Step, Turn
+from app.training.feeding.weighing import agreed
 
 DATA = list(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
 SPOILT = [*DATA[:7], torch.full((4,), torch.inf), *DATA[8:]]
@@ -174,6 +178,23 @@ def apart(folder, rows):
         os.environ.update(before)
 
 
+def unlike(rank):
+    """Read a micro-batch on two ranks that compute it together, of which one can read fewer samples of it."""
+    together = SimpleNamespace(ranks_per_data_rank=2, process_index=rank, device=torch.device("cpu"))
+    ids = np.arange(4)
+
+    def weighed(ids, missing):
+        turn = Turn(0, ids, np.zeros(len(ids), int), 2.0, missing=missing)
+        (step,) = agreed(iter([Step(0, [turn, turn._replace(index=1, idle=True, missing=0)], 2, 0.0)]), together)
+        return step.weight, step.missing
+
+    alike = weighed(ids, 1)
+    try:
+        return [alike, weighed(ids[rank:], 0)]  # of the same weight
+    except UserError as error:
+        return [alike, str(error)]
+
+
 def main(folder, rank, chosen):
     """Run the chosen cases, or all."""
     report_user_errors()
@@ -193,6 +214,7 @@ def main(folder, rank, chosen):
         "other contents": lambda: apart(folder / "contents", [*DATA[:12], DATA[12] + rank, *DATA[13:]]),
         "broken rows": lambda: apart(folder / "broken", Broken(DATA) if rank else DATA),
         "skipping": lambda: skipping(folder / "skipping"),
+        "unlike": lambda: unlike(rank),
         "not shared": lambda: not_shared(folder / f"machine-{rank}"),
     }
     told = {}

@@ -105,6 +105,13 @@ def test_a_machine_with_other_data_of_the_same_size_is_found(told):
     assert not (told[1] / "contents" / "checkpoints").exists()
 
 
+def test_ranks_that_compute_together_and_have_read_other_samples_are_found(told):
+    """They would wait for each other in layers that get tensors of other shapes, or mix up their rows."""
+    for rank in told[0]:
+        assert rank["unlike"][0] == [2.0, 1]
+        assert "step 1: ranks that compute a micro-batch together have read other samples" in rank["unlike"][1]
+
+
 def test_a_step_that_is_not_finite_is_skipped_alike_on_every_layout(told, tmp_path):
     """In each of three epochs; its samples are named, and it does not change the weights."""
     assert faults.skipping(tmp_path / "one") == told[0][0]["skipping"] == told[0][1]["skipping"] == 3

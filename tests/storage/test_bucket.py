@@ -100,6 +100,21 @@ def test_a_store_that_stays_away_is_an_error_that_names_the_url(proxy, tmp_path,
         assert error.value.errno == number and "testing" not in str(error.value)
 
 
+def test_a_store_that_restarts_is_waited_for(proxy, tmp_path):
+    """The waits between tries are drawn at random, and must not add up to less than a store takes to start."""
+    buckets.storage_of(tmp_path / "place").write("file", b"here")
+    down = Fault("reset", times=10**6)
+    proxy.faults = [down]
+    back = threading.Timer(8, lambda: setattr(down, "times", 0))
+    back.start()
+    try:
+        for act in (lambda files: files.read("file"), lambda files: len(files.files())):
+            assert act(buckets.storage_of(tmp_path / "place")) in (b"here", 1)
+        assert not down.times and len(proxy.requests) < 60
+    finally:
+        back.cancel()
+
+
 def test_a_body_that_stays_short_is_an_error(shaky, proxy):
     shaky.write("file", bytes(1000))
     proxy.faults = [Fault("truncated", method="GET", times=1000)]

@@ -73,3 +73,16 @@ def expected(kind: str) -> list[dict[str, Any]]:
     if kind != "tar":
         return ROWS
     return [{"__key__": f"part/{row['number']:04}", "cls": row["number"], "txt": row["text"]} for row in ROWS]
+
+
+def write_texts(folder: Path, shards: int, rows: int, in_chunk: int) -> None:
+    """Write shards of labelled texts of some kilobytes, sorted by class, in row groups of so many rows."""
+    folder.mkdir(parents=True)
+    for shard in range(shards):
+        numbers = range(shard * rows, (shard + 1) * rows)
+        classes = ["abc"[3 * number // (shards * rows)] for number in numbers]
+        texts = [f"{each} " * 4 + f"number {i} " * 300 for i, each in zip(numbers, classes, strict=True)]
+        table = pa.table({"text": texts, "label": ["abc".index(each) for each in classes]})
+        parquet.write_table(
+            table, folder / f"part-{shard:03}.parquet", row_group_size=in_chunk, write_page_checksum=True
+        )

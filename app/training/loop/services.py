@@ -67,8 +67,6 @@ class Services:
         self._workers = settings.workers if settings.workers >= 0 else (0 if accelerator.device.type == "cpu" else 4)
         self._fetching = WeakSet[Any]()
         self.remarks = Remarks()
-        self.missing = 0
-        """Samples that could not be read in this launch, and were left out, on all ranks."""
 
     def load(
         self,
@@ -86,12 +84,7 @@ class Services:
         loaded = load(plan, steps, data, collate, *place, self._workers, augment, fetch, weigh)
         if isinstance(loaded, Generator):
             self._fetching.add(loaded)
-        return loaded if weigh is None else agreed(loaded, ours, self._missing)
-
-    def _missing(self, samples: int) -> None:
-        """Count samples that could not be read."""
-        self.missing += samples
-        self.logger.keep({"missing_samples": float(self.missing)}, of_body=False)
+        return loaded if weigh is None else agreed(loaded, ours)
 
     def stop_fetching(self) -> None:
         """End the threads of `load` that are still ahead of a step, because the run was left in its middle."""

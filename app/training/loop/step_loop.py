@@ -61,6 +61,7 @@ class StepLoop:
         """Whether the run was stopped in the middle of an evaluation."""
         self._updates = Updates(opened)
         self._made_here = 0  # steps of this launch, before the current one, that have updated weights
+        self._missing = start.counts.missing or 0  # samples of the run, before the current step, that were left out
         self._told_observed: set[str] = set()
 
     @property
@@ -85,6 +86,12 @@ class StepLoop:
     @property
     def _counted_before(self) -> int:
         return self.start.made + self._made_here
+
+    @property
+    def missing(self) -> int:
+        """Return the number of samples of the run that could not be read; each use of one counts."""
+        step = self.opened.current
+        return self._missing + (_missing_in(step) if step is not None and step.open else 0)
 
     @property
     def finished(self) -> bool:
@@ -162,6 +169,7 @@ class StepLoop:
         if step.skipped:
             step.put_back()  # what came after run.step belongs to the step too
         self._made_here += int(step.took_effect)
+        self._missing += _missing_in(step)
         if step.updated:
             self.leaving = self.stopped_in_evaluation or self.services.preemption.due(step.number)
             self.patience.note(step.number, step.scores, self.triggers.may_be_best(step.number))
@@ -201,7 +209,8 @@ class StepLoop:
         losses, about = step.metrics.collect(
             self.checks.faults, services.buffers, self.means, services.gradients.calls, drift
         )
-        services.logger.step(step.number, losses, {**about, **rates})
+        missing = {"missing_samples": self.missing} if self.missing else {}
+        services.logger.step(step.number, losses, {**about, **rates, **missing})
         self._tell_observed({n: value for n, value in losses.items() if n not in step.metrics.trained}, step.number)
         for trouble in services.gradients.troubles():
             services.logger.progress.warn(trouble)
@@ -226,5 +235,11 @@ class StepLoop:
         self.services.checkpoint_manager.save(self.steps_done, self.plan, measured)
 
     def _measured(self, scores: dict[str, float], means: LossMeans, unevaluated: bool = False) -> Measured:
-        counts = Counts(self.steps_counted, tuple(self.services.averages.counts))  # as they are now
+        averaged = tuple(self.services.averages.counts)  # as they are now
+        counts = Counts(self.steps_counted, averaged, self.missing or None)
         return Measured(self.opened.scores, scores, means.record, self.patience.record, unevaluated, counts)
+
+
+def _missing_in(step: CurrentStep) -> int:
+    """Count the samples of a step that could not be read, once its update is made; a step that runs again has none."""
+    return step.metrics.step.missing if step.updated and not step.again else 0
