@@ -36,6 +36,7 @@ from app.data.streams.shards import find_shards
 from app.errors import UserError
 from app.storage.addresses import address
 from app.storage.bucket import BucketStorage
+from app.storage.local import LocalStorage
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -558,6 +559,22 @@ def test_reading_outlasts_what_goes_wrong_on_the_way(kind, does, shaky, proxy):
     proxy.faults = [fault]
     assert forked(rows, range(40)) == expected(kind)[:40]
     assert fault.met.is_set() and not fault.times
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_end_of_a_shard_is_fetched_once_unless_it_came_damaged(damaged, made, monkeypatch):
+    rows, read, tails = made("parquet"), LocalStorage.read, []
+
+    def watched(self, name, start=0, size=None, **more):
+        data = read(self, name, start, size, **more)
+        if name != "part-0.parquet" or start + size < rows._index.shards.files[0].size:
+            return data
+        tails.append(start)
+        return b"?" * len(data) if damaged and len(tails) == 1 else data
+
+    monkeypatch.setattr(LocalStorage, "read", watched)
+    assert rows.__getitems__(range(40)) == expected("parquet")[:40]  # six chunks
+    assert len(tails) == 1 + damaged
 
 
 @pytest.mark.parametrize("does", ["503", "reset", "slow"])

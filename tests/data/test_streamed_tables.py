@@ -72,6 +72,14 @@ def test_streamed_and_mapped_rows_are_each_others_permutation(folder):
     assert streamed.fingerprint and streamed.lengths is None and tables.streams
 
 
+def test_texts_of_several_chunks_become_tokens_in_one_call(folder, monkeypatch):
+    streamed, *_ = loaded(flags(folder))
+    calls, encoded = [], labeled_text.Encoder._encoded
+    monkeypatch.setattr(labeled_text.Encoder, "_encoded", lambda self, texts: calls.append(1) or encoded(self, texts))
+    assert len(streamed.__getitems__([0, 20, 50, 99])) == 4 and len(calls) == 1
+    assert streamed.__getitems__([]) == []
+
+
 def test_rows_held_out_are_whole_chunks_that_are_not_trained_on(folder):
     rows, tables, about = loaded(flags(folder, eval_path="", holdout=0.2))
     scored = [row["text"] for row in tables.evaluation]

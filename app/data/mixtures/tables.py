@@ -8,7 +8,7 @@ from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
 from app.data.rows import Rows
 from app.data.streams.rows import StreamedRows
-from app.data.streams.samples import StreamedSamples
+from app.data.streams.samples import Finish, Finished, StreamedSamples
 from app.data.tables.columns import name_of, name_table
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -36,12 +36,13 @@ class Part:
         """Count the rows."""
         return len(self.table if self.stream is None else self.stream)
 
-    def samples(self, make: Make, identity: Sequence[object]) -> Rows:
-        """Return the samples that `make` makes of tables; for `identity` see StreamedSamples."""
+    def samples(self, make: Make, identity: Sequence[object], finish: Finish = list) -> Rows:
+        """Return the samples that `make` makes of tables; for `identity` and `finish` see StreamedSamples."""
         if self.stream is None:
-            return make(self.table)
+            return Finished(make(self.table), finish)
         of_source = *identity, self.source.template, sorted(self.source.renamed.items())
-        return StreamedSamples(self.stream, lambda table: make(as_flags_say(table, self.source)), of_source)
+        source = self.source
+        return StreamedSamples(self.stream, lambda table: make(as_flags_say(table, source)), of_source, finish=finish)
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class MixedTables:
             start += part.rows
         return MixedRows(self.mix, slices)
 
-    def joined(self, make: Make, identity: Sequence[object]) -> MixedRows:
+    def joined(self, make: Make, identity: Sequence[object], finish: Finish = list) -> MixedRows:
         """Return the samples of all sources, each made apart; the arguments are those of Part.samples."""
-        return MixedRows(self.mix, [part.samples(make, identity) for part in self.parts])
+        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts])
 
     def described(self) -> str:
         """Say what each source has, and its weight."""

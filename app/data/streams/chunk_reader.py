@@ -1,6 +1,7 @@
 """Chunks from where the shards lie: fetched, checked and decoded; what is damaged for good is told from the rest."""
 
 import errno
+import functools
 from typing import TYPE_CHECKING
 
 from app import storage
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 TRIES = 2
 """To fetch what cannot be decoded. What cannot be fetched, storages try again by themselves: see `objects.PATIENCE`."""
+
+TAILS = 64
+"""Shards of which a reader keeps the tails: lanes read several shards at a time, and chunks of each one after another.
+"""
 
 
 class BadChunk(UserError):
@@ -34,6 +39,7 @@ class ChunkReader:
         self._flag, self._index = flag, index
         self._format = FORMATS[index.shards.format](flag, index.shards.folder)
         self._files = storage.at(index.shards.folder)
+        self._tail = functools.lru_cache(TAILS)(lambda number: index.fetch_tail(number, self._files))
         self._unchanged: set[int] = set()
 
     def table(self, chunk: int) -> "pa.Table":
@@ -50,6 +56,7 @@ class ChunkReader:
             except DAMAGE as error:
                 problem = unreadable(self._flag, self._place_of(chunk), error)
                 problem.__cause__ = error
+                self._tail.cache_clear()  # it may be the tail that was damaged
         raise BadChunk(chunk, str(problem)) from problem.__cause__
 
     def name_of(self, chunk: int) -> str:
@@ -62,8 +69,9 @@ class ChunkReader:
 
     def _fetched(self, chunk: int) -> Chunk:
         try:
-            self._check_unchanged(int(self._index.shard[chunk]))
-            return self._index.fetch(chunk, self._files)
+            number = int(self._index.shard[chunk])
+            self._check_unchanged(number)
+            return self._index.fetch(chunk, self._files, self._tail(number))
         except OSError as error:
             away = is_url(self._index.shards.folder) and error.errno in (errno.EIO, errno.ETIMEDOUT)
             advice = "it was asked for minutes; repeat the command when it answers again" if away else ""

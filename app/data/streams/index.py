@@ -72,20 +72,29 @@ class Index:
         """Return where a chunk lies in its shard."""
         return Part(int(self.start[chunk]), int(self.size[chunk]), int(self.rows[chunk]))
 
-    def fetch(self, chunk: int, files: storage.Storage) -> Chunk:
+    def fetch(self, chunk: int, files: storage.Storage, tail: bytes | None = None) -> Chunk:
         """Fetch a chunk as it is stored; it may be shorter than it should be.
 
         Args:
             files: the storage of the shards' folder, which keeps its connections from one chunk to the next.
+            tail: that of its shard, if it has been fetched already.
 
         Raises:
             OSError: it cannot be fetched.
         """
         part, number = self.part(chunk), int(self.shard[chunk])
-        shard, tail = self.shards.files[number], self.tails[number]
+        shard = self.shards.files[number]
         data = files.read(shard.name, part.start, part.size, follow=True)
-        end = files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
-        return Chunk(shard, part, data, end)
+        return Chunk(shard, part, data, self.fetch_tail(number, files) if tail is None else tail)
+
+    def fetch_tail(self, number: int, files: storage.Storage) -> bytes:
+        """Fetch the end of a shard that is needed to decode its chunks.
+
+        Raises:
+            OSError: it cannot be fetched.
+        """
+        shard, tail = self.shards.files[number], self.tails[number]
+        return files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
 
     def take(self, chunks: np.ndarray) -> "Index":
         """Return an index of some of the chunks, integers [chosen], in their order there.

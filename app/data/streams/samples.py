@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from app.data.rows import Rows
+from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.data.streams.rows import StreamedRows
 from app.sampling.batch_plan import BatchPlan
@@ -16,6 +16,7 @@ from app.sampling.orders import ByChunks
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Finish = Callable[[list[Any]], list[Any]]
 KEPT = 256  # chunks, of which a process keeps what was made
 
 
@@ -39,6 +40,7 @@ class StreamedSamples:
         make: Callable[["Dataset"], Rows],
         identity: Sequence[object],
         weights: Callable[[Any], float] | None = None,
+        finish: Finish = list,
     ):
         """Make samples of rows.
 
@@ -46,8 +48,9 @@ class StreamedSamples:
             make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
             identity: what decides the samples, besides the rows.
             weights: weighs a sample that is read, for run.batches; None: all weigh 1, and none is missing.
+            finish: what is still to be done to samples that are read together, of whatever chunks.
         """
-        self.rows, self.weights, self._make, self.skips = rows, weights, make, rows.skips
+        self.rows, self.weights, self._make, self._finish, self.skips = rows, weights, make, finish, rows.skips
         self.fingerprint = key_of(rows.fingerprint, *identity)
         self._made: OrderedDict[int, _Made] = OrderedDict()
 
@@ -59,7 +62,11 @@ class StreamedSamples:
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers, in this order."""
-        return self.rows.by_chunk(samples, self._of)
+        read = self.rows.by_chunk(samples, self._of)
+        there = [number for number, sample in enumerate(read) if sample is not MISSING]
+        for number, finished in zip(there, self._finish([read[number] for number in there]), strict=True):
+            read[number] = finished
+        return read
 
     def order(self, plan: BatchPlan) -> ByChunks:
         """Return the order in which a run reads the samples."""
@@ -87,3 +94,21 @@ class StreamedSamples:
             self._made.popitem(last=False)
         self._made[chunk] = made = _Made(table, self._make(table))
         return made.samples
+
+
+class Finished:
+    """Samples of a table, to which something is still done when they are read."""
+
+    def __init__(self, samples: Rows, finish: Finish):
+        """Take the samples, and what is done to those that are read together."""
+        self._samples, self._finish = samples, finish
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, sample: int) -> Any:
+        return self.__getitems__([sample])[0]
+
+    def __getitems__(self, samples: Sequence[int]) -> list[Any]:
+        """Return the samples with these numbers, in this order."""
+        return self._finish(read_rows(self._samples, samples))
