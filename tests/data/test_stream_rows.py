@@ -529,6 +529,7 @@ def test_a_damaged_chunk_is_named_with_its_rows(harm, says, made, tmp_path, monk
     with pytest.raises(BadChunk, match=rf"part-2.jsonl, chunk at byte 0 \(\d+ rows\): cannot be read: .*{says}"):
         rows[41]
     rows._cache.prepare([int(rows.places(np.array([41]))[0][0])])
+    assert not rows._cache._coming  # it would be fetched again for each step of its window
     with pytest.raises(UserError, match=r"part-2\.jsonl"):
         rows[41]
     assert rows[40] == expected("jsonl")[40]

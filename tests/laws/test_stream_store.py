@@ -23,7 +23,8 @@ SMALL += ["--data.window", 2, "--data.cache-gb", 0.0025, "--data.classes", "a", 
 
 @pytest.mark.apart
 @pytest.mark.launches
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # minutes: `make laws` has it
+@pytest.mark.parametrize("kills", [2, 20])
 def test_no_sample_is_lost_or_doubled_by_kills_of_the_store_and_of_the_training(kills, tmp_path, monkeypatch):
     with seaweed(tmp_path / "store") as store:
         for name, value in environment(store.endpoint).items():

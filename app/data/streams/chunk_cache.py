@@ -17,7 +17,7 @@ import psutil
 
 from app.data.cache import cache_folder
 from app.data.streams.chunk_folder import ChunkFolder, check_room, working_set
-from app.data.streams.chunk_reader import ChunkReader
+from app.data.streams.chunk_reader import BadChunk, ChunkReader
 from app.data.streams.forked_readers import Answering, Asking
 from app.data.streams.index import FORMAT, Index
 from app.distributed.environment import local_world_size, world_size
@@ -87,6 +87,7 @@ class ChunkCache:
         self._reader = ChunkReader(flag, index)
         self._mapped: OrderedDict[int, Dataset] = OrderedDict()
         self._coming: dict[int, Future] = {}
+        self._damaged: set[int] = set()  # which are not fetched ahead again and again
         self._guard = threading.Lock()
         self._ahead = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks-ahead")
         self._asked = ThreadPoolExecutor(THREADS, thread_name_prefix="chunks-asked")
@@ -149,7 +150,9 @@ class ChunkCache:
             for chunk in done:
                 del self._coming[chunk]
             for chunk in chunks:
-                if not self._folder.touch(self._name(chunk)) and chunk not in self._coming:
+                if chunk in self._damaged or chunk in self._coming:
+                    continue
+                if not self._folder.touch(self._name(chunk)):
                     self._coming[chunk] = self._ahead.submit(self._fetch, chunk)
 
     def close(self) -> None:
@@ -198,4 +201,9 @@ class ChunkCache:
         if not self._folder.touch(name):
             with self._folder.bringing(name):
                 if not self._folder.touch(name):
-                    self._folder.put(name, self._reader.table(chunk))
+                    try:
+                        table = self._reader.table(chunk)
+                    except BadChunk:
+                        self._damaged.add(chunk)
+                        raise
+                    self._folder.put(name, table)
