@@ -88,6 +88,13 @@ def test_rows_held_out_are_whole_chunks_that_are_not_trained_on(folder):
     assert "held out" in about and len(scored) >= 7
 
 
+def test_what_is_held_out_takes_a_part_of_the_cache_at_most(folder):
+    few, tables, _ = loaded(flags(folder, eval_path="", holdout=0.5, cache_gb=8e-7))
+    assert len(few) + len(tables.evaluation) == 100 and 1 <= len(tables.evaluation) <= 14
+    many, tables, _ = loaded(flags(folder, eval_path="", holdout=0.5))
+    assert len(many) + len(tables.evaluation) == 100 and len(tables.evaluation) > 30
+
+
 def test_the_datas_own_split_is_evaluated_on(folder):
     datasets.Dataset.from_list(ROWS[:5]).to_parquet(folder / "web" / "validation-0.parquet")
     rows, tables, _ = loaded(flags(folder, eval_path=""))

@@ -29,6 +29,7 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 EVAL_SPLITS = tuple(SPLITS)
+HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
 
 
@@ -125,7 +126,7 @@ def open_stream(config: TableData, holdout: bool) -> Opened:
     if holdout:
         evaluation = _own_evaluation(config, path)
         if evaluation is None:
-            index, others = _held_out(index, path, config.holdout)
+            index, others = _held_out(index, path, config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
@@ -160,15 +161,21 @@ def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
     return whole("--data.path", index, f"--data.path {path}, split {split}")
 
 
-def _held_out(index: Index, path: str, fraction: float) -> tuple[Index, Index]:
-    """Hold whole chunks out, drawn at random: return the index of the others, and theirs."""
+def _held_out(index: Index, path: str, fraction: float, most: float) -> tuple[Index, Index]:
+    """Hold whole chunks out, drawn at random: return the index of the others, and theirs.
+
+    Args:
+        most: bytes that they may take, decoded; one chunk in any case.
+    """
     chunks = len(index.rows)
     if chunks < 2:
         raise UserError(
             f"--data.path {path} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path"
         )
+    drawn = permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)
+    fit = int(np.searchsorted(np.cumsum(index.size[drawn] * index.growth), most, side="right"))
     out = np.zeros(chunks, bool)
-    out[permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)] = True
+    out[drawn[: max(fit, 1)]] = True
     return index.take(np.flatnonzero(~out)), index.take(np.flatnonzero(out))
 
 
