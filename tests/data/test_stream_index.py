@@ -5,6 +5,7 @@ import io
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import datasets
@@ -267,3 +268,54 @@ def test_an_index_of_a_million_chunks_is_read_in_little_memory(tmp_path):
 
 def test_a_chunk_takes_24_bytes():
     assert sum(np.dtype(kind).itemsize for kind in index.COLUMNS.values()) == 24
+
+
+def _tar(tmp_path, change):
+    """Write five samples into a tar file, change its bytes, and return its path."""
+    file = tmp_path / "a.tar"
+    write_members(file, [(f"{i}.txt", b"some text") for i in range(5)])
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    return str(file)
+
+
+TAR_BLOCKS = 2  # of a sample: its header and its text
+DAMAGED_TARS = {
+    "a header that is damaged": lambda data: data[:2048] + b"\xff" * 512 + data[2560:],
+    "a hole": lambda data: data[:2048] + bytes(1024) + data[3072:],
+    "two in one": lambda data: data + data,
+    "cut between samples": lambda data: data[: 2 * TAR_BLOCKS * 512],
+    "cut in a header": lambda data: data[: 2 * TAR_BLOCKS * 512 + 100],
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGED_TARS)
+def test_a_tar_file_that_does_not_end_where_its_samples_do_is_refused(harm, tmp_path):
+    path = _tar(tmp_path, DAMAGED_TARS[harm])
+    with pytest.raises(UserError, match=r"a\.tar: cannot be read: .*(goes on|is cut|damaged|bytes)"):
+        index.make_index("--data.path", path, find_shards("--data.path", path))
+    path = _tar(tmp_path, lambda data: data)
+    assert index.make_index("--data.path", path, find_shards("--data.path", path)).rows.sum() == 5
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_in_a_tar_file_are_refused(kind, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("0.txt", "1.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 0 if name == "1.txt" else 4
+            if name == "1.txt":
+                member.type, member.linkname = kind, "0.txt"
+            tar.addfile(member, io.BytesIO(b"text"))
+    path = str(tmp_path / "a.tar")
+    with pytest.raises(UserError, match=r"1\.txt is a link: pack the files themselves"):
+        index.make_index("--data.path", path, find_shards("--data.path", path))
+
+
+def test_what_programs_write_beside_data_is_no_shard(tmp_path):
+    folder = written(tmp_path / "data", "parquet")
+    (folder / "_temporary").mkdir()
+    shutil.copy(folder / "part-0.parquet", folder / "_temporary" / "part-0.parquet")
+    assert [shard.name for shard in find_shards("--data.path", str(folder)).files] == [
+        f"part-{i}.parquet" for i in range(3)
+    ]

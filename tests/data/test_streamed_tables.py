@@ -88,6 +88,17 @@ def test_rows_held_out_are_whole_chunks_that_are_not_trained_on(folder):
     assert "held out" in about and len(scored) >= 7
 
 
+@pytest.mark.parametrize("pattern", ["part-2.parquet", "part-*.parquet"])
+def test_files_that_are_named_are_not_evaluated_on_as_well(folder, pattern):
+    config = flags(folder, path=(str(folder / "web" / pattern),), eval_path="")
+    rows, tables, about = loaded(config)
+    texts = [row["text"] for row in tables.stream.__getitems__(range(len(rows)))]
+    assert tables.held_out and "held out" in about and not {*texts} & {row["text"] for row in tables.evaluation}
+    config.eval_split = "validation"
+    with pytest.raises(UserError, match="names files, all to train on"):
+        loaded(config)
+
+
 def test_what_is_held_out_takes_a_part_of_the_cache_at_most(folder):
     few, tables, _ = loaded(flags(folder, eval_path="", holdout=0.5, cache_gb=8e-7))
     assert len(few) + len(tables.evaluation) == 100 and 1 <= len(tables.evaluation) <= 14
@@ -200,6 +211,18 @@ def test_a_template_makes_the_text(folder):
         assert tables.mixed.parts[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
 
 
+def test_a_template_of_nothing_is_refused(folder):
+    (folder / "lines.jsonl").write_text("\n".join(json.dumps({"a": i or None, "label": i % 3}) for i in range(50)))
+    mixed(folder)
+    content = yaml.safe_load((folder / "mix.yaml").read_text())
+    content["sources"][1] = content["sources"][1] | {"template": "{a}"}
+    del content["sources"][1]["text"]
+    (folder / "mix.yaml").write_text(yaml.safe_dump(content))
+    config = TextData(mix=str(folder / "mix.yaml"), classes=CLASSES, eval_path=str(folder / "eval.jsonl"))
+    with pytest.raises(UserError, match="a row of lines has nothing in a, which its template needs"):
+        loaded(config)
+
+
 def test_a_source_may_come_later_and_give_no_more_than_its_epochs(folder):
     config = mixed(
         folder,
@@ -238,6 +261,8 @@ def test_a_mix_that_is_none_is_refused_with_its_place(folder, name):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        ("sources: [{name: a, path: b, weight: 1, weight: 2}]", "the key weight stands there twice"),
+        ("sources: [{name: a, path: b, weight: 1}]\nsources: []", "the key sources stands there twice"),
         ("", "it holds None, not an object with `sources`"),
         ("sources: []", "`sources` is empty"),
         ("sources: [3]", "sources[0]"),

@@ -90,7 +90,7 @@ def read_mix(config: TableData, file: str) -> Mix:
         UserError: it cannot be read, or says something that makes no mixture; the message has the place in it.
     """
     try:
-        content = yaml.safe_load(read_text(FLAG, file))
+        content = yaml.load(read_text(FLAG, file), Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{FLAG} {file}: it is no YAML: {' '.join(str(error).split())}") from None
     whole = _Fields(file, "", content, "an object with `sources`")
@@ -107,7 +107,18 @@ def read_mix(config: TableData, file: str) -> Mix:
         raise UserError(f"{FLAG} {file}: two sources are called {twice}: give each a name of its own")
     changes = tuple(_later(names, _Fields(file, f"later[{i}]", each)) for i, each in enumerate(later))
     _check_weights(file, sources, changes)
+    _check_later(file, changes)
     return Mix(sources, changes)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no object has a key twice, of which the first would count for nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 class _Fields:
@@ -186,6 +197,12 @@ def _later(names: list[str], fields: _Fields) -> Later:
     if strange := next((name for name in weights if name not in names), None):
         raise fields.refuse(f"weights.{strange}", f"there is no such source; there are {', '.join(names)}")
     return Later(start, weights)
+
+
+def _check_later(file: str, later: tuple[Later, ...]) -> None:
+    starts = [each.start for each in later]
+    if twice := next((start for start in starts if starts.count(start) > 1), None):
+        raise UserError(f"{FLAG} {file}: two changes in `later` are from {twice:g}: write them as one")
 
 
 def _check_weights(file: str, sources: tuple[MixedSource, ...], later: tuple[Later, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import TYPE_CHECKING
 
 from app.data.mixtures.joined import MixedRows, Slice
@@ -108,7 +109,13 @@ def _filled_in(table: "Dataset", source: MixedSource) -> "Dataset":
 
     def made(rows: dict) -> dict:
         names = list(rows)
-        filled = (dict(zip(names, values, strict=True)) for values in zip(*rows.values(), strict=True))
+        filled = [dict(zip(names, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        used = {name for _, name, _, _ in Formatter().parse(source.template) if name}
+        if lacking := next(((row, name) for row in filled for name in used if row[name] is None), None):
+            raise UserError(
+                f"{FLAG}: a row of {source.name} has nothing in {lacking[1]}, which its template needs: leave such "
+                f"rows out ({str(lacking[0])[:200]})"
+            )
         return {text: [source.template.format_map(row) for row in filled]}
 
     try:

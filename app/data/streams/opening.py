@@ -15,7 +15,7 @@ from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
-from app.data.streams.shards import SPLITS, find_shards, is_url, shards_in
+from app.data.streams.shards import SPLITS, find_shards, is_url, names_files, shards_in
 from app.data.tables.columns import name_table
 from app.data.tables.splits import count_of
 from app.errors import UserError
@@ -146,12 +146,21 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     Raises:
         UserError: they cannot be read.
     """
-    chosen = split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "train")
+    chosen = split or "train"
+    if not split and not names_files(path):
+        chosen = next((name for name in EVAL_SPLITS if shards_in(path, name)), "train")
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
 
 
 def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
+    if names_files(path):
+        if config.eval_split:
+            raise UserError(
+                f"--data.eval-split {config.eval_split}: --data.path {path} names files, all to train on: give the "
+                "folder, or --data.eval-path"
+            )
+        return None
     split = config.eval_split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
     if not split:
         return None

@@ -92,6 +92,11 @@ def shards_in(path: str, split: str = "train") -> tuple[Shard, ...]:
         return ()
 
 
+def names_files(path: str) -> bool:
+    """Tell whether a path names a file, or files by a pattern, which are all of one split, whatever they are called."""
+    return bool(_divided(path)[1])
+
+
 def _has_shards(folder: str) -> bool:
     """Tell whether a local folder, or one in it, has a file that may be a shard."""
     with os.scandir(folder) as entries:
@@ -144,7 +149,7 @@ def _divided(path: str) -> tuple[str, str]:
 
 def _is_aside(name: str) -> bool:
     """Tell whether a file is no data: hidden, or what programs write beside data when they are done."""
-    return any(is_hidden(part) or part == "_SUCCESS" for part in PurePosixPath(name).parts)
+    return any(is_hidden(part) or part.startswith("_") for part in PurePosixPath(name).parts)
 
 
 def _check(flag: str, path: str, shards: list[Shard]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datasets import Features
 
 KEY = "__key__"
+AT_ONCE = 1 << 20  # bytes
 # Endings of files that are more than bytes, as WebDataset decodes them.
 TEXTS, NUMBERS, JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id"), ("json", "jsn")
 
@@ -131,9 +132,14 @@ def _samples(file: BinaryIO, whole: bool = True) -> Iterator[tuple[dict[str, Any
         whole: read all files; otherwise of those that are bytes, such as pictures, only that they are there.
     """
     sample: dict[str, Any] = {}
-    end = 0
+    end = after = 0
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
+            after = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+            if member.islnk() or member.issym():
+                raise ValueError(f"{member.name} is a link: pack the files themselves (tar --hard-dereference -h)")
+            if member.issparse():
+                raise ValueError(f"{member.name} is stored without its zeros (tar -S): pack it again without -S")
             if not member.isfile():
                 continue
             folder, _, name = member.name.rpartition("/")
@@ -152,8 +158,26 @@ def _samples(file: BinaryIO, whole: bool = True) -> Iterator[tuple[dict[str, Any
             kind = ending.lower()
             sample[kind] = _value(member.name, kind, _content(tar, member)) if whole or _is_read(kind) else b""
             end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    if not whole:
+        _check_end(file, after)
     if sample:
         yield sample, end
+
+
+def _check_end(file: BinaryIO, after: int) -> None:
+    """Make sure that a tar file ends behind its last member: tarfile ends at any header that it cannot read."""
+    file.seek(after)
+    zeros = 0
+    while data := file.read(AT_ONCE):
+        if data.strip(b"\0"):
+            raise ValueError(
+                f"at byte {after} stands no further file, and yet it goes on: it is damaged, or two in one"
+            )
+        zeros += len(data)
+    if zeros < tarfile.BLOCKSIZE:
+        raise ValueError(
+            f"it ends at byte {after + zeros} without the empty blocks that a tar file ends with: it is cut"
+        )
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
