@@ -1,15 +1,18 @@
 """The tables of a mixture's sources, with the columns that the flags name."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from string import Formatter
+from typing import TYPE_CHECKING, Any
 
 from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
-from app.data.rows import Rows
+from app.data.rows import LeavesOut, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import StreamedSamples
-from app.data.tables.columns import name_of, name_table
+from app.data.tables.columns import is_text, name_of, name_table, row_name
+from app.data.tables.parallel_files import spread
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 Make = Callable[["Dataset"], Rows]
 """Takes a table, and returns its samples; these do their work when they are read."""
+Weigh = Callable[[Any], float]
+"""Weighs a sample that is read."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class Part:
         """Return the samples that `make` makes of tables; for `identity` see StreamedSamples."""
         if self.stream is None:
             return make(self.table)
-        of_source = *identity, self.source.template, sorted(self.source.renamed.items())
-        return StreamedSamples(self.stream, lambda table: make(as_flags_say(table, self.source)), of_source)
+        told = self.source
+        of_source = *identity, told.template, told.prefix, sorted(told.renamed.items())
+        return StreamedSamples(self.stream, lambda table: make(as_flags_say(table, told, in_memory=True)), of_source)
 
 
 @dataclass(frozen=True)
@@ -62,16 +68,24 @@ class MixedTables:
         return sum(part.rows for part in self.parts)
 
     def cut(self, whole: Rows) -> MixedRows:
-        """Return the samples of all sources, which have been made as one data set."""
-        slices, start = [], 0
-        for part in self.parts:
-            slices.append(Slice(whole, start, start + part.rows))
-            start += part.rows
-        return MixedRows(self.mix, slices)
+        """Return the samples of all sources, which have been made as one data set.
 
-    def joined(self, make: Make, identity: Sequence[object]) -> MixedRows:
-        """Return the samples of all sources, each made apart; the arguments are those of Part.samples."""
-        return MixedRows(self.mix, [part.samples(make, identity) for part in self.parts])
+        Raises:
+            UserError: all rows of a source were left out.
+        """
+        slices, start, rows = [], 0, 0
+        for part in self.parts:
+            rows += part.rows
+            end = whole.kept_before(rows) if isinstance(whole, LeavesOut) else rows
+            if end == start:
+                raise UserError(f"{FLAG}: no row of {part.source.name} can be used: leave this source out")
+            slices.append(Slice(whole, start, end))
+            start = end
+        return MixedRows(self.mix, slices, whole=whole)
+
+    def joined(self, make: Make, identity: Sequence[object], weights: Weigh | None = None) -> MixedRows:
+        """Return the samples of all sources, each made apart; the arguments are those of StreamedSamples."""
+        return MixedRows(self.mix, [part.samples(make, identity) for part in self.parts], weights)
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
@@ -83,32 +97,34 @@ class MixedTables:
         return f"a mix of {'; '.join(told)}"
 
 
-def as_flags_say(table: "Dataset", source: MixedSource, text: str = "text") -> "Dataset":
-    """Return a source's table with the names of columns that the flags have, and with its template filled in.
+def as_flags_say(table: "Dataset", source: MixedSource, in_memory: bool = False) -> "Dataset":
+    """Return a source's table with the names of columns that the flags have, and with its template and prefix.
+
+    Args:
+        in_memory: whether texts are made there, as those of a chunk are, instead of in a file.
 
     Raises:
-        UserError: a column is not there.
+        UserError: a column is not there, or the template cannot be filled in.
     """
     name = name_of(table)
+    if source.languages:
+        table = spread(table)
     if lacking := next((column for column in source.renamed if column not in table.column_names), None):
         raise UserError(
             f"{FLAG}: the source {source.name} has no column {lacking}; it has {', '.join(table.column_names)}"
         )
     if source.template:
-        table = _filled_in(table, source, text)
+        table = _filled_in(table, source, in_memory)
     renamed = {theirs: ours for theirs, ours in source.renamed.items() if theirs != ours}
     taken = [ours for ours in renamed.values() if ours in table.column_names and ours not in renamed]
-    return name_table(table.remove_columns(taken).rename_columns(renamed), name)
+    table = table.remove_columns(taken).rename_columns(renamed)
+    if source.prefix and source.text in table.column_names and is_text(table.data.schema.field(source.text).type):
+        table = _prefixed(table, source, in_memory)
+    return name_table(table, name)
 
 
-def _filled_in(table: "Dataset", source: MixedSource, text: str) -> "Dataset":
+def _filled_in(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
     """Add the column of texts that a source's template makes."""
-
-    def made(rows: dict) -> dict:
-        names = list(rows)
-        filled = (dict(zip(names, values, strict=True)) for values in zip(*rows.values(), strict=True))
-        return {text: [source.template.format_map(row) for row in filled]}
-
     try:
         source.template.format_map(dict.fromkeys(table.column_names, ""))
     except (KeyError, ValueError, IndexError, AttributeError) as error:
@@ -116,10 +132,69 @@ def _filled_in(table: "Dataset", source: MixedSource, text: str) -> "Dataset":
             f"{FLAG}: the template of {source.name} cannot be filled in ({error}): write columns in braces, of which "
             f"there are {', '.join(table.column_names)}, and other braces twice"
         ) from None
-    key = key_of(table._fingerprint, source.template, text)
+    used = {re.split(r"[.\[]", name)[0] for _, name, *_ in Formatter().parse(source.template) if name}
+
+    def made(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+        texts = []
+        for number, *values in zip(numbers, *rows.values(), strict=True):
+            row = dict(zip(rows, values, strict=True))
+            if lacking := next((name for name in sorted(used) if row[name] is None), None):
+                raise UserError(
+                    f"{FLAG}: the template of {source.name}: {row_name(table, number)} has nothing in {lacking}; leave "
+                    "such rows out of the data"
+                )
+            texts.append(source.template.format_map(row))
+        return {source.text: texts}
+
+    return _with_texts(table, made, source.text, (source.template,), in_memory)
+
+
+def _prefixed(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
+    """Put a source's prefix before each text; those that are missing or empty stay so, to be refused as such."""
+
+    def made(rows: dict[str, list], _: list[int]) -> dict[str, list]:
+        return {
+            source.text: [f"{source.prefix}{text}" if text and text.strip() else text for text in rows[source.text]]
+        }
+
+    return _with_texts(table, made, source.text, ("prefix", source.prefix), in_memory)
+
+
+def _with_texts(
+    table: "Dataset",
+    make: Callable[[dict[str, list], list[int]], dict[str, list]],
+    column: str,
+    decided_by: Sequence[str],
+    in_memory: bool,
+) -> "Dataset":
+    """Return a table with a column of texts that `make` makes of some rows and their numbers."""
+    key = key_of(table._fingerprint, *decided_by, column)
     return table.map(
-        made, batched=True, new_fingerprint=key, remove_columns=[text] if text in table.column_names else []
+        make,
+        batched=True,
+        with_indices=True,
+        new_fingerprint=key,
+        remove_columns=[column] if column in table.column_names else [],
+        keep_in_memory=in_memory,
     )
+
+
+def common(tables: "Sequence[Dataset]", columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return those of some columns that the tables of all sources have.
+
+    Raises:
+        UserError: some sources have one, and others do not.
+    """
+    found = []
+    for column in columns:
+        having = [name for table, name in zip(tables, names, strict=True) if column in table.column_names]
+        if lacking := [name for name in names if name not in having] if having else []:
+            raise UserError(
+                f"{FLAG}: {having[0]} has a column {column}, and {lacking[0]} has none: give it to all sources, or to "
+                "none of them"
+            )
+        found += [column] * bool(having)
+    return found
 
 
 def concatenated(tables: "Sequence[Dataset]", columns: Sequence[str], names: Sequence[str]) -> "Dataset":
