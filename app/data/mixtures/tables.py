@@ -11,7 +11,7 @@ from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
 from app.data.rows import LeavesOut, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import StreamedSamples
-from app.data.tables.columns import is_text, name_of, name_table, row_name
+from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
 from app.data.tables.parallel_files import spread
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -106,7 +106,7 @@ def as_flags_say(table: "Dataset", source: MixedSource, in_memory: bool = False)
     Raises:
         UserError: a column is not there, or the template cannot be filled in.
     """
-    name = name_of(table)
+    name, pieces = name_of(table), pieces_of(table)
     if source.languages:
         table = spread(table)
     if lacking := next((column for column in source.renamed if column not in table.column_names), None):
@@ -120,7 +120,7 @@ def as_flags_say(table: "Dataset", source: MixedSource, in_memory: bool = False)
     table = table.remove_columns(taken).rename_columns(renamed)
     if source.prefix and source.text in table.column_names and is_text(table.data.schema.field(source.text).type):
         table = _prefixed(table, source, in_memory)
-    return name_table(table, name)
+    return name_table(table, name, pieces)
 
 
 def _filled_in(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
@@ -212,13 +212,55 @@ def concatenated(tables: "Sequence[Dataset]", columns: Sequence[str], names: Seq
                 f"one it has in its place as `text`, `label` and so on"
             )
     chosen = [table.select_columns([*dict.fromkeys(columns)]) if columns else table for table in tables]
-    first = chosen[0].features
-    for table, name in zip(chosen, names, strict=True):
-        if differ := next((c for c in first if c in table.features and table.features[c] != first[c]), None):
-            raise UserError(
-                f"{FLAG}: the column {differ} of {name} is {table.features[differ]}, and of {names[0]} "
-                f"{first[differ]}: give all sources the same type"
-            )
+    for column in chosen[0].column_names:
+        having = [place for place, table in enumerate(chosen) if column in table.column_names]
+        first = chosen[0].features[column]
+        if all(chosen[place].features[column] == first for place in having):
+            continue
+        kind = _together([chosen[place] for place in having], column)
+        for place in having:
+            theirs = chosen[place].features[column]
+            if kind is None and theirs != first:
+                raise UserError(
+                    f"{FLAG}: the column {column} of {names[place]} is {_told(theirs)}, and of {names[0]} "
+                    f"{_told(first)}: give all sources the same type"
+                )
+            if kind is not None:
+                chosen[place] = chosen[place].cast_column(column, kind)
     whole = datasets.concatenate_datasets(chosen)
     whole._fingerprint = key_of(*(table._fingerprint for table in tables), *columns)
-    return name_table(whole, f"{FLAG} {', '.join(names)}")
+    pieces, start = [], 0
+    for table in tables:  # selections too count the rows of the whole table that they are of
+        own = pieces_of(table) or [Piece(0, name_of(table))]
+        pieces += [Piece(start + piece.start, piece.name) for piece in own]
+        start += len(table.data)
+    return name_table(whole, f"{FLAG} {', '.join(names)}", pieces)
+
+
+def _together(tables: "Sequence[Dataset]", column: str) -> Any:
+    """Return a type for a column that several tables have in forms of one kind: images, texts, or integers; else none.
+
+    Formats write images as files in a column or as paths, and the same text or integer in several widths.
+    """
+    import datasets
+    import pyarrow.types as types
+
+    features = [table.features[column] for table in tables]
+    kinds = [table.data.schema.field(column).type for table in tables]
+    if any(isinstance(feature, datasets.Image) for feature in features):
+        of_files = all(
+            isinstance(feature, datasets.Image) or types.is_binary(kind) or types.is_large_binary(kind)
+            for feature, kind in zip(features, kinds, strict=True)
+        )
+        return datasets.Image() if of_files else None
+    if any(isinstance(feature, datasets.ClassLabel) for feature in features):
+        return None
+    if all(map(is_text, kinds)):
+        return datasets.Value("string")
+    return datasets.Value("int64") if all(map(types.is_integer, kinds)) else None
+
+
+def _told(feature: Any) -> str:
+    """Name a type, of classes with their names."""
+    names = getattr(feature, "names", None)
+    return f"of the classes {', '.join(names)}" if names else str(feature)

@@ -260,14 +260,15 @@ def source_tables(
     """Return the rows of a mixture's source to train on, and its own rows to evaluate on, if they are wanted."""
     flag = f"--data.mix {source.name}:"
     if is_streamed(flag, config):
-        stream = open_stream(config, holdout=not config.eval_path)
+        stream = open_stream(config, not config.eval_path, flag)
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
         of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
         of_stream.places = stream.rows.places_of_shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
-    opened.tables = {split: as_flags_say(table, source) for split, table in opened.tables.items()}
+    for split, table in opened.tables.items():
+        opened.tables[split] = as_flags_say(name_table(table, f"{flag} {opened.path}, split {split}"), source)
     trained = opened.rows(config.split, flag)
     if config.eval_path:
         tables = Tables(opened[config.split], opened[config.split])
@@ -296,7 +297,7 @@ def _is_in(place: str, folder: str) -> bool:
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
     """Return streamed rows to train on, and the main set to evaluate on."""
-    stream = open_stream(config, holdout=not config.eval_path)
+    stream = open_stream(config, not config.eval_path)
     evaluation, note = stream.evaluation, ""
     if evaluation is None:
         if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
