@@ -155,7 +155,8 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 output = model(**micro.inputs)
                 loss = loss_of(output.logits, micro.inputs) if loss_of else output.loss
-                run.observe_rows(partial(row_losses, labels.problem, output.logits, micro.inputs["labels"]), micro)
+                by_row = loss_of.by_row if loss_of else partial(row_losses, labels.problem)
+                run.observe_rows(partial(by_row, output.logits, micro.inputs), micro)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from app.data.text.preference_table import PreferenceTable, StreamedPairs
+    from app.data.text.preference_table import PreferenceTable, TrainingPairs
     from app.tasks.language.preference import PreferenceLoss
 
 
@@ -61,7 +61,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[PreferenceTable | StreamedPairs, dict[str, PreferenceTable], PreTrainedTokenizerBase, str]":
+) -> "tuple[TrainingPairs, dict[str, PreferenceTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import preferences
 
@@ -101,7 +101,6 @@ def evaluate(run: Run, model: "nn.Module", pairs: "PreferenceTable", criterion: 
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.text.preference_table import PreferenceTable
     from app.tasks.language.attention import Attention
     from app.tasks.language.preference import PreferenceLoss
     from app.tasks.language.reference import add_references, contents_of
@@ -115,8 +114,7 @@ def main(config: Config) -> dict[str, float]:
         with run.main_process_first():
             train_pairs, eval_sets, tokenizer, about = load_data(config, run.needs)
         run.say(about)
-        streamed = not isinstance(train_pairs, PreferenceTable)
-        reference = reference_of(config.loss, config.model, config.lora, streamed, run.needs)
+        reference = reference_of(config.loss, config.model, config.lora, train_pairs.table is None, run.needs)
         plain = build_model(config, tokenizer, run.needs)
         Attention.of(plain, "auto", "concat", run)
         logits.choose(plain, config.logits, run, needed="--distill.teacher" if config.distill.teacher else "")
@@ -124,16 +122,18 @@ def main(config: Config) -> dict[str, float]:
         contents = contents_of(plain) if reference in ("cached", "copy") else ""
         run.keep_best("eval/accuracy")
         model, optimizer = run.prepare(plain, config.optim)
-        if reference == "cached" and isinstance(train_pairs, PreferenceTable):
-            add_references(run, model, contents, {"training": train_pairs, **eval_sets})
+        if reference == "cached" and train_pairs.table is not None:
+            add_references(run, model, contents, {"training": train_pairs.table, **eval_sets})
         copied = load_copy(config.model, contents, run, train_pairs) if reference == "copy" else None
         teacher = load_teacher(config.distill, tokenizer, run, train_pairs)
         criterion = PreferenceLoss(config.loss, reference, config.distill, teacher, copied)
-        for batch in run.batches(train_pairs, train_pairs.collate, train_pairs.lengths, weights=train_pairs.weights):
+        rows = train_pairs.rows
+        for batch in run.batches(rows, train_pairs.collate, rows.lengths, weights=rows.weights):
             for micro in batch.micros(model):
                 judged = criterion(model, micro.inputs)
                 run.backward(judged.loss, micro)
                 run.observe(judged.means, micro)
+                run.observe_rows(lambda each=judged.each: each, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, eval_sets, criterion)

@@ -8,6 +8,7 @@ r"""Train an image classifier: from scratch on data that needs no download, or f
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from app.data.images.labeled_images import Images, StreamedImages
+    from app.data.images.labeled_images import Images, TrainingImages
     from app.data.images.processor import ImageProcessor
     from app.data.tables.labels import Labels
 
@@ -52,7 +53,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[Images | StreamedImages, dict[str, Images], Labels, ImageProcessor, str]":
+) -> "tuple[TrainingImages, dict[str, Images], Labels, ImageProcessor, str]":
     """Return training images and sets of evaluation images, classes, the image processor, and a description."""
     from app.data.images import labeled_images
 
@@ -63,21 +64,21 @@ def load_data(
     else:
         processor = labeled_images.own_processor(column, config.data.size)
     limit = config.data.cache_gb
-    train_rows = labeled_images.training_images(tables, config.data, processor, labels, not config.model)
+    train = labeled_images.training_images(tables, config.data, processor, labels, not config.model)
     columns = {name: labeled_images.ImageColumn(table, config.data.image) for name, table in tables.sets.items()}
     eval_sets = {
         name: labeled_images.load_images(column, processor, limit, labels.sets[name])
         for name, column in columns.items()
     }
     if not config.model:
-        processor.image_mean, processor.image_std = train_rows.statistics(processor.rescale_factor)
-    return train_rows, eval_sets, labels, processor, labeled_images.describe(tables, labels, train_rows, eval_sets)
+        processor.image_mean, processor.image_std = train.statistics(processor.rescale_factor)
+    return train, eval_sets, labels, processor, labeled_images.describe(tables, labels, train, eval_sets)
 
 
 def build_model(
     config: Config,
     labels: "Labels",
-    rows: "Images | StreamedImages",
+    train: "TrainingImages",
     collate: Callable[[list], Any],
     needs: Needs = Needs(),
 ) -> "PreTrainedModel":
@@ -85,14 +86,14 @@ def build_model(
     from transformers import AutoModelForImageClassification
 
     head = head_of(labels.names)
-    size = rows.shape[-1]
+    size = train.shape[-1]
     if config.model:
         settings = {**head, "ignore_mismatched_sizes": True}
         model = load_model(AutoModelForImageClassification, config.model, needs=needs, **settings)
     else:
         check_vision(config.scratch, size)
         model = AutoModelForImageClassification.from_config(vision_config(config.scratch, size, **head))
-    check_images(model, f"--model {config.model}" if config.model else f"--data.size {size}", collate([rows.example]))
+    check_images(model, f"--model {config.model}" if config.model else f"--data.size {size}", collate([train.example]))
     return model
 
 
@@ -146,15 +147,16 @@ def main(config: Config) -> dict[str, float]:
 
     with Run(config) as run:
         with run.main_process_first():
-            train_rows, eval_sets, labels, processor, about = load_data(config, run.needs)
+            train, eval_sets, labels, processor, about = load_data(config, run.needs)
         run.say(about)
-        collate, augment = ImageCollate.of(processor), augmentation(config.augment, train_rows)
+        collate, augment = ImageCollate.of(processor), augmentation(config.augment, train.rows)
         loss_of = ClassLoss(config.loss, labels.names, labels.known_values)
-        model, optimizer = run.prepare(build_model(config, labels, train_rows, collate, run.needs), config.optim)
-        for batch in run.batches(train_rows, collate, weights=loss_of.weights, augment=augment):
+        model, optimizer = run.prepare(build_model(config, labels, train, collate, run.needs), config.optim)
+        for batch in run.batches(train.rows, collate, weights=loss_of.weights, augment=augment):
             for micro in batch.micros(model):
-                loss = loss_of(model(pixel_values=micro.inputs["pixel_values"]).logits, micro.inputs)
-                run.backward(loss, micro)
+                logits = model(pixel_values=micro.inputs["pixel_values"]).logits
+                run.observe_rows(partial(loss_of.by_row, logits, micro.inputs), micro)
+                run.backward(loss_of(logits, micro.inputs), micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, eval_sets, collate, labels)

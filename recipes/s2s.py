@@ -8,6 +8,7 @@ r"""Train a model that writes a text for a text: from scratch on data that needs
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app import EMAConfig, Needs, OptimConfig, Run, RunConfig, parse
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from app.data.mixtures.joined import MixedRows
     from app.data.streams.samples import StreamedSamples
     from app.data.text.pair_text import PairTable
 
@@ -55,7 +57,7 @@ class Config:
 
 def load_data(
     config: Config, needs: Needs = Needs()
-) -> "tuple[PairTable | StreamedSamples, dict[str, PairTable], PreTrainedTokenizerBase, str]":
+) -> "tuple[PairTable | StreamedSamples | MixedRows, dict[str, PairTable], PreTrainedTokenizerBase, str]":
     """Return training pairs and sets of evaluation pairs as token ids, the tokenizer, and a description."""
     from app.data.text import pair_text
 
@@ -114,7 +116,7 @@ def evaluate(
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.corpus.blocks import token_loss
+    from app.data.corpus.blocks import row_losses, token_loss
     from app.data.text.pair_text import PairCollate
     from app.tasks.language.attention import never_look
     from app.training.scores.text import missing
@@ -139,6 +141,7 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 predicted = seq2seq.predict(model, micro.inputs, config.smoothing)
                 loss = criterion(*predicted, config.smoothing)
+                run.observe_rows(partial(row_losses, *predicted, config.smoothing), micro)
                 run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):

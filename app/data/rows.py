@@ -80,6 +80,15 @@ class Incomplete(Protocol):
 
 
 @runtime_checkable
+class LeavesOut(Protocol):
+    """A data set that leaves rows of its table out; it keeps the others in their order."""
+
+    def kept_before(self, row: int, /) -> int:
+        """Count those that it keeps of the rows of its table before one of them, by its number."""
+        ...
+
+
+@runtime_checkable
 class Digested(Protocol):
     """A data set that says which of its rows may be read to tell it from another one."""
 

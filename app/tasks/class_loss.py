@@ -69,6 +69,23 @@ class ClassLoss:
         """
         import torch
 
+        each, weights = self._weighed(logits, inputs)
+        if weights is None:
+            return each.mean()
+        # No sample may have a weight: there is no loss then.
+        return each.sum() / weights.sum().clamp(min=torch.finfo(each.dtype).tiny)
+
+    def by_row(self, logits: "Tensor", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor]":
+        """Return the loss of each sample and its weight in the mean, [samples] each; the arguments are the same."""
+        import torch
+
+        each, weights = self._weighed(logits, inputs)
+        if weights is None:
+            return each, torch.ones_like(each)
+        return each / weights.clamp(min=torch.finfo(each.dtype).tiny), weights
+
+    def _weighed(self, logits: "Tensor", inputs: dict[str, Any]) -> "tuple[Tensor, Tensor | None]":
+        """Return the loss of each sample times its weight, and the weights if they are not all 1."""
         labels, weights = inputs["labels"], None
         if self.of_classes is not None:
             weights = logits.new_tensor(self.of_classes)
@@ -76,10 +93,7 @@ class ClassLoss:
         if "share" in inputs:
             other = self._each(logits, inputs["other_labels"], weights)
             each = inputs["share"] * each + (1 - inputs["share"]) * other
-        if weights is None:
-            return each.mean()
-        # No sample may have a weight: there is no loss then.
-        return each.sum() / weights[labels].sum().clamp(min=torch.finfo(each.dtype).tiny)
+        return each, None if weights is None else weights[labels]
 
     def _each(self, logits: "Tensor", labels: "Tensor", weights: "Tensor | None") -> "Tensor":
         """Return the loss of each sample, times the weight of its class."""
@@ -94,16 +108,16 @@ class ClassLoss:
         return each if weights is None else weights[labels] * each
 
 
-def row_losses(problem: str, logits: "Tensor", labels: "Tensor") -> "Tensor":
+def row_losses(problem: str, logits: "Tensor", inputs: dict[str, Any]) -> "Tensor":
     """Return the plain loss of each sample, [samples], for a problem by its name in transformers.
 
     Args:
         logits: [samples, outputs].
-        labels: [samples], or [samples, outputs].
+        inputs: `labels` [samples], or [samples, outputs].
     """
     from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-    logits = logits.float()
+    logits, labels = logits.float(), inputs["labels"]
     if problem == "single_label_classification":
         return cross_entropy(logits, labels, reduction="none")
     by_output = binary_cross_entropy_with_logits if problem == "multi_label_classification" else mse_loss

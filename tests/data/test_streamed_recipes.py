@@ -108,12 +108,18 @@ def test_preferences(kind, tmp_path):
     folder, evaluation = preferences(tmp_path / "train", kind), preferences(tmp_path / "eval", "jsonl", 7)
     config, read_whole = both(PreferenceData(max_length=64), folder, evaluation)
     tables = preference_text.load_preferences(config)
-    rows = preference_text.training_pairs(tables, config, TOKENIZER)
+    train = preference_text.training_pairs(tables, config, TOKENIZER)
     whole = preference_text.training_pairs(preference_text.load_preferences(read_whole), read_whole, TOKENIZER)
-    read = check_same(rows, whole, rows.collate)
-    assert whole.left_out == 1 and len(rows) == 43 and len(read) == 42 == sum(map(rows.weights, read))
+    rows = train.rows
+    read = check_same(rows, whole.rows, train.collate)
+    assert (
+        train.table is None
+        and whole.table.left_out == 1
+        and len(rows) == 43
+        and len(read) == 42 == sum(map(rows.weights, read))
+    )
     sets = {"": preference_text.tokenize(tables.evaluation, config, TOKENIZER)}
-    about = preference_text.describe(tables, rows, sets, config)
+    about = preference_text.describe(tables, train, sets, config)
     assert re.match(r"43 pairs streamed in \d+ chunks to train on, 6 pairs to evaluate .*; 1 evaluation pairs", about)
 
 
@@ -143,7 +149,7 @@ def test_the_reference_of_streamed_preferences_is_computed_in_each_step():
 
 
 def loaded_pictures(config, from_scratch=True):
-    """Return tables, the processor, labels and training images of a config."""
+    """Return tables, the processor, labels, and the images to train on, of a config."""
     tables, labels = labeled_images.load_labelled(config)
     processor = labeled_images.own_processor(labeled_images.ImageColumn(tables.train, config.image), 0)
     images = labeled_images.training_images(tables, config, processor, labels, measured=from_scratch)
@@ -155,17 +161,17 @@ def loaded_pictures(config, from_scratch=True):
 def test_pictures(kind, from_scratch, tmp_path):
     config = ClassData(classes=COLOURS, **(OF_TAR if kind == "tar" else {}))
     config, read_whole = both(config, pictures(tmp_path / "train", kind), pictures(tmp_path / "eval", kind, 7))
-    tables, processor, labels, rows = loaded_pictures(config, from_scratch)
+    tables, processor, labels, train = loaded_pictures(config, from_scratch)
     _, other, _, whole = loaded_pictures(read_whole)
-    assert processor.size == other.size and rows.shape == whole.shape == (43, 3, 32, 32)
+    assert processor.size == other.size and train.shape == whole.shape == (43, 3, 32, 32)
     looked_at = labeled_images.load_images(labeled_images.ImageColumn(tables.train, config.image), processor, 0)
-    statistics = rows.statistics(1 / 255)
+    statistics = train.statistics(1 / 255)
     assert statistics == looked_at.statistics(1 / 255) and len(looked_at) < 43
-    check_same(rows, whole, ImageCollate(*statistics, 1 / 255))
+    check_same(train.rows, whole.rows, ImageCollate(*statistics, 1 / 255))
     column = labeled_images.ImageColumn(tables.evaluation, config.image)
-    about = labeled_images.describe(tables, labels, rows, {"": labeled_images.load_images(column, processor, 1)})
+    about = labeled_images.describe(tables, labels, train, {"": labeled_images.load_images(column, processor, 1)})
     assert re.match(r"43 training images streamed in \d+ chunks brought to 32 x 32, 7 images to evaluate", about)
-    assert labels.names == list(COLOURS) and rows.example["pixels"].shape == (3, 32, 32)
+    assert labels.names == list(COLOURS) and train.example["pixels"].shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])
@@ -182,7 +188,7 @@ def test_a_broken_picture_is_named_by_its_shard_and_row(kind, tmp_path):
         parquet.write_table(pa.Table.from_pylist(rows), file, row_group_size=4)
     config = ClassData(classes=COLOURS, **(OF_TAR if kind == "tar" else {}))
     config, _ = both(config, folder, pictures(tmp_path / "eval", kind, 7))
-    *_, rows = loaded_pictures(config, from_scratch=False)
+    *_, (rows, _) = loaded_pictures(config, from_scratch=False)
     name = " (007.png)" if kind == "tar" else ""
     with refused(f"--data.image {config.image}: row 1 (counted from 0) of --data.path", f"part-2.{kind}, ", name):
         read_rows(rows, range(len(rows)))
@@ -194,7 +200,7 @@ def test_a_class_that_nobody_has_named_is_refused_by_its_shard(tmp_path):
     table[5]["label"] = "pink"
     parquet.write_table(pa.Table.from_pylist(table), folder / "part-2.parquet", row_group_size=4)
     config, _ = both(ClassData(classes=COLOURS), folder, pictures(tmp_path / "eval", "parquet", 7))
-    *_, rows = loaded_pictures(config)
+    *_, (rows, _) = loaded_pictures(config)
     with refused("--data.label label: row 1 (counted from 0) of", "part-2.parquet, ", "none of the 3", "pink"):
         read_rows(rows, range(len(rows)))
 
@@ -216,7 +222,7 @@ def test_classes_of_streamed_data_are_those_of_their_type(tmp_path):
 def test_the_loss_of_streamed_samples_takes_weights_as_numbers(tmp_path):
     folder, evaluation = pictures(tmp_path / "train", "parquet"), pictures(tmp_path / "eval", "parquet", 7)
     config, _ = both(ClassData(classes=COLOURS), folder, evaluation)
-    _, _, labels, rows = loaded_pictures(config)
+    _, _, labels, (rows, _) = loaded_pictures(config)
     assert labels.known_values is None
     loss = ClassLoss(ClassLossConfig(weights=("1", "0", "2.5")), labels.names, labels.known_values)
     read = read_rows(rows, range(len(rows)))

@@ -147,17 +147,22 @@ def beginning(blocks: "Blocks | TokenBlocks", tokenizer: "PreTrainedTokenizerBas
     return cast(str, tokenizer.decode(documents.tokens(0, min(count, len(documents)))))
 
 
-def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def row_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return the mean cross-entropy of each block over its supervised tokens, and their number: [blocks] each.
 
     Args:
         logits: as of `token_loss`, which returns the mean over all of them.
         targets: [blocks, size].
+        smoothing: as of `token_loss`.
     """
     losses = logits
     if logits.ndim > targets.ndim:
         flat = functional.cross_entropy(
-            logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="none"
+            logits.flatten(0, -2).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="none",
+            label_smoothing=smoothing,
         )
         losses = flat.view_as(targets)
     tokens = (targets != IGNORED).sum(1)

@@ -13,6 +13,7 @@ from app.data.config import Augment, BoxAugment
 from app.data.images.mixing import Mix, mixed
 from app.data.images.operations import Operations
 from app.data.images.processor import ImageProcessor
+from app.data.mixtures.joined import MixedRows
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.errors import UserError
@@ -54,7 +55,13 @@ def augmentation(settings: Augment, rows: Rows) -> Callable[[Any, np.random.Gene
     Raises:
         UserError: a setting is out of range, or these rows cannot be mixed.
     """
-    if isinstance(rows, StreamedSamples) and (settings.mixup or settings.cutmix):
+    mixes = bool(settings.mixup or settings.cutmix)
+    if mixes and isinstance(rows, MixedRows):
+        raise UserError(
+            "--augment.mixup, --augment.cutmix: they would mix images from all sources of --data.mix, whatever its "
+            "weights say: leave them out"
+        )
+    if mixes and isinstance(rows, StreamedSamples):
         raise UserError(
             "--augment.mixup, --augment.cutmix: they mix images from anywhere in the data, for which chunks all over "
             "streamed data would be fetched: leave them out"
@@ -62,7 +69,7 @@ def augmentation(settings: Augment, rows: Rows) -> Callable[[Any, np.random.Gene
     change: Callable[[Any, np.random.Generator], Any] = Draw(settings)
     if settings.operations:
         change = Operations(settings, change)
-    return Mix(settings, rows, change) if settings.mixup or settings.cutmix else change
+    return Mix(settings, rows, change) if mixes else change
 
 
 NO_BOX = (0.0, 0.0, 0.0, 0.0)

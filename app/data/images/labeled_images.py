@@ -14,8 +14,8 @@ from app.data.cache import cache_folder, made_once, using_cache, with_labels
 from app.data.config import ClassData
 from app.data.images.image_column import ImageColumn
 from app.data.images.processor import ImageProcessor
+from app.data.mixtures.joined import MixedRows
 from app.data.rows import Rows
-from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, held, is_text
 from app.data.tables.labels import SINGLE, Labels, only_of_their_class, read_labels, streamed_classes
@@ -61,10 +61,10 @@ def load_labelled(config: ClassData, needs: Needs = EVERYTHING) -> tuple[Tables,
     tables = load_tables(config, needed, columns=(config.image, config.label), needs=needs)
     for table in (tables.train, *tables.sets.values()):
         _check_label(table, config.label)
-    if tables.stream is not None:
+    if tables.streams:
         wanted = wanted._replace(classes=streamed_classes(tables.train, wanted))
     labels = read_labels(tables.train, tables.evaluation, wanted, tables.others)
-    return tables, replace(labels, streamed=tables.stream is not None)
+    return tables, replace(labels, streamed=tables.streams)
 
 
 def _check_label(table: "Dataset", name: str) -> None:
@@ -76,11 +76,11 @@ def _check_label(table: "Dataset", name: str) -> None:
         raise UserError(f"--data.label {name} of {held(table, name)}: classes are integers or strings")
 
 
-def describe(tables: Tables, labels: Labels, rows: "Images | StreamedImages", eval_sets: "dict[str, Images]") -> str:
+def describe(tables: Tables, labels: Labels, train: "TrainingImages", eval_sets: "dict[str, Images]") -> str:
     """Describe the data: a line of numbers, one of classes, one for each further set, and what to know of splits."""
-    height, width = rows.shape[2:]
+    height, width = train.shape[2:]
     size = f"brought to {height} x {width}"
-    trained = f"{len(rows):,} training images{tables.streamed} {size}, " if tables.has_training_rows else ""
+    trained = f"{len(train.rows):,} training images{tables.streamed} {size}, " if tables.has_training_rows else ""
     count = f"{trained}{len(eval_sets['']):,} {tables.to_evaluate_on('images')}{'' if trained else ' ' + size}"
     more = tables.describe_others({name: f"{len(images):,} images" for name, images in eval_sets.items()})
     return "\n".join([count, labels.summary(), *more, *tables.notes()])
@@ -155,38 +155,41 @@ class Images:
         return (mean * scale).tolist(), (np.where(deviation > 0, deviation, 1.0) * scale).tolist()
 
 
-class StreamedImages(StreamedSamples):
-    """Images of streamed data: rows as those of Images, which are decoded when they are read."""
+class TrainingImages(NamedTuple):
+    """Images to train on, and those that are looked at before."""
 
-    def __init__(self, rows: StreamedRows, make: Callable[["Dataset"], Rows], identity: Sequence[object], some: Images):
-        """Take what a StreamedSamples takes, and some of the images, of which all others have the size."""
-        super().__init__(rows, make, identity)
-        self.shape, self._some = (len(rows), *some.shape[1:]), some
+    rows: Images | StreamedSamples | MixedRows
+    """Rows as those of Images; those of streamed data are decoded when they are read."""
+    known: Images
+    """All of them; or, of streamed data, some, of which all others have the size."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of all images together, [rows, channels, height, width]."""
+        return (len(self.rows), *self.known.shape[1:])
 
     @property
     def example(self) -> dict[str, Any]:
         """Return some row, without a fetch of its chunk."""
-        return self._some.example
+        return self.known.example
 
     def statistics(self, scale: float) -> tuple[list[float], list[float]]:
-        """Return what Images.statistics does, over those of the images that were read to learn from."""
-        return self._some.statistics(scale)
+        """Return what Images.statistics does, over the known images."""
+        return self.known.statistics(scale)
 
 
 def training_images(
     tables: Tables, config: ClassData, processor: ImageProcessor, labels: Labels, measured: bool
-) -> Images | StreamedImages:
+) -> TrainingImages:
     """Return the images to train on, with their classes; those of streamed data are decoded when they are read.
 
     Args:
         measured: whether their statistics are asked for.
     """
     column = ImageColumn(tables.train, config.image)
-    limit = config.cache_gb if measured or tables.stream is None else 0.0  # of streamed data, else only a row is read
-    some = load_images(column, processor, limit, labels.train_values)
-    if tables.stream is None:
-        return some
-    wanted, shape = _Wanted((config.label,), tuple(labels.names)), some.shape[1:]
+    limit = config.cache_gb if measured or not tables.streams else 0.0  # of streamed data, else only a row is read
+    known = load_images(column, processor, limit, labels.train_values)
+    wanted, shape = _Wanted((config.label,), tuple(labels.names)), known.shape[1:]
 
     def made(table: "Dataset") -> Rows:
         decode = _Decode(ImageColumn(table, config.image), processor, shape)
@@ -194,7 +197,7 @@ def training_images(
         return Images(decode, (len(table), *shape), read_labels(tables.train, table, wanted).eval_values)
 
     decided_by = [FORMAT, column.name, column.mode, *_Decode(column, processor, shape).identity()]
-    return StreamedImages(tables.stream, made, [*decided_by, *wanted], some)
+    return TrainingImages(tables.samples(lambda: known, made, [*decided_by, *wanted]), known)
 
 
 def load_images(

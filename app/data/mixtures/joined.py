@@ -1,7 +1,7 @@
 """The rows of several sources, one after another, and the order in which a run mixes them."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,8 @@ class JoinedRows:
         self._ends = np.cumsum([len(each) for each in sources])
         self.lengths = self._lengths()
         """Of all rows, if they are known."""
-        self.weights = self._joined_weights()
-        """Of all rows, if they are known and not all 1."""
+        self.weights: JoinedWeights | Callable[[Any], float] | None = self._joined_weights()
+        """Of all rows, if they are known and not all 1; or what weighs a row that is read."""
         self.skips = any(isinstance(each, Incomplete) and each.skips for each in sources)
         self.digested = self._digested()
 
@@ -120,11 +120,8 @@ class JoinedRows:
         return None if any(each is None for each in lengths) else np.concatenate(lengths)  # type: ignore[arg-type]
 
     def _joined_weights(self) -> JoinedWeights | None:
-        return (
-            None
-            if any(getattr(s, "weights", None) is None for s in self.sources)
-            else JoinedWeights(self.sources, self._ends)
-        )
+        known = [getattr(each, "weights", None) for each in self.sources]
+        return None if any(w is None or callable(w) for w in known) else JoinedWeights(self.sources, self._ends)
 
     def _digested(self) -> list[int]:
         """Choose rows to tell these data from others by: of each source that can be read anywhere, the ends."""
@@ -138,14 +135,34 @@ class JoinedRows:
 class MixedRows(JoinedRows):
     """The rows of a mixture's sources."""
 
-    def __init__(self, mix: Mix, sources: Sequence[Rows]):
-        """Join the rows of a mixture's sources, in its order."""
+    def __init__(
+        self,
+        mix: Mix,
+        sources: Sequence[Rows],
+        weights: Callable[[Any], float] | None = None,
+        whole: Rows | None = None,
+    ):
+        """Join the rows of a mixture's sources, in its order.
+
+        Args:
+            weights: weighs a row that is read, where not all rows are known before; None: the weights that all have.
+            whole: the data set of which the sources are parts, if they were made as one.
+        """
         super().__init__(sources)
-        self.mix = mix
+        self.mix, self.whole = mix, whole
+        self.models: dict[str, str] = getattr(whole, "models", {})
+        """What names the contents of the models that a run over these rows needs, by what they are."""
+        if weights is not None:
+            self.weights = weights
 
     def order(self, plan: BatchPlan) -> Mixed:
         """Return the order in which a run mixes the sources; raises as `mixed_order`."""
         return mixed_order(self.mix, self.sources, plan)
+
+
+def as_one(rows: Any) -> Any:
+    """Return the data set that a mixture was cut from; other rows as they are."""
+    return rows.whole if isinstance(rows, MixedRows) else rows
 
 
 def mixed_order(mix: Mix, rows: Sequence[Any], plan: BatchPlan) -> Mixed:

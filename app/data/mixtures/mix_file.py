@@ -38,8 +38,12 @@ class MixedSource:
     """How often its rows may be seen; None: any number of times."""
     template: str
     """A text in which {column} stands for what a column holds; it becomes the text of a row. Empty: none."""
+    prefix: str
+    """Before each text of a row."""
     text: str
-    """The column that the text of a row stands in, as the flags call it; empty where they have none."""
+    """The flag's name of the column of that text; empty: the recipe has none."""
+    languages: bool
+    """Languages of a column `translation` count as columns."""
     renamed: dict[str, str]
     """Its own names of columns, and the names that the flags have for them."""
     flags: dict[str, Any]
@@ -167,27 +171,37 @@ def _source(config: TableData, fields: _Fields) -> MixedSource:
     weight, epochs = fields.take("weight", _weight), fields.take("epochs", _above_0, None)
     template = fields.take("template", _text, "")
     there = {each.name for each in dataclasses.fields(config)}
-    if template and "text" not in there:
-        raise fields.refuse("template", "this recipe has no --data.text that it could become")
+    flag_of_text = next((flag for flag in ("text", "source") if flag in there), "")
+    texts = _listed_text(getattr(config, flag_of_text, ()))
+    if template and len(texts) != 1:
+        raise fields.refuse(
+            "template",
+            "it becomes one text, and --data.text names 2 columns"
+            if texts
+            else "this recipe has no --data.text that it could become",
+        )
+    prefix = fields.take("prefix", _text, "") if "prefix" in there else ""
+    if prefix and getattr(config, "prefix", ""):
+        raise fields.refuse("prefix", "--data.prefix is given too: leave it out, and give each source its own here")
     renamed: dict[str, str] = {}
     for flag in (each for each in COLUMNS if each in there):
         ours = getattr(config, flag)
         wanted = (ours,) if isinstance(ours, str) else ours
         theirs = fields.take(flag, _columns(len(wanted)), None)
         renamed |= dict(zip(theirs or (), wanted, strict=True)) if theirs else {}
-    texts = _listed_text(getattr(config, "text", ()))
-    if template and (len(texts) != 1 or any(to in texts for to in renamed.values())):
-        why = "leave out `text`" if len(texts) == 1 else "give --data.text one column"
-        raise fields.refuse("template", f"it is the text of a row, so {why}")
+    if template and texts[0] in renamed.values():
+        raise fields.refuse("template", f"it is the text of a row, so leave out `{flag_of_text}`")
     flags = {flag: fields.take("config" if flag == "name" else flag, _text, None) for flag in PLACES if flag in there}
     flags["stream"] = fields.take("stream", _switch, None)
     of_columns = (flag for flag in COLUMNS if flag in there)
-    shown = ("name", "path", "weight", "epochs", "template", *of_columns, "config", *PLACES[1:], "stream")
+    of_texts = (*["template"] * bool(texts), *["prefix"] * ("prefix" in there))
+    shown = ("name", "path", "weight", "epochs", *of_texts, *of_columns, "config", *PLACES[1:], "stream")
     fields.done(", ".join(shown))
     if flags.get("columns") is not None:
         flags["columns"] = tuple(flags["columns"].split())
     given = {flag: value for flag, value in flags.items() if value is not None}
-    return MixedSource(name, path, weight, epochs, template, texts[0] if texts else "", renamed, given)
+    text, languages = next(iter(texts), ""), config.txt == "parallel"
+    return MixedSource(name, path, weight, epochs, template, prefix, text, languages, renamed, given)
 
 
 def _later(names: list[str], fields: _Fields) -> Later:

@@ -1,16 +1,18 @@
 """The tables of a mixture's sources, with the columns that the flags name."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
-from app.data.rows import Rows
+from app.data.rows import LeavesOut, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, Finished, StreamedSamples
-from app.data.tables.columns import name_of, name_table
+from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
+from app.data.tables.parallel_files import spread
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 Make = Callable[["Dataset"], Rows]
 """Takes a table, and returns its samples; these do their work when they are read."""
+Weigh = Callable[[Any], float]
+"""Weighs a sample that is read."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,13 @@ class Part:
         """Return the samples that `make` makes of tables; for `identity` and `finish` see StreamedSamples."""
         if self.stream is None:
             return Finished(make(self.table), finish)
-        of_source = *identity, self.source.template, sorted(self.source.renamed.items())
-        source = self.source
-        return StreamedSamples(self.stream, lambda table: make(as_flags_say(table, source)), of_source, finish=finish)
+        told = self.source
+        of_source = *identity, told.template, told.prefix, sorted(told.renamed.items())
+
+        def made(table: "Dataset") -> Rows:
+            return make(as_flags_say(table, told, in_memory=True))
+
+        return StreamedSamples(self.stream, made, of_source, finish=finish)
 
 
 @dataclass(frozen=True)
@@ -64,16 +72,26 @@ class MixedTables:
         return sum(part.rows for part in self.parts)
 
     def cut(self, whole: Rows) -> MixedRows:
-        """Return the samples of all sources, which have been made as one data set."""
-        slices, start = [], 0
-        for part in self.parts:
-            slices.append(Slice(whole, start, start + part.rows))
-            start += part.rows
-        return MixedRows(self.mix, slices)
+        """Return the samples of all sources, which have been made as one data set.
 
-    def joined(self, make: Make, identity: Sequence[object], finish: Finish = list) -> MixedRows:
-        """Return the samples of all sources, each made apart; the arguments are those of Part.samples."""
-        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts])
+        Raises:
+            UserError: all rows of a source were left out.
+        """
+        slices, start, rows = [], 0, 0
+        for part in self.parts:
+            rows += part.rows
+            end = whole.kept_before(rows) if isinstance(whole, LeavesOut) else rows
+            if end == start:
+                raise UserError(f"{FLAG}: no row of {part.source.name} can be used: leave this source out")
+            slices.append(Slice(whole, start, end))
+            start = end
+        return MixedRows(self.mix, slices, whole=whole)
+
+    def joined(
+        self, make: Make, identity: Sequence[object], weights: Weigh | None = None, finish: Finish = list
+    ) -> MixedRows:
+        """Return the samples of all sources, each made apart; the arguments are those of StreamedSamples."""
+        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts], weights)
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
@@ -85,39 +103,34 @@ class MixedTables:
         return f"a mix of {'; '.join(told)}"
 
 
-def as_flags_say(table: "Dataset", source: MixedSource) -> "Dataset":
-    """Return a source's table with the names of columns that the flags have, and with its template filled in.
+def as_flags_say(table: "Dataset", source: MixedSource, in_memory: bool = False) -> "Dataset":
+    """Return a source's table with the names of columns that the flags have, and with its template and prefix.
+
+    Args:
+        in_memory: whether texts are made there, as those of a chunk are, instead of in a file.
 
     Raises:
-        UserError: a column is not there.
+        UserError: a column is not there, or the template cannot be filled in.
     """
-    name = name_of(table)
+    name, pieces = name_of(table), pieces_of(table)
+    if source.languages:
+        table = spread(table)
     if lacking := next((column for column in source.renamed if column not in table.column_names), None):
         raise UserError(
             f"{FLAG}: the source {source.name} has no column {lacking}; it has {', '.join(table.column_names)}"
         )
     if source.template:
-        table = _filled_in(table, source)
+        table = _filled_in(table, source, in_memory)
     renamed = {theirs: ours for theirs, ours in source.renamed.items() if theirs != ours}
     taken = [ours for ours in renamed.values() if ours in table.column_names and ours not in renamed]
-    return name_table(table.remove_columns(taken).rename_columns(renamed), name)
+    table = table.remove_columns(taken).rename_columns(renamed)
+    if source.prefix and source.text in table.column_names and is_text(table.data.schema.field(source.text).type):
+        table = _prefixed(table, source, in_memory)
+    return name_table(table, name, pieces)
 
 
-def _filled_in(table: "Dataset", source: MixedSource) -> "Dataset":
+def _filled_in(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
     """Add the column of texts that a source's template makes."""
-    text = source.text
-
-    def made(rows: dict) -> dict:
-        names = list(rows)
-        filled = [dict(zip(names, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-        used = {name for _, name, _, _ in Formatter().parse(source.template) if name}
-        if lacking := next(((row, name) for row in filled for name in used if row[name] is None), None):
-            raise UserError(
-                f"{FLAG}: a row of {source.name} has nothing in {lacking[1]}, which its template needs: leave such "
-                f"rows out ({str(lacking[0])[:200]})"
-            )
-        return {text: [source.template.format_map(row) for row in filled]}
-
     try:
         source.template.format_map(dict.fromkeys(table.column_names, ""))
     except (KeyError, ValueError, IndexError, AttributeError) as error:
@@ -125,10 +138,69 @@ def _filled_in(table: "Dataset", source: MixedSource) -> "Dataset":
             f"{FLAG}: the template of {source.name} cannot be filled in ({error}): write columns in braces, of which "
             f"there are {', '.join(table.column_names)}, and other braces twice"
         ) from None
-    key = key_of(table._fingerprint, source.template, text)
+    used = {re.split(r"[.\[]", name)[0] for _, name, *_ in Formatter().parse(source.template) if name}
+
+    def made(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:
+        texts = []
+        for number, *values in zip(numbers, *rows.values(), strict=True):
+            row = dict(zip(rows, values, strict=True))
+            if lacking := next((name for name in sorted(used) if row[name] is None), None):
+                raise UserError(
+                    f"{FLAG}: the template of {source.name}: {row_name(table, number)} has nothing in {lacking}; leave "
+                    "such rows out of the data"
+                )
+            texts.append(source.template.format_map(row))
+        return {source.text: texts}
+
+    return _with_texts(table, made, source.text, (source.template,), in_memory)
+
+
+def _prefixed(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
+    """Put a source's prefix before each text; those that are missing or empty stay so, to be refused as such."""
+
+    def made(rows: dict[str, list], _: list[int]) -> dict[str, list]:
+        return {
+            source.text: [f"{source.prefix}{text}" if text and text.strip() else text for text in rows[source.text]]
+        }
+
+    return _with_texts(table, made, source.text, ("prefix", source.prefix), in_memory)
+
+
+def _with_texts(
+    table: "Dataset",
+    make: Callable[[dict[str, list], list[int]], dict[str, list]],
+    column: str,
+    decided_by: Sequence[str],
+    in_memory: bool,
+) -> "Dataset":
+    """Return a table with a column of texts that `make` makes of some rows and their numbers."""
+    key = key_of(table._fingerprint, *decided_by, column)
     return table.map(
-        made, batched=True, new_fingerprint=key, remove_columns=[text] if text in table.column_names else []
+        make,
+        batched=True,
+        with_indices=True,
+        new_fingerprint=key,
+        remove_columns=[column] if column in table.column_names else [],
+        keep_in_memory=in_memory,
     )
+
+
+def common(tables: "Sequence[Dataset]", columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return those of some columns that the tables of all sources have.
+
+    Raises:
+        UserError: some sources have one, and others do not.
+    """
+    found = []
+    for column in columns:
+        having = [name for table, name in zip(tables, names, strict=True) if column in table.column_names]
+        if lacking := [name for name in names if name not in having] if having else []:
+            raise UserError(
+                f"{FLAG}: {having[0]} has a column {column}, and {lacking[0]} has none: give it to all sources, or to "
+                "none of them"
+            )
+        found += [column] * bool(having)
+    return found
 
 
 def concatenated(tables: "Sequence[Dataset]", columns: Sequence[str], names: Sequence[str]) -> "Dataset":
@@ -146,13 +218,55 @@ def concatenated(tables: "Sequence[Dataset]", columns: Sequence[str], names: Seq
                 f"one it has in its place as `text`, `label` and so on"
             )
     chosen = [table.select_columns([*dict.fromkeys(columns)]) if columns else table for table in tables]
-    first = chosen[0].features
-    for table, name in zip(chosen, names, strict=True):
-        if differ := next((c for c in first if c in table.features and table.features[c] != first[c]), None):
-            raise UserError(
-                f"{FLAG}: the column {differ} of {name} is {table.features[differ]}, and of {names[0]} "
-                f"{first[differ]}: give all sources the same type"
-            )
+    for column in chosen[0].column_names:
+        having = [place for place, table in enumerate(chosen) if column in table.column_names]
+        first = chosen[0].features[column]
+        if all(chosen[place].features[column] == first for place in having):
+            continue
+        kind = _together([chosen[place] for place in having], column)
+        for place in having:
+            theirs = chosen[place].features[column]
+            if kind is None and theirs != first:
+                raise UserError(
+                    f"{FLAG}: the column {column} of {names[place]} is {_told(theirs)}, and of {names[0]} "
+                    f"{_told(first)}: give all sources the same type"
+                )
+            if kind is not None:
+                chosen[place] = chosen[place].cast_column(column, kind)
     whole = datasets.concatenate_datasets(chosen)
     whole._fingerprint = key_of(*(table._fingerprint for table in tables), *columns)
-    return name_table(whole, f"{FLAG} {', '.join(names)}")
+    pieces, start = [], 0
+    for table in tables:  # selections too count the rows of the whole table that they are of
+        own = pieces_of(table) or [Piece(0, name_of(table))]
+        pieces += [Piece(start + piece.start, piece.name) for piece in own]
+        start += len(table.data)
+    return name_table(whole, f"{FLAG} {', '.join(names)}", pieces)
+
+
+def _together(tables: "Sequence[Dataset]", column: str) -> Any:
+    """Return a type for a column that several tables have in forms of one kind: images, texts, or integers; else none.
+
+    Formats write images as files in a column or as paths, and the same text or integer in several widths.
+    """
+    import datasets
+    import pyarrow.types as types
+
+    features = [table.features[column] for table in tables]
+    kinds = [table.data.schema.field(column).type for table in tables]
+    if any(isinstance(feature, datasets.Image) for feature in features):
+        of_files = all(
+            isinstance(feature, datasets.Image) or types.is_binary(kind) or types.is_large_binary(kind)
+            for feature, kind in zip(features, kinds, strict=True)
+        )
+        return datasets.Image() if of_files else None
+    if any(isinstance(feature, datasets.ClassLabel) for feature in features):
+        return None
+    if all(map(is_text, kinds)):
+        return datasets.Value("string")
+    return datasets.Value("int64") if all(map(types.is_integer, kinds)) else None
+
+
+def _told(feature: Any) -> str:
+    """Name a type, of classes with their names."""
+    names = getattr(feature, "names", None)
+    return f"of the classes {', '.join(names)}" if names else str(feature)

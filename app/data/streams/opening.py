@@ -1,5 +1,6 @@
 """Streamed data as a recipe's flags name them: rows to train on, rows to evaluate on, and some rows to learn from."""
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import SPLITS, find_shards, is_url, names_files, shards_in
-from app.data.tables.columns import name_table
+from app.data.tables.columns import Piece, name_table
 from app.data.tables.splits import count_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
+MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
 EVAL_SPLITS = tuple(SPLITS)
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
@@ -110,23 +112,24 @@ def _must_be(paths: tuple[str, ...]) -> bool:
     return sum(shard.size for shard in shards) > shutil.disk_usage(folder).free
 
 
-def open_stream(config: TableData, holdout: bool) -> Opened:
+def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> Opened:
     """Open the data to train on, and the data's own rows to evaluate on.
 
     Args:
+        flag: what names the data, for errors.
         holdout: whether rows to evaluate on are wanted: the data's own, else some chunks that are held out.
 
     Raises:
         UserError: the data cannot be read, or none can be held out.
     """
     assert isinstance(config, Streams)
-    flag, path = "--data.path", os.path.expanduser(config.path[0])
+    path = os.path.expanduser(config.path[0])
     index = index_of(flag, path, find_shards(flag, path))
     evaluation, held_out = None, False
     if holdout:
-        evaluation = _own_evaluation(config, path)
+        evaluation = _own_evaluation(config, flag, path)
         if evaluation is None:
-            index, others = _held_out(index, path, config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
+            index, others = _held_out(index, f"{flag} {path}", config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
@@ -152,13 +155,13 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
 
 
-def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
+def _own_evaluation(config: TableData, flag: str, path: str) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
     if names_files(path):
         if config.eval_split:
             raise UserError(
-                f"--data.eval-split {config.eval_split}: --data.path {path} names files, all to train on: give the "
-                "folder, or --data.eval-path"
+                f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, "
+                "or --data.eval-path"
             )
         return None
     split = config.eval_split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
@@ -166,11 +169,11 @@ def _own_evaluation(config: TableData, path: str) -> "Dataset | None":
         return None
     if split not in EVAL_SPLITS:
         raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
-    index = index_of("--data.path", path, find_shards("--data.path", path, split), split)
-    return whole("--data.path", index, f"--data.path {path}, split {split}")
+    index = index_of(flag, path, find_shards(flag, path, split), split)
+    return whole(flag, index, f"{flag} {path}, split {split}")
 
 
-def _held_out(index: Index, path: str, fraction: float, most: float) -> tuple[Index, Index]:
+def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[Index, Index]:
     """Hold whole chunks out, drawn at random: return the index of the others, and theirs.
 
     Args:
@@ -178,9 +181,7 @@ def _held_out(index: Index, path: str, fraction: float, most: float) -> tuple[In
     """
     chunks = len(index.rows)
     if chunks < 2:
-        raise UserError(
-            f"--data.path {path} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path"
-        )
+        raise UserError(f"{name} has one chunk, of which nothing can be held out for evaluation: give --data.eval-path")
     drawn = permute(np.arange(count_of(chunks, fraction)), chunks, 0, HELD_OUT_EPOCH)
     fit = int(np.searchsorted(np.cumsum(index.size[drawn] * index.growth), most, side="right"))
     out = np.zeros(chunks, bool)
@@ -191,21 +192,27 @@ def _held_out(index: Index, path: str, fraction: float, most: float) -> tuple[In
 def whole(flag: str, index: Index, name: str) -> "Dataset":
     """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors."""
     place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / index.fingerprint
-    return name_table(_table(flag, index, place, range(len(index.rows))), name)
+    return _table(flag, index, place, range(len(index.rows)), name)
 
 
 def _learnt(flag: str, path: str, index: Index) -> "Dataset":
     """Read some rows from all over the data."""
     chunks = np.unique(np.linspace(0, len(index.rows) - 1, LEARNT_CHUNKS).astype(int)).tolist()
     place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / f"{index.fingerprint}-some"
-    return name_table(_table(flag, index, place, chunks, LEARNT // len(chunks)), f"{flag} {path}")
+    return _table(flag, index, place, chunks, f"{flag} {path}", LEARNT // len(chunks))
 
 
-def _table(flag: str, index: Index, place: Path, chunks: "range | list[int]", most: int | None = None) -> "Dataset":
-    """Read chunks into a file of the cache, of each at most so many rows."""
+def _table(
+    flag: str, index: Index, place: Path, chunks: "range | list[int]", name: str, most: int | None = None
+) -> "Dataset":
+    """Read chunks into a file of the cache, of each at most so many rows; `name` names the table in errors."""
     place.parent.mkdir(parents=True, exist_ok=True)
     reader = ChunkReader(flag, index)
     parts = (reader.table(chunk).slice(0, most) for chunk in chunks)
     table = written_once(place, index.features, parts, index.shards.format, "train")
     assert table is not None, "an index has no chunk without rows"
-    return table
+    if len(chunks) > MOST_NAMED:
+        return name_table(table, name)
+    counts = [min(int(index.rows[chunk]), most or len(table)) for chunk in chunks]
+    starts = [0, *itertools.accumulate(counts)]
+    return name_table(table, name, [Piece(starts[i], reader.name_of(chunk)) for i, chunk in enumerate(chunks)])

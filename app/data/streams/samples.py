@@ -52,6 +52,8 @@ class StreamedSamples:
         """
         self.rows, self.weights, self._make, self._finish, self.skips = rows, weights, make, finish, rows.skips
         self.fingerprint = key_of(rows.fingerprint, *identity)
+        self.models: dict[str, str] = {}
+        """What names the contents of the models that a run over these samples needs, by what they are."""
         self._made: OrderedDict[int, _Made] = OrderedDict()
 
     def __len__(self) -> int:

@@ -1,8 +1,9 @@
 """Columns of a table: whether they exist, what they hold, and which of their values are missing."""
 
+import bisect
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,15 +25,39 @@ PLACE = ("file", "lines")
 """Columns that readers of sentences add for errors: the file of each one, and the lines of its tokens, from 1."""
 
 
-def name_table(table: "Dataset", origin: str) -> "Dataset":
-    """Set the words by which errors name a table; selections of it keep them."""
-    table.info.description = origin
+BETWEEN = "\x1e"
+"""Parts the name of a table from those of its pieces: Unicode's sign between records, which no name has."""
+
+
+class Piece(NamedTuple):
+    """Some neighbouring rows of a table that was put together from several places."""
+
+    start: int
+    """The number of its first row in the table."""
+    name: str
+    """The words by which errors name it."""
+
+
+def name_table(table: "Dataset", origin: str, pieces: Sequence[Piece] = ()) -> "Dataset":
+    """Set the words by which errors name a table; selections of it keep them.
+
+    Args:
+        pieces: of which the table consists, if its rows have other numbers there.
+    """
+    # In the description, because it is all that selections keep.
+    table.info.description = BETWEEN.join([origin, *(f"{start} {name}" for start, name in pieces)])
     return table
 
 
 def name_of(table: "Dataset") -> str:
     """Return the words by which errors name a table, such as `--data.eval-path dev.csv`."""
-    return table.info.description or f"split {table.split or 'train'}"
+    return table.info.description.partition(BETWEEN)[0] or f"split {table.split or 'train'}"
+
+
+def pieces_of(table: "Dataset") -> list[Piece]:
+    """Return the pieces that `name_table` was given."""
+    told = (piece.split(" ", 1) for piece in table.info.description.split(BETWEEN)[1:])
+    return [Piece(int(start), name) for start, name in told]
 
 
 def check_columns(table: "Dataset", columns: Sequence[str], flag: str) -> None:
@@ -152,6 +177,9 @@ def row_name(table: "Dataset", row: int) -> str:
     """Name a row by its number in the data, counted from 0, also if the table is a selection of the data."""
     if table._indices is not None:
         row = table._indices.column(0)[row].as_py()
+    pieces = pieces_of(table)
+    if (number := bisect.bisect_right([piece.start for piece in pieces], row)) > 0:
+        return f"{counted(row - pieces[number - 1].start)} of {pieces[number - 1].name}"
     return f"{counted(row)} of {name_of(table)}"
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,14 @@ from app.data.boxes.files import box_tables
 from app.data.cache import cache_of, using_cache
 from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
+from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
-from app.data.mixtures.tables import MixedTables, Part, as_flags_say, concatenated
+from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
 from app.data.reading import near
+from app.data.rows import Rows as Sampled
 from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
+from app.data.streams.samples import Finish, StreamedSamples
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 NAMELESS = ("csv", "conll")  # formats whose files may lack names of columns
+Samples = TypeVar("Samples", bound=Sampled)
 HUB_ID = re.compile(r"(hf://|buckets/).+|[\w.-]+(/[\w.-]+)?")
 
 
@@ -73,6 +77,32 @@ class Tables:
     def notes(self) -> list[str]:
         """Return what the user should know of the data, a line each."""
         return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
+
+    def samples(
+        self,
+        whole: Callable[[], Samples],
+        made: Make,
+        identity: Sequence[object],
+        weights: Weigh | None = None,
+        finish: Finish = list,
+    ) -> Samples | MixedRows | StreamedSamples:
+        """Return the samples to train on: made of all rows at once, or chunk by chunk where any of them are streamed.
+
+        Args:
+            whole: returns the samples of the table `train`.
+            made: takes the table of a chunk, or of a source of a mixture that is not streamed while another one is; it
+                returns its samples, which should do their work when they are read.
+            identity: what decides samples that are made so, besides the rows.
+            weights: weighs such a sample when it is read; None: all weigh 1.
+            finish: what is still to be done to samples that are read together, of whatever chunks.
+        """
+        if not self.streams:
+            samples = whole()
+            return samples if self.mixed is None else self.mixed.cut(samples)
+        if self.mixed is not None:
+            return self.mixed.joined(made, identity, weights, finish)
+        assert self.stream is not None
+        return StreamedSamples(self.stream, made, identity, weights, finish)
 
     @property
     def streamed(self) -> str:
@@ -139,6 +169,7 @@ def load_tables(
     seed: int = 0,
     columns: Sequence[str] = (),
     needs: Needs = EVERYTHING,
+    optional: Sequence[str] = (),
 ) -> Tables:
     """Load the table to train on and the table to evaluate on.
 
@@ -149,6 +180,7 @@ def load_tables(
         needed: see `hold_out`.
         columns: a split without them is not chosen to evaluate on.
         needs: of the run, `run.needs`.
+        optional: further columns that are used where they are there; of a mixture, all sources or none must have them.
 
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
@@ -159,7 +191,7 @@ def load_tables(
             table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
             source, tables = None, Tables(table, table, note=note, has_training_rows=False)
         elif isinstance(config, Streams) and config.mix:
-            source, tables = None, _mixture(config, needs, needed, seed, columns)
+            source, tables = None, _mixture(config, needs, needed, seed, columns, optional)
         elif is_streamed("--data.path", config):
             source, tables = None, _streamed(config, needs, columns)
         else:
@@ -180,6 +212,7 @@ def _mixture(
     needed: Callable[..., np.ndarray] | None,
     seed: int,
     columns: Sequence[str],
+    optional: Sequence[str],
 ) -> Tables:
     """Return the sources of a mixture to train on, and the main set to evaluate on: rows of all of them.
 
@@ -195,7 +228,9 @@ def _mixture(
         parts.append(Part(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
     names = [each.name for each in mix.sources]
-    train = concatenated([part.table for part in parts], columns, names)
+    tables_to_train = [part.table for part in parts]
+    columns = [*columns, *common(tables_to_train, optional, names)]
+    train = concatenated(tables_to_train, columns, names)
     note = ""
     if config.eval_path:
         evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
@@ -227,14 +262,15 @@ def source_tables(
     """Return the rows of a mixture's source to train on, and its own rows to evaluate on, if they are wanted."""
     flag = f"--data.mix {source.name}:"
     if is_streamed(flag, config):
-        stream = open_stream(config, holdout=not config.eval_path)
+        stream = open_stream(config, not config.eval_path, flag)
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
         of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
         of_stream.places = stream.rows.places_of_shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
-    opened.tables = {split: as_flags_say(table, source) for split, table in opened.tables.items()}
+    for split, table in opened.tables.items():
+        opened.tables[split] = as_flags_say(name_table(table, f"{flag} {opened.path}, split {split}"), source)
     trained = opened.rows(config.split, flag)
     if config.eval_path:
         tables = Tables(opened[config.split], opened[config.split])
@@ -263,7 +299,7 @@ def _is_in(place: str, folder: str) -> bool:
 
 def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables:
     """Return streamed rows to train on, and the main set to evaluate on."""
-    stream = open_stream(config, holdout=not config.eval_path)
+    stream = open_stream(config, not config.eval_path)
     evaluation, note = stream.evaluation, stream.note
     if evaluation is None:
         if config.eval_path == config.path[0] and config.eval_split in ("", "train"):

@@ -12,7 +12,7 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
-from app.data.mixtures.joined import MixedRows
+from app.data.mixtures.joined import MixedRows, as_one
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
@@ -71,12 +71,11 @@ def training_rows(
     tables: Tables, config: TextData, tokenizer: "PreTrainedTokenizerBase", labels: Labels
 ) -> "TokenTable | StreamedSamples | MixedRows":
     """Return the texts to train on as tokens, with their labels; those of streamed data are tokenized when read."""
-    if not tables.streams:
-        rows = tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
-        return rows if tables.mixed is None else tables.mixed.cut(rows)
     encoder = Encoder.of(config.text, tokenizer, config.max_length)
-    of_labels = config.label, config.problem, labels.names
     known = replace(config, classes=tuple(labels.names))
+
+    def whole() -> TokenTable:
+        return tokenize(tables.train, config.text, tokenizer, config.max_length, labels.train_values)
 
     def made(table: "Dataset") -> Rows:
         check_columns(table, config.text, "text")
@@ -84,11 +83,8 @@ def training_rows(
             check_texts(table, name)
         return LabelledTexts(table, encoder.columns, read_labels(tables.train, table, known).eval_values)
 
-    identity = [FORMAT, *encoder.identity, *of_labels]
-    if tables.mixed is not None:
-        return tables.mixed.joined(made, identity, encoder.rows)
-    assert tables.stream is not None
-    return StreamedSamples(tables.stream, made, identity, finish=encoder.rows)
+    identity = [FORMAT, *encoder.identity, config.label, config.problem, labels.names]
+    return tables.samples(whole, made, identity, finish=encoder.rows)
 
 
 def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:
@@ -122,8 +118,9 @@ def describe(
     parts = [f"{trained}{len(eval_rows):,} {tables.to_evaluate_on('rows')}"]
     if tables.stayed:
         parts.append(f"{tables.stayed:,} drawn to be held out kept for training, as no other row has the class")
-    known = isinstance(train_rows, TokenTable)  # else the training texts are cut when they are read
-    cut_in_training = train_rows.truncated if isinstance(train_rows, TokenTable) else 0
+    whole = as_one(train_rows)
+    known = isinstance(whole, TokenTable)  # else the training texts are cut when they are read
+    cut_in_training = whole.truncated if isinstance(whole, TokenTable) else 0
     if cut_in_training or eval_rows.truncated:
         trained = f"{cut_in_training:,} training and " if tables.has_training_rows and known else ""
         cut = f"{trained}{eval_rows.truncated:,} evaluation texts"

@@ -11,6 +11,7 @@ import torch
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
+from app.data.mixtures.joined import MixedRows, as_one
 from app.data.rows import IGNORED, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts, row_name
@@ -169,10 +170,8 @@ def _check_texts(table: "Dataset", config: PairData) -> None:
 
 def training_rows(
     tables: Tables, config: PairData, tokenizer: "PreTrainedTokenizerBase"
-) -> PairTable | StreamedSamples:
+) -> PairTable | StreamedSamples | MixedRows:
     """Return the pairs to train on as tokens; those of streamed data are tokenized when they are read."""
-    if tables.stream is None:
-        return tokenize(tables.train, config, tokenizer)
     sides = _Side.of(config, tokenizer, "source"), _Side.of(config, tokenizer, "target")
 
     def made(table: "Dataset") -> Rows:
@@ -180,7 +179,8 @@ def training_rows(
         _check_texts(table, config)
         return PairsOnDemand(table, sides)
 
-    return StreamedSamples(tables.stream, made, [FORMAT, *(side.identity for side in sides)], tokens_to_write)
+    identity = [FORMAT, *(side.identity for side in sides)]
+    return tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, identity, tokens_to_write)
 
 
 def own_tokenizer(table: "Dataset", config: PairData, vocab: int) -> "PreTrainedTokenizerBase":
@@ -271,20 +271,23 @@ def _tokenized(table: "Dataset", side: _Side) -> TokenTable:
 
 
 def describe(
-    tables: Tables, train_rows: PairTable | StreamedSamples, eval_sets: dict[str, PairTable], config: PairData
+    tables: Tables,
+    train_rows: PairTable | StreamedSamples | MixedRows,
+    eval_sets: dict[str, PairTable],
+    config: PairData,
 ) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    told = [eval_sets[""]]
-    if isinstance(train_rows, StreamedSamples):
-        trained = f"{len(train_rows):,} pairs{tables.streamed} to train on, "
+    told, whole = [eval_sets[""]], as_one(train_rows)
+    if isinstance(whole, PairTable):
+        trained = f"{_amount(whole)} to train on, " if tables.has_training_rows else ""
+        told += [whole] if tables.has_training_rows else []
     else:
-        trained = f"{_amount(train_rows)} to train on, " if tables.has_training_rows else ""
-        told += [train_rows] if tables.has_training_rows else []
+        trained = f"{len(train_rows):,} pairs{tables.streamed} to train on, "
     parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
     for side in ("source", "target"):
         if cut := sum(getattr(rows, f"{side}s").truncated for rows in told):
             longest = getattr(config, f"max_{side}")
-            of = "evaluation " if tables.stream is not None else ""
+            of = "" if isinstance(whole, PairTable) else "evaluation "
             parts.append(f"{cut:,} {of}{side}s are longer than {longest} tokens (--data.max-{side}) and cut")
     more = tables.describe_others({name: _amount(rows) for name, rows in eval_sets.items()})
     return "\n".join(["; ".join(parts), *more, *tables.notes()])

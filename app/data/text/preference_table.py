@@ -2,21 +2,17 @@
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from app.data.rows import Rows
-from app.data.streams.rows import StreamedRows
+from app.data.mixtures.joined import MixedRows, as_one
 from app.data.streams.samples import StreamedSamples
 from app.data.text.tokens import TokenTable
 from app.sampling.hashing import key_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 PROMPT, CHOSEN, REJECTED = range(3)
 """What a token of a row belongs to: the labels of a TokenTable of pairs."""
@@ -58,6 +54,10 @@ class PreferenceTable:
         """Count the pairs that were too long."""
         return len(self.tokens) - len(self)
 
+    def kept_before(self, row: int) -> int:
+        """Count the pairs of the rows before one of the table that they were made of: of those, some were too long."""
+        return int(np.searchsorted(self._rows, row))
+
     @cached_property
     def fingerprint(self) -> str:
         """Return a hash of all rows, and of the reference model: the same on any machine."""
@@ -93,34 +93,40 @@ class PreferenceTable:
         return batch
 
 
-class StreamedPairs(StreamedSamples):
-    """Pairs of streamed data: rows as those of a PreferenceTable without numbers; those that are too long are MISSING.
+@dataclass(frozen=True)
+class TrainingPairs:
+    """Pairs to train on, and how batches are made of them.
 
-    So batches lack them, on every layout alike.
+    Rows that are streamed, or mixed with such, are as those of a PreferenceTable without numbers; those that are too
+    long are MISSING, so batches lack them, on every layout alike.
     """
 
-    def __init__(
-        self,
-        rows: StreamedRows,
-        make: Callable[["Dataset"], Rows],
-        identity: Sequence[object],
-        pad_id: int,
-        multiple: int,
-        chats: bool,
-        date: str,
-    ):
-        """Take what a StreamedSamples takes, and what a PreferenceTable does."""
-        super().__init__(rows, make, identity, weights=_alike)
-        self.pad_id, self.multiple, self.chats, self.date = pad_id, multiple, chats, date
-        self.models: dict[str, str] = {}
-        """As of a PreferenceTable."""
+    rows: PreferenceTable | StreamedSamples | MixedRows
+    chats: bool
+    """Whether they are conversations."""
+    date: str
+    """The one that the chat template writes; empty if it writes none."""
+    pad_id: int
+    multiple: int
+    """As of a PreferenceTable."""
+
+    @property
+    def table(self) -> PreferenceTable | None:
+        """Return all of them, of a mixture those of all sources; None if they are read while training goes on."""
+        whole = as_one(self.rows)
+        return whole if isinstance(whole, PreferenceTable) else None
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Return what names the contents of the models that a run over these pairs needs, by what they are."""
+        return self.rows.models
 
     def collate(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
-        """Stack pairs, as the function `stacked`."""
-        return stacked(rows, self.pad_id, self.multiple)
+        """Stack pairs, as the function `stacked`; with log-probabilities in the reference model, if they are known."""
+        return stacked(rows, self.pad_id, self.multiple) if self.table is None else self.table.collate(rows)
 
 
-def _alike(pair: dict) -> float:
+def alike(pair: dict) -> float:
     """Weigh a pair that is not too long."""
     return 1.0
 

@@ -18,7 +18,7 @@ from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.preference_rows import shared_beginning, texts_of
-from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, StreamedPairs
+from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, TrainingPairs, alike
 from app.data.text.tokenizer import tokenizer_of
 from app.data.text.tokens import TokenTable
 from app.errors import UserError
@@ -48,7 +48,8 @@ def load_preferences(config: PreferenceData, needs: Needs = EVERYTHING) -> Table
     check_date(config.date)
     if config.max_length < 2:
         raise UserError(f"--data.max-length {config.max_length}: must be at least 2")
-    tables = load_tables(config, columns=(config.chosen, config.rejected), needs=needs)
+    optional = config.prompt, TOOLS
+    tables = load_tables(config, columns=(config.chosen, config.rejected), needs=needs, optional=optional)
     for table in (tables.train, *tables.sets.values()):
         _check_prompts(table, config, columns_of(table, config))
     return tables
@@ -133,20 +134,16 @@ def _check_template(table: "Dataset", config: PreferenceData, template: str) -> 
         )
 
 
-def training_pairs(
-    tables: Tables, config: PreferenceData, tokenizer: "PreTrainedTokenizerBase"
-) -> PreferenceTable | StreamedPairs:
+def training_pairs(tables: Tables, config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> TrainingPairs:
     """Return the pairs to train on as tokens; those of streamed data are tokenized when they are read."""
-    if tables.stream is None:
-        return tokenize(tables.train, config, tokenizer)
     cut = _Cut.of(tables.train, config, tokenizer)
 
     def made(table: "Dataset") -> Rows:
         columns_of(table, config)  # for its errors
         return PairsOnDemand(table, cut)
 
-    more = tokenizer.pad_token_id, config.pad_to_multiple_of, cut.chats, cut.written_date
-    return StreamedPairs(tables.stream, made, cut.identity, *more)
+    rows = tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, cut.identity, alike)
+    return TrainingPairs(rows, cut.chats, cut.written_date, tokenizer.pad_token_id, config.pad_to_multiple_of)
 
 
 def tokenize(table: "Dataset", config: PreferenceData, tokenizer: "PreTrainedTokenizerBase") -> PreferenceTable:
@@ -276,7 +273,7 @@ def _in_columns(pairs: list[_Pair]) -> "pa.Table":
 
 
 class PairsOnDemand:
-    """Pairs of a table, which become tokens when they are read: as those of StreamedPairs."""
+    """Pairs of a table, which become tokens when they are read: as those of TrainingPairs."""
 
     def __init__(self, table: "Dataset", cut: _Cut):
         """Take the texts."""
@@ -300,18 +297,15 @@ class PairsOnDemand:
 
 
 def describe(
-    tables: Tables,
-    train: PreferenceTable | StreamedPairs,
-    eval_sets: dict[str, PreferenceTable],
-    config: PreferenceData,
+    tables: Tables, train: TrainingPairs, eval_sets: dict[str, PreferenceTable], config: PreferenceData
 ) -> str:
     """Describe the data: a line of numbers, one for each further set, and what to know of splits."""
-    longest, of = config.max_length, "evaluation " if isinstance(train, StreamedPairs) else ""
-    trained = f"{_amount(train)}{tables.streamed} to train on, " if tables.has_training_rows else ""
+    longest, of = config.max_length, "evaluation " if train.table is None else ""
+    trained = f"{_amount(train.rows)}{tables.streamed} to train on, " if tables.has_training_rows else ""
     parts = [f"{trained}{_amount(eval_sets[''])} {tables.to_evaluate_on()}"]
     both = [eval_sets[""]]
-    if isinstance(train, PreferenceTable) and tables.has_training_rows:
-        both.append(train)
+    if train.table is not None and tables.has_training_rows:
+        both.append(train.table)
     if cut := sum(pairs.tokens.truncated for pairs in both):
         parts.append(f"{cut:,} {of}prompts lose their beginning, to fit {longest} tokens (--data.max-length)")
     if out := sum(pairs.left_out for pairs in both):
@@ -328,5 +322,5 @@ def describe(
     return "\n".join(["; ".join(parts), *more, *tables.notes()])
 
 
-def _amount(pairs: PreferenceTable | StreamedPairs) -> str:
+def _amount(pairs: Rows) -> str:
     return f"{len(pairs):,} pairs"

@@ -105,6 +105,8 @@ class Judged(NamedTuple):
 
     loss: Tensor
     """The mean over the pairs, a scalar."""
+    each: Tensor
+    """The loss of each pair, float64 [pairs]."""
     means: dict[str, Tensor]
     """Further means over the pairs, by name for the log."""
     chosen: Tensor
@@ -148,12 +150,12 @@ class PreferenceLoss:
             terms["sft"] = -self.sft_weight * sums.chunk(2)[0] / tokens.chunk(2)[0]
         if self.teacher is not None:
             terms["distill"] = self.distill.weight * self._divergence(self.teacher, logits, inputs)
-        loss = cast(Tensor, sum(terms.values())).mean().float()
+        each = cast(Tensor, sum(terms.values()))
         chosen, rejected = (self.config.beta * scores.detach()).chunk(2)
         means = {f"part/{name}": term.detach().mean() for name, term in terms.items() if len(terms) > 1}
         means |= {"reward/chosen": chosen.mean(), "reward/rejected": rejected.mean()}
         means |= {"reward/margin": (chosen - rejected).mean(), "reward/accuracy": (chosen > rejected).double().mean()}
-        return Judged(loss, means, chosen, rejected)
+        return Judged(each.mean().float(), each, means, chosen, rejected)
 
     def of_scores(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         """Return the loss of each pair from its answers' scores, [pairs]: log-probabilities beyond the reference's."""

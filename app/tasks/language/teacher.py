@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from app.data.text.preference_table import PreferenceTable, StreamedPairs
+from app.data.text.preference_table import TrainingPairs
 from app.errors import UserError
 from app.tasks.language.loading import load_language_model
 from app.tasks.language.preference import Distill
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_teacher(
-    distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any, pairs: PreferenceTable | StreamedPairs
+    distill: Distill, tokenizer: "PreTrainedTokenizerBase", run: Any, pairs: TrainingPairs
 ) -> "Callable[..., Any] | None":
     """Load the model of --distill.teacher, whole on each process's device, in evaluation mode; None if there is none.
 
@@ -46,7 +46,7 @@ def load_teacher(
     return _standing_by(teacher, run)
 
 
-def load_copy(name: str, contents: str, run: Any, pairs: PreferenceTable | StreamedPairs) -> "Callable[..., Any]":
+def load_copy(name: str, contents: str, run: Any, pairs: TrainingPairs) -> "Callable[..., Any]":
     """Load the model that --model names once more, as `load_teacher` does.
 
     Args:
