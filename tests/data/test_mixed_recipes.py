@@ -221,6 +221,7 @@ def test_preferences_of_sources(way, tmp_path):
     missing = [number for number, row in enumerate(read) if row is MISSING]
     if way == "mapped":
         assert about.startswith("72 pairs to train on") and "3 pairs left out" in about
+        assert [len(source) for source in train.rows.sources] == [42, 30]
         train.table.reference = np.stack([np.arange(72.0), -np.arange(72.0)], 1)
         assert train.collate([read[50], read[3]])["reference"].tolist() == [50, 3, -50, -3]
         train.table.models["the reference model"] = "some"
