@@ -340,6 +340,7 @@ class Run:
         plan = BatchPlan.of_run(self.config, len(data), lengths, known)
         plan = plan.ordered(data.order(plan)) if isinstance(data, Ordered) else plan
         if not self.purpose.trains:
+            plan.check_limit()
             stages = Composed(collate, fetch) if fetch else collate
             yield from self.purpose.at_loop(self, plan, data, stages, augment)
             return

@@ -88,13 +88,15 @@ class CheckpointManager:
         newest = self.store.newest(self.logger.progress.warn)
         if newest is None:
             plan.check_stop(settings)
-            resume.check_begins(plan)
+            plan.check_limit()
+            resume.check_every_source_is_read(plan)
             return resume.Start(), plan
         state, saved = newest
         self._go_on_with_folder(saved)
         here, folder = layout.layout(self.accelerator), self.logger.folder.path
         here.check_reads(saved.layout)
         plan = resume.fitting(saved, plan, settings, folder)
+        plan.check_limit()
         if note := resume.check_contents(saved.data, contents, folder, settings.changed == "accept"):
             self.logger.progress.say(note)
         sharded.load(self.accelerator, str(state))

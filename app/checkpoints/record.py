@@ -47,6 +47,8 @@ class MixRecord(JsonRecord):
     """Their names, in order."""
     parts: tuple[MixPart, ...]
     """The mixes that its run had so far, and that are planned ahead."""
+    lanes: int
+    """In how many lanes the sources are mixed; see app/sampling/lanes.py."""
 
 
 @dataclass(frozen=True)

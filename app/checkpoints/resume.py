@@ -106,7 +106,7 @@ def data_of(plan: BatchPlan, contents: dict[str, Any]) -> DataRecord:
     mix = None
     if isinstance(plan.order, Mixed):
         parts = tuple(MixPart(part.start, tuple(map(float, part.weights)), part.caps) for part in plan.order.parts)
-        mix = MixRecord(tuple(each.name for each in plan.order.sources), parts)
+        mix = MixRecord(tuple(each.name for each in plan.order.sources), parts, plan.order.lanes)
     return DataRecord(plan.samples, plan.fingerprint, contents, mix)
 
 
@@ -126,6 +126,12 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
             f"{folder} holds a run over a mixture of {', '.join(before)}, and now it is of {', '.join(names)}: keep "
             "the sources in their order, give those that are not wanted any more the weight 0, and name new ones last"
         )
+    if order.lanes != mix.lanes:
+        kind = "were all mapped, and now one is streamed" if mix.lanes == 1 else "had a streamed one, and now have none"
+        raise UserError(
+            f"{folder} holds a run over a mixture whose sources {kind}, which changes the order of all of them: give "
+            "--data.stream or `stream:` in the mix as it was, or another --run.dir"
+        )
     of_these = len(before)
     if plan.fingerprint_of(order.rows_of(of_these), order.fingerprint_of(of_these)) != saved.data.fingerprint:
         raise UserError(
@@ -136,7 +142,7 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
     return plan.ordered(order.going_on(parts, saved.seen))
 
 
-def check_begins(plan: BatchPlan) -> None:
+def check_every_source_is_read(plan: BatchPlan) -> None:
     """Refuse a new run over a mixture with a source that is never read; a run that goes on may have one no more.
 
     Raises:

@@ -41,7 +41,7 @@ def contents(data: Rows) -> dict[str, Any]:
     unstable: set[str] = set()
     end = time.monotonic() + SECONDS
     with aside(torch.device("cpu")):
-        for row in data.digested if isinstance(data, Digested) else _places(len(data)):
+        for row in data.digested if isinstance(data, Digested) else places(len(data)):
             read[str(row)], again = (dict(_digests(*read_rows(data, [row]))) for _ in range(2))
             unstable |= _fields(read[str(row)], again)
             if time.monotonic() > end:
@@ -83,8 +83,8 @@ def _fields(before: dict[str, str], now: dict[str, str]) -> set[str]:
     return {name for name in {**before, **now} if before.get(name) != now.get(name)}
 
 
-def _places(size: int) -> list[int]:
-    """Choose the first row, the last, and others from all over the data."""
+def places(size: int) -> list[int]:
+    """Choose rows of a data set of some size: the first, the last, and others from all over it."""
     chosen = permute(np.arange(min(size, ROWS - 2)), size, 0, 0)
     return sorted({0, size - 1, *chosen.tolist()})
 

@@ -135,17 +135,17 @@ class BatchPlan:
         return dataclasses.replace(self, total=total, short=short, made=step)
 
     def ordered(self, order: Order) -> "BatchPlan":
-        """Plan the same steps over samples in another order.
-
-        Raises:
-            UserError: it has fewer samples than the run sees.
-        """
-        if order.limit is not None and order.limit < self.total:
-            raise UserError(
-                f"the run sees {self.total:,} samples, and its sources may give {order.limit:,} (their rows times "
-                "their epochs): give fewer --run.steps or --run.epochs, or raise `epochs` in the mix"
-            )
+        """Plan the same steps over samples in another order."""
         return dataclasses.replace(self, own_order=order)
+
+    def check_limit(self) -> None:
+        """Refuse a run over sources that may give fewer samples than it sees."""
+        limit = self.order.limit
+        if limit is not None and limit < self.total:
+            raise UserError(
+                f"the run sees {self.total:,} samples, and its sources may give {limit:,} (their rows times their "
+                "epochs): give fewer --run.steps or --run.epochs, or raise `epochs` in the mix"
+            )
 
     def check_stop(self, settings: RunConfig) -> None:
         """Refuse a --run.stop-at that the run does not reach."""

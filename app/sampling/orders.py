@@ -27,6 +27,8 @@ class Order(ABC):
     lanes: int = 1
     fingerprint: str = ""
     """Hash of what decides the order, besides the seed and the number of rows."""
+    mix: str = ""
+    """Hash of the mix of sources; empty for one source."""
     limit: int | None = None
     """How many samples there are; None: any number, epoch after epoch."""
 
@@ -117,6 +119,7 @@ class Mixed(Order):
         self._first = np.cumsum([0, *(each.order.rows for each in sources)])
         self._ends: dict[int, np.ndarray] = {}
         self.fingerprint = self.fingerprint_of(len(sources))
+        self.mix = key_of(lanes, *self.parts)
 
     @cached_property
     def limit(self) -> int | None:  # type: ignore[override]  # it is an attribute of an order

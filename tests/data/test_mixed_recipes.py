@@ -182,6 +182,7 @@ def test_templates_and_prefixes_leave_no_text_out_in_silence(tmp_path):
     rows = [{"q": f"q{i}", "a": f"a{i}", "t": "x"} for i in range(20)]
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"source": "q", "target": "t"}))
     rows[7]["q"] = None
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -197,9 +198,9 @@ def test_templates_and_prefixes_leave_no_text_out_in_silence(tmp_path):
     assert "say a3, x?" in tables.mixed.parts[1].table["source"][:]
     for stream in (False, True):
         with refused("the template of b: row 7 (counted from 0) of --data.mix b:", "b.jsonl", "has nothing in q"):
-            loaded_pairs(of(source=None, template="{q}", stream=stream), eval_path=str(tmp_path / "a.jsonl"))
+            loaded_pairs(of(source=None, template="{q}", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
         with refused("--data.source source: row 7 (counted from 0) of --data.mix b:", "b.jsonl", "has no text"):
-            loaded_pairs(of(prefix="say ", stream=stream), eval_path=str(tmp_path / "a.jsonl"))
+            loaded_pairs(of(prefix="say ", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
     with refused("sources[1].template: it is the text of a row, so leave out `source`"):
         loaded_pairs(of(template="{q}"))
     with refused("sources[1].prefix: --data.prefix is given too"):
@@ -220,6 +221,7 @@ def test_preferences_of_sources(way, tmp_path):
     missing = [number for number, row in enumerate(read) if row is MISSING]
     if way == "mapped":
         assert about.startswith("72 pairs to train on") and "3 pairs left out" in about
+        assert [len(source) for source in train.rows.sources] == [42, 30]
         train.table.reference = np.stack([np.arange(72.0), -np.arange(72.0)], 1)
         assert train.collate([read[50], read[3]])["reference"].tolist() == [50, 3, -50, -3]
         train.table.models["the reference model"] = "some"
@@ -289,3 +291,38 @@ def test_pictures_of_several_formats_are_mixed_and_their_classes_agree(tmp_path)
         )
     with refused("the column label of thr is of the classes green, red, and of one of the classes blue, green, red"):
         load("one", "three")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_source_trains_on_is_not_evaluated_on(way, tmp_path):
+    write_sources(tmp_path, "s2s")
+    file = mixed(tmp_path, "s2s", way)
+    for name in "ab":
+        for more in ({"eval_path": str(tmp_path / name)}, {"eval_sets": (f"hard={tmp_path / name}",)}):
+            with refused("would be both trained on and evaluated on; give other data"):
+                loaded_pairs(file, **more)
+    for number, split in enumerate(["validation", *["train"] * 4]):
+        (tmp_path / "a" / f"part-{number}.parquet").rename(tmp_path / "a" / f"{split}-{number}.parquet")
+    tables, *_ = loaded_pairs(file, eval_path=str(tmp_path / "a"))
+    assert len(tables.evaluation) == 9
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rows_that_are_looked_at_are_named_by_their_shard(held_out, tmp_path):
+    """Of two sources too, whose tables are joined."""
+    write_sources(tmp_path, "s2s")
+    for file in (tmp_path / "b").iterdir():
+        table = datasets.Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "cache"))
+        rows = table.to_list()
+        rows[-1]["de"] = None
+        datasets.Dataset.from_list(rows, features=table.features).to_parquet(str(file), batch_size=100)
+    scored = {} if held_out else {"eval_path": str(pairs(tmp_path / "eval", "jsonl", 7))}
+    with refused(r"--data.target target: row", "of --data.mix b:", "part-", "chunk at byte", "has no text") as told:
+        loaded_pairs(mixed(tmp_path, "s2s", "both"), **scored)
+    row, shard = re.search(r"row (\d+) .*/(part-\d.parquet), chunk", str(told.value)).groups()
+    assert datasets.Dataset.from_parquet(str(tmp_path / "b" / shard))["de"][int(row)] is None
+    own = {"source": "en", "target": "de", "path": (str(tmp_path / "b"),), "stream": "true"}
+    with refused(r"--data.target de: row", "of --data.path", shard[:5], "chunk at byte", "has no text") as told:
+        pair_text.load_pairs(PairData(**own, **scored))
+    row, shard = re.search(r"row (\d+) .*/(part-\d.parquet), chunk", str(told.value)).groups()
+    assert datasets.Dataset.from_parquet(str(tmp_path / "b" / shard))["de"][int(row)] is None

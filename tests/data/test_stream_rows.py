@@ -356,6 +356,14 @@ def test_a_process_that_is_forked_while_a_chunk_is_fetched_waits_for_it(made, mo
     assert answers.get(timeout=20) == [expected("jsonl")[0]]
 
 
+@pytest.mark.parametrize("harm", [lambda data: bytes(len(data)), lambda data: data[:99], lambda data: b""])
+def test_a_chunk_of_the_cache_that_is_not_whole_is_brought_anew(harm, made, tmp_path):
+    made("jsonl").__getitems__(range(100))
+    for file in (tmp_path / "chunks").glob("*.arrow"):
+        file.write_bytes(harm(file.read_bytes()))
+    assert made("jsonl", write=False).__getitems__(range(100)) == expected("jsonl")
+
+
 def test_a_lock_that_the_system_takes_for_a_deadlock_is_waited_for(made, monkeypatch):
     """As of threads in two processes that each hold one lock and wait for another."""
     rows, lockf, calls = made("jsonl"), fcntl.lockf, []

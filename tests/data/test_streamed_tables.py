@@ -57,6 +57,7 @@ def epoch(rows, settings=None):
     settings = settings or RunConfig(global_batch=24, micro_batch=5, epochs=1.0)
     plan = BatchPlan.of_run(settings, len(rows))
     plan = plan.ordered(rows.order(plan)) if hasattr(rows, "order") else plan
+    plan.check_limit()
     return [int(i) for step in range(plan.steps) for ids, _ in plan.micro_batches(step) for i in ids], plan
 
 

@@ -18,7 +18,7 @@ from app import parse
 from app.data.config import PreferenceData
 from app.data.tables.builtin_code import halves, with_slip
 from app.data.text import preferences
-from app.data.text.preference_table import PreferenceTable
+from app.data.text.preference_table import PreferenceTable, TrainingPairs
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
 from app.tasks.language import reference
@@ -64,6 +64,11 @@ def read(folder, rows, longest=64, **flags):
     config = PreferenceData(path=(str(write(folder, rows)),), holdout=0.25, max_length=longest, **flags)
     tables = preferences.load_preferences(config)
     return tables, *(preferences.tokenize(t, config, tokenizer(longest)) for t in (tables.train, tables.evaluation))
+
+
+def described(tables, train, held_out, config):
+    """Describe pairs that nothing is mixed with."""
+    return preferences.describe(tables, TrainingPairs(train, False, "", 0, 1), {"": held_out}, config)
 
 
 def in_words(row, longest=64):
@@ -161,7 +166,7 @@ def test_prompts_in_a_column_of_another_name_are_not_lost(tmp_path):
         ({"id": 1, "why": "x"}, r"begin with \(--data.prompt names another; not used are id, why\)"),
     ):
         tables, train, held_out = read(tmp_path, [{"chosen": "ask: yes", "rejected": "ask: no", **more}] * 8)
-        line = preferences.describe(tables, train, {"": held_out}, PreferenceData()).splitlines()[0]
+        line = described(tables, train, held_out, PreferenceData()).splitlines()[0]
         assert re.search(f"; no column prompt, so a prompt is what both answers {said}", line)
 
 
@@ -180,14 +185,14 @@ def test_a_template_decides_where_answers_begin(tmp_path):
 def test_prompts_lose_their_beginning_and_long_answers_are_left_out(tmp_path):
     rows = [{"prompt": "0123456789", "chosen": "yes", "rejected": "n" * (3 + i)} for i in range(40)]
     tables, train, held_out = read(tmp_path, rows, longest=20)
-    about = preferences.describe(tables, train, {"": held_out}, PreferenceData(max_length=20))
+    about = described(tables, train, held_out, PreferenceData(max_length=20))
     assert train.lengths.max() == 20 and len(train) + len(held_out) == 40 - train.left_out - held_out.left_out < 40
     assert train.left_out + held_out.left_out == sum(3 + i + 1 >= 20 for i in range(40))
     for row in [train[i] for i in range(len(train))]:
         prompt, chosen, rejected = in_words(row, 20)
         assert chosen == f"yes{END}" and rejected.endswith(END) and f"{BEGIN}0123456789".endswith(prompt)
         assert len(row["prompt"]) == min(11, 20 - len(row["rejected"]))
-    given = preferences.describe(replace(tables, held_out=False), train, {"": held_out}, PreferenceData(max_length=20))
+    given = described(replace(tables, held_out=False), train, held_out, PreferenceData(max_length=20))
     assert f"{len(train)} pairs to train on, {len(held_out)} pairs to evaluate on (--data.path" in given
     assert "24 pairs left out" in about and "prompts lose their beginning, to fit 20 tokens" in about
     with pytest.raises(UserError, match=r"--data.max-length 3: all answers .* are longer"):

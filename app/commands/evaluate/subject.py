@@ -54,6 +54,10 @@ def of_run(options: "Options", run: "History") -> Subject:
     data_settings = run.config.get("data")
     data_settings = data_settings if isinstance(data_settings, dict) else {}
     data = data_of(options, run.config)
+    if (mix := data_settings.get("mix")) and options.split and not data.path:
+        raise UserError(
+            f"--split {options.split}: {run.folder} has trained on a mixture ({mix}), so name the data of the split too"
+        )
     if not data.path and options.split and len(paths := _words(data_settings.get("path"))) == 1:
         data = NamedSet(paths[0], options.split)
     if data.path and "eval_sets" in data_settings:

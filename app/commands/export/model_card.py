@@ -64,7 +64,8 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
     task = model_kind.task if model_kind else None
     # A user's own recipe may mean anything by these names.
     base, data = run.config.get("model"), run.config.get("data")
-    paths = data.get("path") if isinstance(data, dict) else None
+    mix = data.get("mix") if isinstance(data, dict) else None
+    paths = mix or (data.get("path") if isinstance(data, dict) else None)  # the path is a default next to a mixture
     paths = [paths] if isinstance(paths, str) else paths or []
     named = {ScoreName.parse(name): value for name, value in scores.items()}
     metrics = {n.metric: v for n, v in named.items() if n and n[:2] == (PLAIN, "") and not n.is_count}
@@ -80,7 +81,7 @@ def _metadata(run: History, recipe: str, scores: dict[str, Any], kind: str) -> "
         library_name="transformers" if task else None,
         pipeline_tag=task,
         base_model=base if isinstance(base, str) and base and not _there(base) else None,
-        datasets=[path for path in paths if _on_hub(path)] or None,
+        datasets=[path for path in paths if not mix and _on_hub(path)] or None,
         metrics=list(metrics) or None,
         eval_results=results or None,
     )

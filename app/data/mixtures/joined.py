@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from app.data.fingerprint import places
 from app.data.mixtures.mix_file import Mix
 from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
@@ -124,12 +125,12 @@ class JoinedRows:
         return None if any(w is None or callable(w) for w in known) else JoinedWeights(self.sources, self._ends)
 
     def _digested(self) -> list[int]:
-        """Choose rows to tell these data from others by: of each source that can be read anywhere, the ends."""
+        """Choose rows to tell these data from others by: of each source that can be read anywhere, as of one alone."""
         rows: list[int] = []
         for source, end in zip(self.sources, self._ends.tolist(), strict=True):
             if not isinstance(source, Fetched):
-                rows += [end - len(source), end - 1]
-        return sorted(set(rows))
+                rows += [end - len(source) + place for place in places(len(source))]
+        return rows
 
 
 class MixedRows(JoinedRows):
@@ -179,10 +180,8 @@ def mixed_order(mix: Mix, rows: Sequence[Any], plan: BatchPlan) -> Mixed:
                 f"{plan.global_batch}: give it more, join it with another one, or leave it out"
             )
         own = dataclasses.replace(plan, samples=len(own_rows), seed=seed_of_source(plan.seed, number))
-        is_ordered = isinstance(own_rows, Ordered)
-        order: Order = own_rows.order(own) if is_ordered else Shuffled(own.samples, own.seed)
-        fingerprint = getattr(own_rows, "fingerprint", "") if is_ordered else ""
-        sources.append(Source(about.name, order, fingerprint))
+        order: Order = own_rows.order(own) if isinstance(own_rows, Ordered) else Shuffled(own.samples, own.seed)
+        sources.append(Source(about.name, order, getattr(own_rows, "fingerprint", None) or ""))
     return Mixed(sources, _parts(mix, rows, plan), max(each.order.lanes for each in sources))
 
 

@@ -111,12 +111,16 @@ class ChunkFolder:
         return (self._folder / name).exists()
 
     def map(self, name: str) -> "pa.Table | None":
-        """Return a chunk, mapped into memory; None if it is not there."""
+        """Return a chunk, mapped into memory; None if it is not there, or is not whole, as after a power failure."""
         import pyarrow as pa
 
+        file = self._folder / name
         try:
-            return pa.ipc.open_file(pa.memory_map(str(self._folder / name))).read_all()
+            return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
         except FileNotFoundError:
+            return None
+        except pa.ArrowInvalid:
+            file.unlink(missing_ok=True)  # to be brought anew
             return None
 
     @contextlib.contextmanager

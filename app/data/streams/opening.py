@@ -155,6 +155,11 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
 
 
+def has_own_evaluation(path: str) -> bool:
+    """Tell whether data have a split to evaluate on, which is taken where none is asked for."""
+    return any(shards_in(os.path.expanduser(path), name) for name in EVAL_SPLITS if name != "train")
+
+
 def _own_evaluation(config: TableData, flag: str, path: str) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
     if names_files(path):

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
 from app.data.reading import near
 from app.data.rows import Rows as Sampled
-from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
+from app.data.streams.opening import evaluation_set, has_own_evaluation, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
+from app.data.streams.shards import is_url
 from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
@@ -66,6 +67,8 @@ class Tables:
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
     places: frozenset[str] = frozenset()
     """The files that the rows of a mixture's source are read from."""
+    trained: "Trained | None" = None
+    """The rows to train on of a mixture's source, if it is not streamed."""
     mixed: MixedTables | None = None
     """The sources to train on, if there are several; `train` has the rows of all, but of streams some."""
 
@@ -163,6 +166,13 @@ class Source:
         return name_table(table, f"{self.flag} {self.path}{shown}")
 
 
+class Trained(NamedTuple):
+    """Rows that are trained on, of a data set that is read as a whole."""
+
+    source: Source
+    rows: list[Rows]
+
+
 def load_tables(
     config: TableData,
     needed: Callable[..., np.ndarray] | None = None,
@@ -185,22 +195,23 @@ def load_tables(
     Raises:
         UserError: data cannot be read, or rows would be both trained on and evaluated on.
     """
-    trained: list[Rows] = []
+    trained: list[Trained] = []
     with using_cache():
         if needs.skips_training_rows(config):
             table, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
-            source, tables = None, Tables(table, table, note=note, has_training_rows=False)
+            tables = Tables(table, table, note=note, has_training_rows=False)
         elif isinstance(config, Streams) and config.mix:
-            source, tables = None, _mixture(config, needs, needed, seed, columns, optional)
+            tables, trained = _mixture(config, needs, needed, seed, columns, optional)
         elif is_streamed("--data.path", config):
-            source, tables = None, _streamed(config, needs, columns)
+            tables = _streamed(config, needs, columns)
         else:
             source = open_source("--data.path", config.path, config.name, config.columns, config.txt, used=columns)
-            trained = source.rows(config.split, "--data.split")
-            tables = _first_tables(config, needs, source, trained, needed, seed, columns)
+            trained = [Trained(source, source.rows(config.split, "--data.split"))]
+            tables = _first_tables(config, needs, *trained[0], needed, seed, columns)
             tables.note = "; ".join(filter(None, (source.note, tables.note)))
+        _refuse_streamed(config, needs, tables)
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, source, trained)
+            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained)
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -213,8 +224,10 @@ def _mixture(
     seed: int,
     columns: Sequence[str],
     optional: Sequence[str],
-) -> Tables:
+) -> tuple[Tables, list[Trained]]:
     """Return the sources of a mixture to train on, and the main set to evaluate on: rows of all of them.
+
+    Also what is trained on of those that are not streamed.
 
     Raises:
         UserError: --data.path is given too, or a source cannot be read.
@@ -222,22 +235,25 @@ def _mixture(
     assert isinstance(config, TableData)
     check_alone(config)
     mix = read_mix(config, config.mix)
-    parts, scored = [], []
+    parts, scored, trained = [], [], list[Trained]()
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
         parts.append(Part(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
+        trained += [tables.trained] if tables.trained else []
     names = [each.name for each in mix.sources]
     tables_to_train = [part.table for part in parts]
     columns = [*columns, *common(tables_to_train, optional, names)]
     train = concatenated(tables_to_train, columns, names)
     note = ""
     if config.eval_path:
-        evaluation, note = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        flag, split = "--data.eval-path", config.eval_split
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained)
     else:
         _refuse_shared(parts)
         evaluation = concatenated(scored, columns, names)
-    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=MixedTables(mix, tuple(parts)))
+    mixed = MixedTables(mix, tuple(parts))
+    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=mixed), trained
 
 
 def check_alone(config: TableData) -> None:
@@ -276,7 +292,7 @@ def source_tables(
         tables = Tables(opened[config.split], opened[config.split])
     else:
         tables = _first_tables(config, needs, opened, trained, needed, seed, columns)
-    tables.places = frozenset(opened.places)
+    tables.places, tables.trained = frozenset(opened.places), Trained(opened, trained)
     return tables
 
 
@@ -290,6 +306,19 @@ def _refuse_shared(parts: Sequence[Part]) -> None:
                 "out for evaluation would be trained on in the other: give --data.eval-path, or sources without common "
                 "files"
             )
+
+
+def _refuse_streamed(config: TableData, needs: Needs, tables: Tables) -> None:
+    """Refuse to evaluate on shards that are streamed to train on."""
+    streams = [tables.stream, *(part.stream for part in tables.mixed.parts)] if tables.mixed else [tables.stream]
+    shards = [shard for stream in streams if stream is not None for shard in sorted(stream.places_of_shards)]
+    asked = [("--data.eval-path", config.eval_path, config.eval_split)] if config.eval_path else []
+    asked += [(needs.set_flag, *other) for other in named_sets(config.eval_sets).values()]
+    for flag, path, split in asked:
+        place = path if is_url(path) else os.path.realpath(os.path.expanduser(path))
+        shared = next((shard for shard in shards if _is_in(shard, place)), None)
+        if shared and "train" in names_in(split or "train") and not (split == "" and has_own_evaluation(path)):
+            raise UserError(f"{flag} {path}: {shared} would be both trained on and evaluated on; give other data")
 
 
 def _is_in(place: str, folder: str) -> bool:
@@ -328,7 +357,8 @@ def _first_tables(
         raise UserError(f"{name_of(train)} has no column {lacking[0]}{hint}")
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, source, trained)
+        own = [Trained(source, trained)]
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, own)
         return Tables(train, evaluation, note=note)
     split, note = config.eval_split, ""
     if not split:
@@ -348,14 +378,13 @@ def _other_set(
     path: str,
     split: str,
     columns: Sequence[str],
-    source: Source | None = None,
-    trained: Sequence[Rows] = (),
+    trained: Sequence[Trained] = (),
 ) -> "tuple[Dataset, str]":
     """Open a set to evaluate on that a flag names, and say what the user should know of the choice of its split.
 
     Args:
         split: to take; empty: the validation or test split if there is one with the columns, else train.
-        source: what is trained on, the rows `trained` of it; None if nothing is.
+        trained: what is trained on, as far as it is read as a whole.
     """
     path = os.path.expanduser(path)
     if is_streamed_set(path):
@@ -370,8 +399,8 @@ def _other_set(
         split, note = chosen_split or "train", "; ".join(filter(None, (note, why)))
     of_split = "--data.eval-split" if flag == "--data.eval-path" else needs.split_flag
     other.rows(split, of_split)  # for its error
-    if source is not None:
-        _refuse_trained(config, needs, source, list(trained), other, split, flag, path)
+    for source, rows in trained:
+        _refuse_trained(config, needs, source, rows, other, split, flag, path)
     return other[split], note
 
 
@@ -396,7 +425,7 @@ def _refuse_trained(
     rows = overlap(trained, scored) if same else ", ".join(p for p in other.places if p in source.places)
     if rows:
         fix = "; give other data, or leave it out"
-        if flag != needs.set_flag:
+        if flag != needs.set_flag and not getattr(config, "mix", ""):
             fix = (
                 f" (--data.split {config.split}, --data.eval-split {split}); give other data, or slices that share no "
                 "row, such as --data.split train[:90%] and --data.eval-split train[90%:], or leave the flag out to "

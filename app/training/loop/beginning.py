@@ -53,7 +53,7 @@ def begin(opened: Opened, asked: Asked, plan: BatchPlan, data: Rows, cost: Cost 
     _check_best(settings, services.averages)
     if settings.nonfinite == "skip":
         deepspeed.refuse("--run.nonfinite skip", ours.distributed_type)
-    order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps}"
+    order = f"{plan.fingerprint} {plan.seed} {plan.sizes} {plan.micro_batch} {plan.steps} {plan.order.mix}"
     drift = None if collectives.alone() else DesyncCheck(ours.models, services.buffers, order)
     for line in (*layout.header(plan, ours), *services.averages.header(), *asked.choices):
         logger.progress.say(line)
