@@ -119,6 +119,23 @@ def test_on_other_data_a_run_keeps_what_it_has_learnt_from_its_own(rows, tmp_pat
     assert part["eval/samples"] == 7 and part.keys() == run["scores"].keys()
 
 
+def test_a_run_over_a_mixture_is_scored_on_what_its_sources_hold_out(tmp_path, rows):
+    recipe = load(ROOT / "recipes" / "cls.py")
+    small = SMALL["cls"].flags(rows)
+    del small[small.index("--data.path") :]
+    sources = [{"name": name, "path": str(rows(count)), "weight": 1} for name, count in (("a", 101), ("b", 31))]
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump({"sources": sources}))
+    words = [*small, "--data.mix", tmp_path / "mix.yaml", *FLAGS[:4], "--run.steps", 1, "--run.trackers"]
+    recipe.main(parse(recipe.Config, list(map(str, [*words, "--run.dir", tmp_path / "run"]))))
+    assert as_it_is(tmp_path / "run")["scores"] == logged(tmp_path / "run", 1, "eval")
+    with pytest.raises(
+        UserError, match=r"^--split train: .*run has trained on a mixture \(.*mix.yaml\), so name the data"
+    ):
+        as_it_is(tmp_path / "run", "--split", "train")
+    with pytest.raises(UserError, match="would be both trained on and evaluated on"):
+        as_it_is(tmp_path / "run", rows(31))
+
+
 @pytest.mark.parametrize("name", ["cls", "graph"])
 def test_the_split_that_is_scored_is_the_only_one_named(tmp_path, capsys, name):
     """Its scores have the plain names, and nothing is said of the split that the run was evaluated on."""

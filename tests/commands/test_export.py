@@ -225,6 +225,11 @@ def test_scores_are_results_to_the_hub(tmp_path):
     assert result.task_type == found["BertForSequenceClassification"].pipeline_tag == "text-classification"
     assert found["UNet"].eval_results is None and found["UNet"].metrics == ["accuracy", "loss"]
     assert found["UNet"].datasets == ["me/texts"]
+    run.config["data"] = {"path": ["me/texts"], "mix": "two.yaml"}  # next to a mixture, the path is a default
+    (tmp_path / "mixed").mkdir()
+    model_card.write(run, tmp_path / "mixed", 4, scores, "BertForSequenceClassification", "")
+    mixed = ModelCard.load(tmp_path / "mixed" / "README.md").data
+    assert mixed.datasets is None and mixed.eval_results[0].dataset_name == "two.yaml"
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):

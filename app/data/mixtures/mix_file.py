@@ -5,6 +5,9 @@ sources:
   - {name: code, path: "code/*.parquet", weight: 3, text: content, epochs: 4}
 later:
   - {from: 0.8, weights: {web: 3, code: 7}}
+
+A source may give columns by the names of their flags (`text: content`), a `template` that makes the text of a row, and
+in s2s a `prefix` that stands before each of its texts to read.
 """
 
 import dataclasses

@@ -152,7 +152,7 @@ def _filled_in(table: "Dataset", source: MixedSource, in_memory: bool) -> "Datas
             texts.append(source.template.format_map(row))
         return {source.text: texts}
 
-    return _with_texts(table, made, source.text, (source.template,), in_memory)
+    return _with_texts(table, sorted(used), made, source.text, (source.template,), in_memory)
 
 
 def _prefixed(table: "Dataset", source: MixedSource, in_memory: bool) -> "Dataset":
@@ -163,26 +163,28 @@ def _prefixed(table: "Dataset", source: MixedSource, in_memory: bool) -> "Datase
             source.text: [f"{source.prefix}{text}" if text and text.strip() else text for text in rows[source.text]]
         }
 
-    return _with_texts(table, made, source.text, ("prefix", source.prefix), in_memory)
+    return _with_texts(table, [source.text], made, source.text, ("prefix", source.prefix), in_memory)
 
 
 def _with_texts(
     table: "Dataset",
+    read: Sequence[str],
     make: Callable[[dict[str, list], list[int]], dict[str, list]],
     column: str,
     decided_by: Sequence[str],
     in_memory: bool,
 ) -> "Dataset":
-    """Return a table with a column of texts that `make` makes of some rows and their numbers."""
+    """Return a table with a column of texts, which `make` makes of the columns `read` of rows, and their numbers."""
+    import datasets
+
     key = key_of(table._fingerprint, *decided_by, column)
-    return table.map(
-        make,
-        batched=True,
-        with_indices=True,
-        new_fingerprint=key,
-        remove_columns=[column] if column in table.column_names else [],
-        keep_in_memory=in_memory,
-    )
+    old = [column] if column in table.column_names else []
+    if not in_memory:
+        return table.map(make, batched=True, with_indices=True, new_fingerprint=key, remove_columns=old)
+    # Without `map`, which shows a bar and writes a file for each chunk.
+    texts = make(table.select_columns(list(read))[:], list(range(len(table))))
+    kept = table.remove_columns(old)
+    return kept.add_column(column, texts[column], new_fingerprint=key, feature=datasets.Value("string"))
 
 
 def common(tables: "Sequence[Dataset]", columns: Sequence[str], names: Sequence[str]) -> list[str]:
