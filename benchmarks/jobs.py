@@ -150,7 +150,7 @@ def _images(flags: list[str], bf16: bool) -> Job:
         return cross_entropy(logits, inputs["labels"], label_smoothing=smoothing)
 
     return _job(
-        config, train, Draw(config.augment), bf16,
+        config, train.rows, Draw(config.augment), bf16,
         model=img.build_model(config, labels, train, collate).train(),
         collate=collate,
         loss=loss,

@@ -156,7 +156,8 @@ def main(config: Config) -> dict[str, float]:
             for micro in batch.micros(model):
                 logits = model(pixel_values=micro.inputs["pixel_values"]).logits
                 run.observe_rows(partial(loss_of.by_row, logits, micro.inputs), micro)
-                run.backward(loss_of(logits, micro.inputs), micro)
+                loss = loss_of(logits, micro.inputs)
+                run.backward(loss, micro)
             run.step(optimizer)
             if run.due(config.run.eval_every):
                 run.evaluate(evaluate, model, eval_sets, collate, labels)

@@ -31,6 +31,7 @@ PRIVATE = {
         *("_check_reducer_finalized", "_prepare_tp", "_fsdp_param_group", "_all_gather_comm", "_param_fqn"),
         *("_training_state", "_engine_run_backward"),
     },
+    "commands/tokenize/sources.py": {"_fingerprint"},  # as app/data, see DATASETS
     "distributed/batch_norm.py": {"_BatchNorm"},
     "distributed/fsdp_autocast.py": {"_parameters"},
     "distributed/fsdp_calls.py": {"_parameters"},
