@@ -392,6 +392,7 @@ ELSEWHERE = {
     "commands/predict/": "inputs and outputs that the user named",
     "commands/prove/": "scratch runs, looked at from outside",
     "commands/recipe_file.py": "the recipe that the user named",
+    "commands/tokenize/": "texts that the user named, and shards in the machine's scratch before they go up",
     "commands/torture/": "scratch runs, looked at from outside",
 }
 OF_PATHS = {
