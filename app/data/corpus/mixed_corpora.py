@@ -14,7 +14,6 @@ from app.data.mixtures.tables import concatenated
 from app.data.tables.sources import Tables, check_alone, source_tables
 from app.data.tables.splits import named_sets
 from app.errors import UserError
-from app.launching.program import typed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -82,5 +81,5 @@ def refuse_streamed_texts(tables: Tables, what: str) -> None:
     if tables.stream is not None:
         raise UserError(
             f"{what} is streamed, and how many blocks of tokens it makes is not known: make tokens of it once, with "
-            f"`{typed('tokenize SOURCE FOLDER')}`, and train on these"
+            "the command `tokenize`, and train on these"
         )
