@@ -3,6 +3,7 @@
 import errno
 
 import datasets
+import numpy as np
 import pytest
 from huggingface_hub import HfFileSystem
 from huggingface_hub.utils import close_session, http_backoff
@@ -65,8 +66,8 @@ def test_rows_are_streamed(path, there, tmp_path):
     index = index_of("--data.path", path, find_shards("--data.path", path))
     cache = ChunkCache("--data.path", index, tmp_path / "chunks", 1 << 30)
     there.failing = [503, 503]
-    rows = StreamedRows(index, cache)
-    rows.prepare(range(4))
+    rows = StreamedRows(index, cache, window=4)
+    rows.prepare(np.arange(28))
     assert rows.__getitems__(range(100)) == expected("parquet") == ROWS and not there.failing
     cache.close()
     with pytest.raises(OSError, match="the Hub is only read"):
