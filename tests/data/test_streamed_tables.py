@@ -140,6 +140,11 @@ def test_eval_path_that_is_trained_on_is_refused(folder):
         loaded(flags(folder, eval_path=str(folder / "web")))
 
 
+def test_a_file_that_is_trained_on_is_not_evaluated_on(folder):
+    with pytest.raises(UserError, match=r"part-1\.parquet would be both trained on and evaluated on"):
+        loaded(flags(folder, eval_path=str(folder / "web" / "part-1.parquet")))
+
+
 def test_a_missing_text_names_its_shard(folder):
     table = datasets.Dataset.from_list([*ROWS[:30], {"text": None, "label": 1}, *ROWS[:5]])
     table.to_parquet(folder / "web" / "part-3.parquet", batch_size=7)

@@ -3,7 +3,6 @@
 import itertools
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -140,7 +139,7 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
 
 def is_streamed_set(path: str) -> bool:
     """Tell whether data to evaluate on are read by chunks, into one table: URLs and tar files are."""
-    return is_url(path) or (shards_in(path)[:1] != () and shards_in(path)[0].format == "tar")
+    return is_url(path) or any(shard.format == "tar" for shard in shards_in(path)[:1])
 
 
 def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
@@ -149,27 +148,24 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     Raises:
         UserError: they cannot be read.
     """
-    chosen = split or "train"
-    if not split and not names_files(path):
-        chosen = next((name for name in EVAL_SPLITS if shards_in(path, name)), "train")
+    chosen = split or own_evaluation(path) or "train"
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
 
 
-def has_own_evaluation(path: str) -> bool:
-    """Tell whether data have a split to evaluate on, which is taken where none is asked for."""
-    return any(shards_in(os.path.expanduser(path), name) for name in EVAL_SPLITS if name != "train")
+def own_evaluation(path: str) -> str:
+    """Name the split of data to evaluate on where none is asked for; empty if there is none, as of named files."""
+    path = os.path.expanduser(path)
+    return "" if names_files(path) else next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
 
 
 def _own_evaluation(config: TableData, flag: str, path: str) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
-    if names_files(path):
-        if config.eval_split:
-            raise UserError(
-                f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, "
-                "or --data.eval-path"
-            )
-        return None
-    split = config.eval_split or next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
+    if config.eval_split and names_files(path):
+        raise UserError(
+            f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, or "
+            "--data.eval-path"
+        )
+    split = config.eval_split or own_evaluation(path)
     if not split:
         return None
     if split not in EVAL_SPLITS:
@@ -196,21 +192,26 @@ def _held_out(index: Index, name: str, fraction: float, most: float) -> tuple[In
 
 def whole(flag: str, index: Index, name: str) -> "Dataset":
     """Read all chunks of an index into one table, which is kept in the cache; `name` names it in errors."""
-    place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / index.fingerprint
-    return _table(flag, index, place, range(len(index.rows)), name)
+    return _table(flag, index, "", range(len(index.rows)), name)
 
 
 def _learnt(flag: str, path: str, index: Index) -> "Dataset":
     """Read some rows from all over the data."""
     chunks = np.unique(np.linspace(0, len(index.rows) - 1, LEARNT_CHUNKS).astype(int)).tolist()
-    place = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files) / f"{index.fingerprint}-some"
-    return _table(flag, index, place, chunks, f"{flag} {path}", LEARNT // len(chunks))
+    return _table(flag, index, "-some", chunks, f"{flag} {path}", LEARNT // len(chunks))
 
 
 def _table(
-    flag: str, index: Index, place: Path, chunks: "range | list[int]", name: str, most: int | None = None
+    flag: str, index: Index, kind: str, chunks: "range | list[int]", name: str, most: int | None = None
 ) -> "Dataset":
-    """Read chunks into a file of the cache, of each at most so many rows; `name` names the table in errors."""
+    """Read chunks into a file of the cache, of each at most so many rows.
+
+    Args:
+        kind: ends the name of the file, which must say which chunks and rows these are.
+        name: of the table, for errors.
+    """
+    folder = cache_folder() / "streams" / key_of(index.shards.folder, *index.shards.files)
+    place = folder / f"{index.fingerprint}{kind}"
     place.parent.mkdir(parents=True, exist_ok=True)
     reader = ChunkReader(flag, index)
     parts = (reader.table(chunk).slice(0, most) for chunk in chunks)

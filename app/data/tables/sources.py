@@ -24,7 +24,7 @@ from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
 from app.data.reading import near
 from app.data.rows import Rows as Sampled
-from app.data.streams.opening import evaluation_set, has_own_evaluation, is_streamed, is_streamed_set, open_stream
+from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream, own_evaluation
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
 from app.data.streams.shards import is_url
@@ -317,7 +317,7 @@ def _refuse_streamed(config: TableData, needs: Needs, tables: Tables) -> None:
     for flag, path, split in asked:
         place = path if is_url(path) else os.path.realpath(os.path.expanduser(path))
         shared = next((shard for shard in shards if _is_in(shard, place)), None)
-        if shared and "train" in names_in(split or "train") and not (split == "" and has_own_evaluation(path)):
+        if shared and "train" in names_in(split or "train") and not (split == "" and own_evaluation(path)):
             raise UserError(f"{flag} {path}: {shared} would be both trained on and evaluated on; give other data")
 
 
