@@ -80,7 +80,7 @@ def of_environment(on_cpu: bool) -> Asked:
         mesh = Mesh(*(int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", "1")) for name in Mesh._fields))
     first = engine == "FSDP" and os.environ.get("FSDP_VERSION", "1") != "2"
     return Asked(
-        processes=int(os.environ.get("WORLD_SIZE", "1")),
+        processes=environment.world_size(),
         on_cpu=on_cpu,
         engine=engine,
         precision=os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower(),

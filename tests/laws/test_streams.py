@@ -21,46 +21,12 @@ LARGER = ("ddp2", "fsdp2", "fsdp4")  # `make laws` has them
 CHAINED = ("streamed", "corpora")  # cases that begin under FSDP2 x2, go on under DDP x3, and end on one process
 OTHERS = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LARGER)) for name in LAYOUTS if name != "one"]
 STEPS, STOPS = 40, (14, 27)
-SMALL = ["--scratch.width", 32, "--scratch.vocab", 300, "--scratch.layers", 1, "--data.max-length", 32]
-SMALL += [
-    "--run.log-every",
-    1,
-    "--run.trackers",
-    "--run.exact",
-    "true",
-    "--run.save-every",
-    100,
-    "--run.eval-every",
-    20,
-]
+ALL = ["--scratch.width", 32, "--scratch.layers", 1, "--run.log-every", 1, "--run.trackers", "--run.exact", "true"]
+ALL += ["--run.save-every", 100, "--run.eval-every", 20, "--run.steps", STEPS]
 # K is 5, which no number of ranks here divides, with 4 or 5 rows each; epochs end inside a step.
-SMALL += [
-    "--optim.lr",
-    5e-3,
-    "--run.global-batch",
-    24,
-    "--run.micro-batch",
-    5,
-    "--run.steps",
-    STEPS,
-    "--data.classes",
-    "a",
-    "b",
-    "c",
-]
-OF_LM = ["--scratch.width", 32, "--scratch.layers", 1, "--scratch.heads", 2, "--data.block", 16, "--sample-length", 0]
-OF_LM += [
-    "--run.log-every",
-    1,
-    "--run.trackers",
-    "--run.exact",
-    "true",
-    "--run.save-every",
-    100,
-    "--run.eval-every",
-    20,
-]
-OF_LM += ["--run.global-batch", 24, "--run.micro-batch", 5, "--run.steps", STEPS]
+ALL += ["--run.global-batch", 24, "--run.micro-batch", 5]
+SMALL = [*ALL, "--scratch.vocab", 300, "--data.max-length", 32, "--optim.lr", 5e-3, "--data.classes", "a", "b", "c"]
+OF_LM = [*ALL, "--scratch.heads", 2, "--data.block", 16, "--sample-length", 0]
 CASES = ("streamed", "mixed", "tokens", "corpora")
 
 

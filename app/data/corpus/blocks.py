@@ -157,14 +157,7 @@ def row_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> tuple
     """
     losses = logits
     if logits.ndim > targets.ndim:
-        flat = functional.cross_entropy(
-            logits.flatten(0, -2).float(),
-            targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="none",
-            label_smoothing=smoothing,
-        )
-        losses = flat.view_as(targets)
+        losses = _cross_entropy(logits, targets, smoothing, "none").view_as(targets)
     tokens = (targets != IGNORED).sum(1)
     return losses.sum(1) / tokens.clamp(min=1), tokens
 
@@ -177,14 +170,15 @@ def token_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
         targets: [blocks, size].
         smoothing: the share of each target that is spread evenly over the vocabulary.
     """
-    if logits.ndim == targets.ndim:
-        total = logits.sum()
-    else:
-        total = functional.cross_entropy(
-            logits.flatten(0, -2).float(),
-            targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
+    total = logits.sum() if logits.ndim == targets.ndim else _cross_entropy(logits, targets, smoothing, "sum")
     return total / (targets != IGNORED).sum().clamp(min=1)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, reduction: str) -> Tensor:
+    return functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction=reduction,
+        label_smoothing=smoothing,
+    )

@@ -67,8 +67,7 @@ class MixedBlocks(JoinedBlocks):
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
-        pairs = zip(self.mix.sources, self.corpora, strict=True)
-        return "a mix of " + "; ".join(f"{source.told}: {corpus.tokens:,} tokens" for source, corpus in pairs)
+        return self.mix.described(f"{corpus.tokens:,} tokens" for corpus in self.corpora)
 
     def count_known(self) -> np.ndarray:
         """Refuse to choose blocks, which would be mixed no more.

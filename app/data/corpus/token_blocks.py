@@ -51,6 +51,7 @@ class TokenBlocks:
             span: the first block, and the one after the last, of a part of all blocks; default: all.
         """
         self._index, self._cache, self.record, self.size, self.apart = index, cache, record, size, apart
+        self._cut_of = index, cache, record, size, apart
         self.folder = index.shards.folder
         """Folder or URL of the shards."""
         self.start = record.settings.meaning.start
@@ -72,13 +73,11 @@ class TokenBlocks:
 
     def streamed(self, window: int) -> "StreamedBlocks":
         """Return the same blocks for a run that goes through them chunk by chunk; for `window` see StreamOrder."""
-        span = self._low, self._high
-        return StreamedBlocks(self._index, self._cache, self.record, self.size, self.apart, span, window)
+        return StreamedBlocks(self, window)
 
     def part(self, low: int, high: int) -> "TokenBlocks":
         """Return the blocks with numbers from `low` to before `high`, as data of their own."""
-        span = self._low + low, self._low + high
-        return TokenBlocks(self._index, self._cache, self.record, self.size, self.apart, span)
+        return TokenBlocks(*self._cut_of, span=(self._low + low, self._low + high))
 
     def __len__(self) -> int:
         return self._high - self._low
@@ -224,18 +223,9 @@ class TokenBlocks:
 class StreamedBlocks(TokenBlocks):
     """Blocks in an order of their own, which reads chunk after chunk."""
 
-    def __init__(
-        self,
-        index: Index,
-        cache: ChunkCache,
-        record: TokensRecord,
-        size: int,
-        apart: bool,
-        span: tuple[int, int] | None,
-        window: int,
-    ):
-        """Cut the chunks of an index into blocks; the arguments are those of TokenBlocks and StreamOrder."""
-        super().__init__(index, cache, record, size, apart, span)
+    def __init__(self, blocks: TokenBlocks, window: int):
+        """Take blocks; `window` is that of StreamOrder."""
+        super().__init__(*blocks._cut_of, span=(blocks._low, blocks._high))
         self._window = window
 
     def order(self, plan: BatchPlan) -> ByChunks:

@@ -38,6 +38,18 @@ class Slice:
         return read_rows(self.rows, [self.start + number for number in numbers])
 
 
+def _by_piece(ends: np.ndarray, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield, of pieces one after another that end before `ends`, each that has some of these numbers.
+
+    Returns:
+        Its place among the pieces, where its numbers are among them, and the numbers counted from its first one.
+    """
+    pieces = np.searchsorted(ends, numbers, side="right")
+    for piece in np.unique(pieces).tolist():
+        (here,) = np.nonzero(pieces == piece)
+        yield piece, here, numbers[here] - (ends[piece - 1] if piece else 0)
+
+
 class JoinedWeights:
     """The weights of the rows of several sources."""
 
@@ -53,12 +65,9 @@ class JoinedWeights:
         return int(self._ends[-1])
 
     def __getitem__(self, samples: np.ndarray) -> np.ndarray:
-        sources = np.searchsorted(self._ends, samples, side="right")
         weights = np.empty(len(samples), np.float64)
-        for source in np.unique(sources).tolist():
-            here = sources == source
-            first = self._ends[source - 1] if source else 0
-            weights[here] = self._weights[source][samples[here] - first]
+        for source, here, numbers in _by_piece(self._ends, samples):
+            weights[here] = self._weights[source][numbers]
         return weights
 
 
@@ -110,11 +119,8 @@ class JoinedRows:
         """Yield each source that has some of these rows, where among them, and their numbers in the source."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"there are {len(self)} rows")
-        sources = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(sources).tolist():
-            (here,) = np.nonzero(sources == number)
-            first = self._ends[number - 1] if number else 0
-            yield self.sources[number], here, rows[here] - first
+        for source, here, numbers in _by_piece(self._ends, rows):
+            yield self.sources[source], here, numbers
 
     def _lengths(self) -> np.ndarray | None:
         lengths = [getattr(each, "lengths", None) for each in self.sources]

@@ -13,7 +13,7 @@ in s2s a `prefix` that stands before each of its texts to read.
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,10 @@ class Mix:
 
     sources: tuple[MixedSource, ...]
     later: tuple[Later, ...]
+
+    def described(self, amounts: Iterable[str]) -> str:
+        """Say what each source has, in words such as `100 rows`, and its weight."""
+        return "a mix of " + "; ".join(f"{s.told}: {amount}" for s, amount in zip(self.sources, amounts, strict=True))
 
 
 def read_mix(config: TableData, file: str) -> Mix:

@@ -95,12 +95,10 @@ class MixedTables:
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
-        told = [
-            f"{part.source.told}: {part.rows:,} rows"
-            + ("" if part.stream is None else f", streamed in {part.stream.chunks:,} chunks")
+        return self.mix.described(
+            f"{part.rows:,} rows" + ("" if part.stream is None else f", streamed in {part.stream.chunks:,} chunks")
             for part in self.parts
-        ]
-        return f"a mix of {'; '.join(told)}"
+        )
 
 
 def as_flags_say(table: "Dataset", source: MixedSource, in_memory: bool = False) -> "Dataset":

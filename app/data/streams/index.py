@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,7 @@ class Index:
     growth: float = 1.0
     """Bytes of a decoded chunk for each one that is stored, as the largest chunk showed when the index was made."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash what the rows depend on, wherever the shards lie: what was read of them, and how they are cut."""
         names = [(shard.name, shard.size) for shard in self.shards.files]

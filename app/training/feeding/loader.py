@@ -88,15 +88,13 @@ class _Steps(Dataset):
         if turn.idle:
             return turn
         self._seed(step, turn)
-        rows = read_rows(self.data, turn.ids.tolist())
-        there = np.array([row is not MISSING for row in rows], bool)
-        missing, rows = int(np.count_nonzero(~there)), [row for row in rows if row is not MISSING]
-        turn = turn._replace(ids=turn.ids[there], epochs=turn.epochs[there], missing=missing)
+        rows, ids, epochs = readable(self.data, turn.ids.tolist(), turn.epochs.tolist())
+        missing = len(turn.ids) - len(rows)
+        turn = turn._replace(ids=np.array(ids, np.int64), epochs=np.array(epochs, np.int64), missing=missing)
         if not rows:
             return turn._replace(weight=0.0, idle=True)
         weight = float(sum(map(weigh, rows)))
-        keys = turn.ids.tolist(), turn.epochs.tolist(), self.plan.seed
-        inputs = collate_of(self.collate, step.index)(augmented(rows, self.augment, *keys))
+        inputs = collate_of(self.collate, step.index)(augmented(rows, self.augment, ids, epochs, self.plan.seed))
         return turn._replace(weight=weight, idle=not weight, inputs=inputs)
 
 
@@ -112,11 +110,17 @@ def inputs_of(
 
     If `augment` has a method `many`, that changes all rows at once: `augment.many(rows, seed, epochs, ids)`.
     """
+    rows, ids, epochs = readable(data, ids, epochs)
+    return collate(augmented(rows, augment, ids, epochs, seed))
+
+
+def readable(data: Rows, ids: list[int], epochs: list[int]) -> tuple[list[Any], list[int], list[int]]:
+    """Read rows; leave out those that are MISSING, with their ids and epochs."""
     rows = read_rows(data, ids)
-    if any(row is MISSING for row in rows):  # which a plan reads as training does not
+    if any(row is MISSING for row in rows):
         there = [place for place, row in enumerate(rows) if row is not MISSING]
         rows, ids, epochs = ([values[place] for place in there] for values in (rows, ids, epochs))
-    return collate(augmented(rows, augment, ids, epochs, seed))
+    return rows, ids, epochs
 
 
 def augmented(rows: list[Any], augment: Augment | None, ids: list[int], epochs: list[int], seed: int) -> list[Any]:
