@@ -271,10 +271,14 @@ def test_sparklines():
 
 
 def test_watching_a_run_to_its_end(folder, tmp_path):
-    """On a terminal the view follows the run, and ends with it."""
+    """On a terminal the view follows the run, and ends with it. The run goes on when it has been seen running."""
+    seen = tmp_path / "seen"
     program = (
-        "import sys, time; sys.path.insert(0, 'tests'); from support.tiny import train; "
-        f"train({str(tmp_path / 'run')!r}, lambda run, model: time.sleep(0.3), log_every=1)"
+        "import sys, time; from pathlib import Path; sys.path.insert(0, 'tests'); from support.tiny import train\n"
+        f"seen, end = Path({str(seen)!r}), time.monotonic() + 120\n"
+        "def wait(run, model):\n"
+        "    while run.steps_done == 4 and not seen.exists() and time.monotonic() < end: time.sleep(0.05)\n"
+        f"train({str(tmp_path / 'run')!r}, wait, log_every=1)"
     )
     training = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -291,6 +295,8 @@ def test_watching_a_run_to_its_end(folder, tmp_path):
     try:
         while chunk := os.read(inside, 1 << 16):
             shown += chunk
+            if b"running" in shown:
+                seen.touch()
     except OSError:  # what a terminal says when its last program has ended
         pass
     assert watching.wait(60) == 0 and training.wait(60) == 0
