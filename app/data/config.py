@@ -49,6 +49,10 @@ class Streams:
     window: int = setting(16, at_least=1)
     """Chunks, such as row groups of parquet files, whose rows are shuffled together in each micro-batch of a step when
     data are streamed. More mix better, and take more room in the cache."""
+    sort_over: int = setting(1, at_least=1)
+    """Micro-batches of a step that are sorted by length together when texts are streamed, as all of a step are when
+    they are not: so texts have less padding. Must divide the micro-batches of a step. Processes that compute such
+    micro-batches read the same rows: give no more than a machine computes in a step."""
     cache_gb: float = setting(16.0, on_resume=OnResume.ACCEPT)
     """GB of disk that chunks of streamed data may take on each machine."""
     mix: str = setting("", on_resume=OnResume.ACCEPT)

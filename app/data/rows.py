@@ -1,7 +1,7 @@
 """Rows of a data set: read by their numbers, and stacked into batches."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -96,6 +96,18 @@ class Digested(Protocol):
     def digested(self) -> Sequence[int]:
         """Return their numbers: none if its `fingerprint` says all."""
         ...
+
+
+class Measures(NamedTuple):
+    """What is known of a row only when it is read."""
+
+    weights: Callable[[Any], float] | None = None
+    """Weighs a row; None: all weigh 1, and none is missing."""
+    lengths: Callable[[Any], int] | None = None
+    """Returns how long a row is, to sort by; None: all are of one length."""
+
+
+NO_MEASURES = Measures()
 
 
 def read_rows(data: Rows, ids: Sequence[int]) -> list[Any]:

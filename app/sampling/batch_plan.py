@@ -88,8 +88,8 @@ class BatchPlan:
         made: the number of steps made so far. The plan does not know which of them were short and assumes the last
             ones; only questions about those steps depend on this.
         ramp: the parts of a Ramp: sizes of the global batch in the first steps, at most `global_batch`.
-        own_order: the order of the samples, with one lane or as many as a full step has micro-batches, if the data
-            have one of their own; default: each epoch has a permutation.
+        own_order: the order of the samples, with one lane, or with one for each micro-batch of a full step or for each
+            `sorted_over` of them, if the data have one of their own; default: each epoch has a permutation.
     """
 
     samples: int
@@ -291,15 +291,29 @@ class BatchPlan:
         dealt = self.step(step, rank, ranks).turns
         if self.order.lanes > 1:
             numbers = self._by_lanes(step)
-            own = [numbers[turn.index] for turn in dealt if not turn.idle]
+            read = {index for turn in dealt if not turn.idle for index in self.sorted_with(turn.index, len(numbers))}
+            own = [numbers[index] for index in sorted(read)]
         else:
             own = [np.arange(self.seen(step), self.seen(step + 1))]
         following = self.order.coming(np.concatenate(own), self.total) if own else np.zeros(0, np.int64)
         return np.concatenate([*(turn.ids for turn in dealt), following])
 
+    def sorted_with(self, index: int, count: int) -> range:
+        """Return the micro-batches, of `count`, that one is sorted with when their rows are read, and itself."""
+        first = index - index % self.order.sorted_over
+        return range(first, min(first + self.order.sorted_over, count))
+
+    def located(self, step: int, micro_batches: range) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the sample ids and the epochs of some micro-batches of a step, as `micro_batches` of all."""
+        if self.order.lanes == 1:
+            return self.micro_batches(step)[micro_batches.start : micro_batches.stop]
+        numbers = self._by_lanes(step)
+        return [self.order.locate(numbers[index]) for index in micro_batches]
+
     def _by_lanes(self, step: int) -> list[np.ndarray]:
         """Return the samples of each micro-batch of a step, if the order has lanes."""
-        return micro_batches(self.seen(step), self.seen(step + 1), self.order.lanes, self.micro_batch)
+        order = self.order
+        return micro_batches(self.seen(step), self.seen(step + 1), order.lanes, self.micro_batch, order.sorted_over)
 
 
 def batch_sizes(settings: RunConfig) -> Ramp:

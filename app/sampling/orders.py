@@ -1,8 +1,8 @@
 """In which order a run goes through rows: which row sample t of the run is, and in which of the row's epochs.
 
-Every order is a pure function of the sample's number, which counts on from epoch to epoch. An order with K lanes
-(`lanes`) has one for each micro-batch of a full step, so that what a micro-batch reads lies close together; an order
-with one lane lets any micro-batch have any row.
+Every order is a pure function of the sample's number, which counts on from epoch to epoch. An order with several lanes
+(`lanes`) has one for each micro-batch of a full step, or for each few of them, so that what a micro-batch reads lies
+close together; an order with one lane lets any micro-batch have any row.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +25,8 @@ class Order(ABC):
     rows: int
     """Of an epoch; their ids are from 0 to rows - 1."""
     lanes: int = 1
+    sorted_over: int = 1
+    """Micro-batches of a step that share a lane: they may be sorted by length together, when their rows are read."""
     fingerprint: str = ""
     """Hash of what decides the order, besides the seed and the number of rows."""
     mix: str = ""
@@ -69,12 +71,12 @@ class Shuffled(Order):
 class ByChunks(Order):
     """Rows that are read by chunks, in the order of a StreamOrder; an id counts the rows of the chunks before too."""
 
-    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int):
-        """Take the rows of each chunk; the arguments are those of StreamOrder."""
+    def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int, sorted_over: int = 1):
+        """Take the rows of each chunk; the other arguments are those of StreamOrder and of Order."""
         self._order = StreamOrder(sizes, lanes, window, seed)
         self._first = np.cumsum(self._order.sizes) - self._order.sizes
-        self.rows, self.lanes = self._order.rows, lanes
-        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window)
+        self.rows, self.lanes, self.sorted_over = self._order.rows, lanes, sorted_over
+        self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window, sorted_over)
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = self._order.locate(samples)
@@ -113,6 +115,7 @@ class Mixed(Order):
         if any(each.order.lanes not in (1, lanes) for each in sources) or len(parts[0].weights) != len(sources):
             raise ValueError("sources do not fit the mixture: they must be as many, with its lanes, or with one")
         self.sources, self.lanes = tuple(sources), lanes
+        self.sorted_over = max(each.order.sorted_over for each in sources)
         self.mixture = Mixture(parts, lanes)
         self.parts = self.mixture.parts
         self.rows = sum(each.order.rows for each in sources)

@@ -36,6 +36,7 @@ def write_index(chunks: int, rows: int) -> "Shards":
     index = Index(
         shards,
         (100,) * count,
+        ("digest",) * count,
         (numbers // each).astype(np.int32),
         numbers % each * size + 4,
         np.full(chunks, size, np.int64),

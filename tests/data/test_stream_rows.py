@@ -34,6 +34,7 @@ from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
 from app.errors import UserError
+from app.sampling.batch_plan import BatchPlan
 from app.storage.addresses import address
 from app.storage.bucket import BucketStorage
 from app.storage.local import LocalStorage
@@ -62,6 +63,21 @@ def made(monkeypatch, tmp_path):
     yield opened
     for cache in caches:
         cache.close()
+
+
+def test_micro_batches_share_a_lane_and_its_window(made, tmp_path):
+    """A step mixes as many chunks as with lanes of their own."""
+    index, plan = made("parquet")._index, BatchPlan(100, 200, 24, 4)
+
+    def rows(shared):
+        return StreamedRows(index, ChunkCache("--data.path", index, tmp_path / "chunks", 1 << 30), 2, sort_over=shared)
+
+    for shared in (1, 2, 3, 6):
+        order, (read,) = rows(shared).order(plan), rows(shared).read_by_chunks()
+        assert (order.lanes, order.sorted_over, read.window) == (6 // shared, shared, 2 * shared)
+    assert len({rows(shared).order(plan).fingerprint for shared in (1, 2, 3, 6)}) == 4
+    with pytest.raises(UserError, match=r"--data.sort-over 4: does not divide the 6 micro-batches .*one of 1, 2, 3, 6"):
+        rows(4).order(plan)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

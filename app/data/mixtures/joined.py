@@ -8,7 +8,7 @@ import numpy as np
 
 from app.data.fingerprint import places
 from app.data.mixtures.mix_file import Mix
-from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed, read_rows
+from app.data.rows import Fetched, Incomplete, Measures, Ordered, Rows, Streamed, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
@@ -78,8 +78,8 @@ class JoinedRows:
         """Join the rows of sources."""
         self.sources = tuple(sources)
         self._ends = np.cumsum([len(each) for each in sources])
-        self.lengths = self._lengths()
-        """Of all rows, if they are known."""
+        self.lengths: np.ndarray | Callable[[Any], int] | None = self._lengths()
+        """Of all rows, if they are known; or what measures a row that is read."""
         self.weights: JoinedWeights | Callable[[Any], float] | None = self._joined_weights()
         """Of all rows, if they are known and not all 1; or what weighs a row that is read."""
         self.skips = any(isinstance(each, Incomplete) and each.skips for each in sources)
@@ -124,7 +124,7 @@ class JoinedRows:
 
     def _lengths(self) -> np.ndarray | None:
         lengths = [getattr(each, "lengths", None) for each in self.sources]
-        return None if any(each is None for each in lengths) else np.concatenate(lengths)  # type: ignore[arg-type]
+        return None if any(each is None or callable(each) for each in lengths) else np.concatenate(lengths)  # type: ignore[arg-type]
 
     def _joined_weights(self) -> JoinedWeights | None:
         known = [getattr(each, "weights", None) for each in self.sources]
@@ -146,21 +146,21 @@ class MixedRows(JoinedRows):
         self,
         mix: Mix,
         sources: Sequence[Rows],
-        weights: Callable[[Any], float] | None = None,
+        measures: Measures | None = None,
         whole: Rows | None = None,
     ):
         """Join the rows of a mixture's sources, in its order.
 
         Args:
-            weights: weighs a row that is read, where not all rows are known before; None: the weights that all have.
+            measures: of a row that is read, where not all rows are known before; None: the rows' own.
             whole: the data set of which the sources are parts, if they were made as one.
         """
         super().__init__(sources)
         self.mix, self.whole = mix, whole
         self.models: dict[str, str] = getattr(whole, "models", {})
         """What names the contents of the models that a run over these rows needs, by what they are."""
-        if weights is not None:
-            self.weights = weights
+        if measures is not None:
+            self.weights, self.lengths = measures
 
     def order(self, plan: BatchPlan) -> Mixed:
         """Return the order in which a run mixes the sources; raises as `mixed_order`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.data.mixtures.joined import MixedRows, Slice
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource
-from app.data.rows import LeavesOut, Rows
+from app.data.rows import NO_MEASURES, LeavesOut, Measures, Rows
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, Finished, StreamedSamples
 from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Make = Callable[["Dataset"], Rows]
 """Takes a table, and returns its samples; these do their work when they are read."""
-Weigh = Callable[[Any], float]
-"""Weighs a sample that is read."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,10 @@ class MixedTables:
         return MixedRows(self.mix, slices, whole=whole)
 
     def joined(
-        self, make: Make, identity: Sequence[object], weights: Weigh | None = None, finish: Finish = list
+        self, make: Make, identity: Sequence[object], measures: Measures = NO_MEASURES, finish: Finish = list
     ) -> MixedRows:
         """Return the samples of all sources, each made apart; the arguments are those of StreamedSamples."""
-        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts], weights)
+        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts], measures)
 
     def described(self) -> str:
         """Say what each source has, and its weight."""

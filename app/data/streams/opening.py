@@ -50,7 +50,12 @@ class Opened(NamedTuple):
 
 
 def stream(
-    path: str, split: str = "train", window: int = 16, cache_gb: float = 16.0, skips: bool = False
+    path: str,
+    split: str = "train",
+    window: int = 16,
+    cache_gb: float = 16.0,
+    skips: bool = False,
+    sort_over: int = 1,
 ) -> StreamedRows:
     """Open shards for a recipe of your own: rows for run.batches and run.evaluation, each a dictionary by columns.
 
@@ -60,13 +65,15 @@ def stream(
         window: chunks whose rows are shuffled together in each micro-batch of a step, as --data.window.
         cache_gb: GB of disk for chunks on each machine, as --data.cache-gb.
         skips: leave out the rows of chunks that stay damaged, as --data.bad skip, instead of ending the run.
+        sort_over: micro-batches of a step that are sorted together, as --data.sort-over, if run.batches gets a function
+            that returns the length of a row.
 
     Raises:
         UserError: there are no shards, or one cannot be read.
     """
     flag, path = "stream", os.path.expanduser(path)
     index = index_of(flag, path, find_shards(flag, path, split), split)
-    return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips)
+    return StreamedRows(index, ChunkCache(flag, index, folder_of(index), int(cache_gb * GB)), window, skips, sort_over)
 
 
 def is_streamed(flag: str, config: TableData) -> bool:
@@ -132,7 +139,7 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
     limit = int(config.cache_gb * GB)
     cache = ChunkCache(flag, index, folder_of(index), limit)
-    rows = StreamedRows(index, cache, config.window, config.bad == "skip")
+    rows = StreamedRows(index, cache, config.window, config.bad == "skip", config.sort_over)
     note = lacking_disk(folder_of(index), limit)
     return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note)
 

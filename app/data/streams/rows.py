@@ -12,6 +12,7 @@ from app.data.streams.chunk_cache import ChunkCache, ReadByChunks
 from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
 from app.data.streams.shards import is_url
+from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.orders import ByChunks
 
@@ -25,14 +26,17 @@ class StreamedRows:
     digested = ()
     """No row is read to tell whether data are the same: the index says it."""
 
-    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False):
+    def __init__(self, index: Index, cache: ChunkCache, window: int, skips: bool = False, sort_over: int = 1):
         """Read the chunks of an index through a cache.
 
         Args:
-            window: that of StreamOrder.
+            window: chunks for each micro-batch whose rows are shuffled together, as --data.window.
             skips: give MISSING for the rows of chunks that stay damaged.
+            sort_over: micro-batches of a step that share a lane, as --data.sort-over.
         """
-        self._index, self._cache, self._window, self.skips = index, cache, window, skips
+        self._index, self._cache, self.skips, self._sort_over = index, cache, skips, sort_over
+        # A lane that micro-batches share has the chunks of all of them, so that a step mixes as many as ever.
+        self._window = window * sort_over
         self._ends = np.cumsum(index.rows, dtype=np.int64)
         self._bad: set[int] = set()
 
@@ -99,8 +103,19 @@ class StreamedRows:
         return self._index.fingerprint
 
     def order(self, plan: BatchPlan) -> ByChunks:
-        """Return the order in which a run reads the rows."""
-        return ByChunks(self._index.rows, plan.micro_batches_per_step, self._window, plan.seed)
+        """Return the order in which a run reads the rows.
+
+        Raises:
+            UserError: as many micro-batches as --data.sort-over says cannot share lanes.
+        """
+        count, shared = plan.micro_batches_per_step, self._sort_over
+        if count % shared:
+            fits = ", ".join(str(number) for number in range(1, count + 1) if not count % number)
+            raise UserError(
+                f"--data.sort-over {shared}: does not divide the {count} micro-batches of a step (--run.global-batch "
+                f"{plan.global_batch}, --run.micro-batch {plan.micro_batch}): give one of {fits}"
+            )
+        return ByChunks(self._index.rows, count // shared, self._window, plan.seed, shared)
 
     def read_by_chunks(self) -> list[ReadByChunks | None]:
         """Say how a run reads the rows."""

@@ -21,8 +21,9 @@ from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
-from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
+from app.data.mixtures.tables import Make, MixedTables, Part, as_flags_say, common, concatenated
 from app.data.reading import near
+from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
 from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream, own_evaluation
 from app.data.streams.rows import StreamedRows
@@ -86,7 +87,7 @@ class Tables:
         whole: Callable[[], Samples],
         made: Make,
         identity: Sequence[object],
-        weights: Weigh | None = None,
+        measures: Measures = NO_MEASURES,
         finish: Finish = list,
     ) -> Samples | MixedRows | StreamedSamples:
         """Return the samples to train on: made of all rows at once, or chunk by chunk where any of them are streamed.
@@ -96,16 +97,16 @@ class Tables:
             made: takes the table of a chunk, or of a source of a mixture that is not streamed while another one is; it
                 returns its samples, which should do their work when they are read.
             identity: what decides samples that are made so, besides the rows.
-            weights: weighs such a sample when it is read; None: all weigh 1.
+            measures: of such a sample when it is read.
             finish: what is still to be done to samples that are read together, of whatever chunks.
         """
         if not self.streams:
             samples = whole()
             return samples if self.mixed is None else self.mixed.cut(samples)
         if self.mixed is not None:
-            return self.mixed.joined(made, identity, weights, finish)
+            return self.mixed.joined(made, identity, measures, finish)
         assert self.stream is not None
-        return StreamedSamples(self.stream, made, identity, weights, finish)
+        return StreamedSamples(self.stream, made, identity, measures, finish)
 
     @property
     def streamed(self) -> str:

@@ -13,13 +13,13 @@ from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
 from app.data.mixtures.joined import MixedRows, as_one
-from app.data.rows import Rows
+from app.data.rows import Measures, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
 from app.data.tables.labels import Labels, only_of_their_class, read_labels, streamed_classes
 from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
-from app.data.text.tokens import PadCollate, TokenTable
+from app.data.text.tokens import PadCollate, TokenTable, length_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -84,7 +84,7 @@ def training_rows(
         return LabelledTexts(table, encoder.columns, read_labels(tables.train, table, known).eval_values)
 
     identity = [FORMAT, *encoder.identity, config.label, config.problem, labels.names]
-    return tables.samples(whole, made, identity, finish=encoder.rows)
+    return tables.samples(whole, made, identity, Measures(lengths=length_of), encoder.rows)
 
 
 def check_padding(multiple: int, longest: int, flag: str = "--data.max-length") -> None:

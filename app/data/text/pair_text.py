@@ -12,7 +12,7 @@ from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
 from app.data.mixtures.joined import MixedRows, as_one
-from app.data.rows import IGNORED, Rows
+from app.data.rows import IGNORED, Measures, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts, row_name
 from app.data.tables.parallel_files import spread
@@ -103,6 +103,11 @@ def tokens_to_write(row: dict[str, np.ndarray]) -> float:
     return float(len(row["labels"]))
 
 
+def length_of(row: dict[str, np.ndarray]) -> int:
+    """Count the tokens of both sides of a pair as it is read."""
+    return len(row["input_ids"]) + len(row["labels"])
+
+
 class Evenly:
     """Some rows of a PairTable, from all parts of it."""
 
@@ -180,7 +185,8 @@ def training_rows(
         return PairsOnDemand(table, sides)
 
     identity = [FORMAT, *(side.identity for side in sides)]
-    return tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, identity, tokens_to_write)
+    measures = Measures(tokens_to_write, length_of)
+    return tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, identity, measures)
 
 
 def own_tokenizer(table: "Dataset", config: PairData, vocab: int) -> "PreTrainedTokenizerBase":

@@ -104,6 +104,11 @@ class TokenTable:
         return TokenTable, (self.path, self.labels)
 
 
+def length_of(row: dict[str, np.ndarray]) -> int:
+    """Count the tokens of a row of a TokenTable."""
+    return len(row["input_ids"])
+
+
 class PadCollate:
     """Pad rows of a TokenTable to the longest of them, as tensors that a transformers model takes.
 
