@@ -32,8 +32,8 @@ from app.data.corpus import token_sets
 from app.data.corpus.documents import Documents
 from app.data.corpus.encode import tokenize as tokenize_table
 from app.data.corpus.token_shards import ShardWriter, Tokens, read_in_shard, tokens_of
+from app.data.loading import open_source
 from app.data.streams import chunks
-from app.data.tables.sources import open_source
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
 

@@ -17,9 +17,9 @@ from app.data.corpus.blocks import IGNORED, Blocks
 from app.data.corpus.encode import tokenize as tokenize_table
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import Meaning, ShardWriter, Tokens, find_tokens, tokens_of
+from app.data.loading import open_source
 from app.data.streams.chunks import Chunk
 from app.data.streams.parquet_chunks import ParquetChunks
-from app.data.tables.sources import open_source
 from app.data.text.tokenizer import byte_tokenizer
 from app.errors import UserError
 

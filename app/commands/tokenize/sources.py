@@ -10,11 +10,11 @@ import numpy as np
 
 from app.data.config import CorpusData
 from app.data.corpus.encode import check_table, columns_of, read_texts
+from app.data.loading import open_source
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
-from app.data.tables.sources import open_source
 from app.errors import UserError
 from app.sampling.hashing import key_of
 

@@ -9,9 +9,9 @@ from app.data.config import CorpusData
 from app.data.corpus import token_sets
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_sets import TokenTables
+from app.data.loading import Tables, check_alone, source_tables
 from app.data.mixtures.mix_file import FLAG, Mix, MixedSource, read_mix
 from app.data.mixtures.tables import concatenated
-from app.data.tables.sources import Tables, check_alone, source_tables
 from app.data.tables.splits import named_sets
 from app.errors import UserError
 

@@ -15,12 +15,12 @@ from app.data.config import CorpusData
 from app.data.corpus.documents import end_of, start_of
 from app.data.corpus.token_blocks import TokenBlocks
 from app.data.corpus.token_shards import SPLITS, TOKENIZER, find_tokens, splits_at
+from app.data.loading import Tables, load_tables
 from app.data.streams.chunk_cache import ChunkCache
 from app.data.streams.index import index_of
 from app.data.streams.opening import GB
 from app.data.streams.shards import is_url
 from app.data.tables.columns import name_of
-from app.data.tables.sources import Tables, load_tables
 from app.data.tables.splits import count_of, named_sets
 from app.data.text.labeled_text import lasting_identity
 from app.data.text.tokenizer import with_mask

@@ -12,12 +12,12 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TextData
+from app.data.loading import Tables, load_tables
 from app.data.mixtures.joined import MixedRows, as_one
 from app.data.rows import Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts
 from app.data.tables.labels import Labels, only_of_their_class, read_labels, streamed_classes
-from app.data.tables.sources import Tables, load_tables
 from app.data.text.tokenizer import check_tokenizer, train_tokenizer, trained_once
 from app.data.text.tokens import PadCollate, TokenTable
 from app.errors import UserError

@@ -11,12 +11,12 @@ import torch
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import PairData
+from app.data.loading import Tables, load_tables
 from app.data.mixtures.joined import MixedRows, as_one
 from app.data.rows import IGNORED, Rows
 from app.data.streams.samples import StreamedSamples
 from app.data.tables.columns import check_columns, check_texts, row_name
 from app.data.tables.parallel_files import spread
-from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     check_padding,
     check_room,

@@ -13,9 +13,9 @@ from app.data.config import PreferenceData, check_date, in_words
 from app.data.corpus.chat_template import ChatTemplate
 from app.data.corpus.documents import end_of
 from app.data.corpus.messages import TOOLS
+from app.data.loading import Tables, load_tables
 from app.data.rows import MISSING, Missing, Rows
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
-from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.preference_rows import shared_beginning, texts_of
 from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, TrainingPairs, alike

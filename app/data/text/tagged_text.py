@@ -9,10 +9,10 @@ import numpy as np
 from app.config.needs import EVERYTHING, Needs
 from app.data.cache import cache_folder, using_cache
 from app.data.config import TagData
+from app.data.loading import Tables, load_tables
 from app.data.rows import IGNORED
 from app.data.tables.classes import coded, some
 from app.data.tables.columns import LabelColumn, check_columns, held, is_list, is_text, row_name
-from app.data.tables.sources import Tables, load_tables
 from app.data.text.labeled_text import (
     ROWS_AT_ONCE,
     check_padding,
