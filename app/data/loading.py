@@ -37,6 +37,7 @@ from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
 from app.errors import UserError
+from app.sampling.batch_plan import Weigh
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Tables:
         whole: Callable[[], Samples],
         made: Make,
         identity: Sequence[object],
-        weights: Weigh | None = None,
+        weigh: Weigh | None = None,
         finish: Finish = list,
     ) -> Samples | MixedRows | StreamedSamples:
         """Return the samples to train on: made of all rows at once, or chunk by chunk where any of them are streamed.
@@ -96,16 +97,16 @@ class Tables:
             made: takes the table of a chunk, or of a source of a mixture that is not streamed while another one is; it
                 returns its samples, which should do their work when they are read.
             identity: what decides samples that are made so, besides the rows.
-            weights: weighs such a sample when it is read; None: all weigh 1.
+            weigh: weighs such a sample when it is read; None: all weigh 1.
             finish: what is still to be done to samples that are read together, of whatever chunks.
         """
         if not self.streams:
             samples = whole()
             return samples if self.mixed is None else self.mixed.cut(samples)
         if self.mixed is not None:
-            return self.mixed.joined(made, identity, weights, finish)
+            return self.mixed.joined(made, identity, weigh, finish)
         assert self.stream is not None
-        return StreamedSamples(self.stream, made, identity, weights, finish)
+        return StreamedSamples(self.stream, made, identity, weigh, finish)
 
     @property
     def streamed(self) -> str:

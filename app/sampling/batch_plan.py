@@ -40,6 +40,9 @@ class CountedWeights(Protocol):
 
 
 Weights = np.ndarray | CountedWeights
+"""The weights of all samples in the loss, by their numbers."""
+Weigh = Callable[[Any], float]
+"""Returns the weight of a sample in the loss, as it is read."""
 
 
 class Turn(NamedTuple):

@@ -67,8 +67,8 @@ class TokenBlocks:
         known = self._blocks.rows if self._supervised_blocks is None else len(self._supervised_blocks)
         self._low, self._high = span or (0, known)
         self._all = known
-        self.weights: Any = BlockWeights(self)
-        """Supervised tokens of each block; see `BlockWeights`."""
+        self.weights = BlockWeights(self)
+        """Supervised tokens of each block."""
 
     def streamed(self, window: int) -> "StreamedBlocks":
         """Return the same blocks for a run that goes through them chunk by chunk; for `window` see StreamOrder."""
@@ -156,7 +156,21 @@ class TokenBlocks:
     @property
     def tokens(self) -> int:
         """Count the supervised tokens."""
-        return int(self.weights.sum())
+        if self._counts is not None:
+            return int(self._counts[self._low : self._high].sum())
+        return len(self.documents)
+
+    def supervised(self, ids: np.ndarray) -> np.ndarray:
+        """Count the supervised tokens of blocks, int64.
+
+        Raises:
+            IndexError: there is no such block.
+        """
+        places = self._places(ids)
+        if self._counts is not None:
+            return np.asarray(self._counts[self._low + ids], np.int64)
+        _, low, high = self._in_chunk(places)
+        return high - low
 
     @cached_property
     def fingerprint(self) -> str:
@@ -245,19 +259,7 @@ class BlockWeights:
     def __getitem__(self, ids: Any) -> Any:
         """Return the weights of blocks, int64; `ids` is a number, an array of numbers, or a slice."""
         numbers = np.arange(*ids.indices(len(self))) if isinstance(ids, slice) else np.asarray(ids)
-        blocks = self._blocks
-        if blocks._counts is not None:
-            blocks._places(numbers)  # for its error
-            return np.asarray(blocks._counts[blocks._low + numbers], np.int64)
-        _, low, high = blocks._in_chunk(blocks._places(numbers))
-        return high - low
-
-    def sum(self) -> int:
-        """Return the sum of all."""
-        blocks = self._blocks
-        if blocks._counts is not None:
-            return int(blocks._counts[blocks._low : blocks._high].sum())
-        return len(blocks.documents)
+        return self._blocks.supervised(numbers)
 
     def fingerprint_of(self, samples: int) -> str:
         """Hash those of the first blocks; only all are asked for."""

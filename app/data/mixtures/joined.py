@@ -1,7 +1,7 @@
 """The rows of several sources, one after another, and the order in which a run mixes them."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from app.data.mixtures.mix_file import Mix
 from app.data.rows import Fetched, Incomplete, Ordered, Rows, Streamed, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.errors import UserError
-from app.sampling.batch_plan import BatchPlan
+from app.sampling.batch_plan import BatchPlan, Weigh
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.mixture import Part
 from app.sampling.orders import Mixed, Order, Shuffled, SourceOrder, seed_of_source
@@ -70,8 +70,9 @@ class JoinedRows:
         self._pieces = Pieces.of([len(each) for each in sources])
         self.lengths = self._lengths()
         """Of all rows, if they are known."""
-        self.weights: JoinedWeights | Callable[[Any], float] | None = self._joined_weights()
-        """Of all rows, if they are known and not all 1; or what weighs a row that is read."""
+        self.weights: JoinedWeights | Weigh | None = self._joined_weights()
+        """What run.batches gets as `weights`: those of all rows, if they are known and not all 1, or what weighs one.
+        """
         self.skips = any(isinstance(each, Incomplete) and each.skips for each in sources)
         self.digested = self._digested()
 
@@ -136,21 +137,21 @@ class MixedRows(JoinedRows):
         self,
         mix: Mix,
         sources: Sequence[Rows],
-        weights: Callable[[Any], float] | None = None,
+        weigh: Weigh | None = None,
         whole: Rows | None = None,
     ):
         """Join the rows of a mixture's sources, in its order.
 
         Args:
-            weights: weighs a row that is read, where not all rows are known before; None: the weights that all have.
+            weigh: weighs a row that is read, where not all rows are known before; None: the rows have their weights.
             whole: the data set of which the sources are parts, if they were made as one.
         """
         super().__init__(sources)
         self.mix, self.whole = mix, whole
         self.models: dict[str, str] = getattr(whole, "models", {})
         """What names the contents of the models that a run over these rows needs, by what they are."""
-        if weights is not None:
-            self.weights = weights
+        if weigh is not None:
+            self.weights = weigh
 
     def order(self, plan: BatchPlan) -> Mixed:
         """Return the order in which a run mixes the sources; raises as `mixed_order`."""

@@ -14,6 +14,7 @@ from app.data.streams.samples import Finish, Finished, StreamedSamples
 from app.data.tables.columns import Piece, is_text, name_of, name_table, pieces_of, row_name
 from app.data.tables.parallel_files import spread
 from app.errors import UserError
+from app.sampling.batch_plan import Weigh
 from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 Make = Callable[["Dataset"], Rows]
 """Takes a table, and returns its samples; these do their work when they are read."""
-Weigh = Callable[[Any], float]
-"""Weighs a sample that is read."""
 
 
 @dataclass(frozen=True)

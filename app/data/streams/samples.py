@@ -9,7 +9,7 @@ import numpy as np
 from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ReadByChunks
 from app.data.streams.rows import StreamedRows
-from app.sampling.batch_plan import BatchPlan
+from app.sampling.batch_plan import BatchPlan, Weigh
 from app.sampling.hashing import key_of
 from app.sampling.orders import ByChunks
 
@@ -39,7 +39,7 @@ class StreamedSamples:
         rows: StreamedRows,
         make: Callable[["Dataset"], Rows],
         identity: Sequence[object],
-        weights: Callable[[Any], float] | None = None,
+        weigh: Weigh | None = None,
         finish: Finish = list,
     ):
         """Make samples of rows.
@@ -47,10 +47,12 @@ class StreamedSamples:
         Args:
             make: takes the table of a chunk, and returns its samples; these should do their work when they are read.
             identity: what decides the samples, besides the rows.
-            weights: weighs a sample that is read, for run.batches; None: all weigh 1, and none is missing.
+            weigh: weighs a sample that is read; None: all weigh 1, and none is missing.
             finish: what is still to be done to samples that are read together, of whatever chunks.
         """
-        self.rows, self.weights, self._make, self._finish, self.skips = rows, weights, make, finish, rows.skips
+        self.rows, self._make, self._finish, self.skips = rows, make, finish, rows.skips
+        self.weights = weigh
+        """What run.batches gets as `weights`."""
         self.fingerprint = key_of(rows.fingerprint, *identity)
         self.models: dict[str, str] = {}
         """What names the contents of the models that a run over these samples needs, by what they are."""
