@@ -133,8 +133,8 @@ def evaluate(
 
 def main(config: Config) -> dict[str, float]:
     """Train the model and return its last scores."""
-    from app.data.text.labeled_text import PadCollate
     from app.data.text.token_dropout import TokenDropout, check_dropout
+    from app.data.text.tokens import PadCollate
     from app.tasks.language.attention import never_look
 
     with Run(config) as run:

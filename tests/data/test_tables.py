@@ -14,7 +14,7 @@ from app import UserError
 from app.data.config import TextData
 from app.data.loading import open_source
 from app.data.tables.columns import check_columns
-from app.data.text.labeled_text import read_labels
+from app.data.tables.labels import read_labels
 
 pytestmark = pytest.mark.usefixtures("own_data_cache")
 

@@ -22,7 +22,7 @@ from app.data.streams.opening import GB
 from app.data.streams.shards import is_url
 from app.data.tables.columns import name_of
 from app.data.tables.splits import count_of, named_sets
-from app.data.text.labeled_text import lasting_identity
+from app.data.text.encoding import lasting_identity
 from app.data.text.tokenizer import with_mask
 from app.errors import UserError
 from app.sampling.hashing import key_of

@@ -16,7 +16,7 @@ from app.data.corpus.messages import TOOLS
 from app.data.loading import Tables, load_tables
 from app.data.rows import MISSING, Missing, Rows
 from app.data.tables.columns import ANSWERS, check_columns, check_texts, is_list, is_mixed, is_text, name_of, row_name
-from app.data.text.labeled_text import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
+from app.data.text.encoding import ROWS_AT_ONCE, check_padding, encoded_once, identity, text_features
 from app.data.text.preference_rows import shared_beginning, texts_of
 from app.data.text.preference_table import CHOSEN, PROMPT, REJECTED, PreferenceTable, TrainingPairs, alike
 from app.data.text.tokenizer import tokenizer_of
