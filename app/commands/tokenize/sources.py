@@ -64,7 +64,7 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
             raise UserError("--data.columns and --data.name are for tables; what is read by chunks has names itself")
         if split not in ("train", "validation", "test"):
             raise UserError(f"--source-split {split}: what is read by chunks has the splits train, validation and test")
-        return Streamed(path, find_shards(FLAG, path, split), split, config)
+        return ChunkSource(path, find_shards(FLAG, path, split), split, config)
     columns = columns_of(config)
     source = open_source(FLAG, [path], config.name, config.columns, config.txt, used=columns)
     only_one = [*source.tables] == ["train"] and (is_file_name(path) or PATTERN.search(path))
@@ -72,11 +72,11 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
     source.rows(split, "--source-split")  # for its error
     table = source[split]
     check_table(table, config)
-    return Table(table, config)
+    return TableSource(table, config)
 
 
 @dataclass(frozen=True)
-class Table(Source):
+class TableSource(Source):
     """A table that is mapped into memory."""
 
     table: "Dataset"
@@ -110,7 +110,7 @@ class Table(Source):
 
 
 @dataclass(frozen=True)
-class Streamed(Source):
+class ChunkSource(Source):
     """Shards on a disk or in a bucket, of which a chunk at a time is here. Parts are stretches of chunks."""
 
     path: str
