@@ -1,6 +1,7 @@
 """Flags of the data, by kind of data. Importing this module loads none of the libraries that read data."""
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,6 +58,10 @@ class Streams:
     bad: Literal["stop", "skip"] = setting("stop", on_resume=OnResume.ACCEPT)
     """What a chunk of streamed data does that is damaged and stays so. stop: it ends the run; skip: its rows are left
     out, on every layout alike, and counted."""
+
+    def streams(self, must: Callable[[], bool]) -> bool:
+        """Tell whether --data.stream asks for data by chunks; `must` tells whether they can be read in no other way."""
+        return self.stream == "true" or (self.stream == "auto" and must())
 
 
 @dataclass

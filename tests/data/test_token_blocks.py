@@ -162,7 +162,7 @@ def test_parts_are_all_together(made, flags):
     folder, _ = made([{"text": text or "-", "q": f"{text} " * 3} for text in TEXTS], *words)
     blocks = blocks_of(folder, 16, **flags)
     listed = [replace(each, amount=replace(each.amount, unlearnt=2)) for each in blocks.record.whole]
-    blocks = TokenBlocks(blocks._index, blocks._cache, replace(blocks.record, shards=listed), 16, True)
+    blocks = TokenBlocks("--data.path", blocks._index, blocks._cache, replace(blocks.record, shards=listed), 16, True)
     whole = read(blocks)
     for cut in (1, len(blocks) // 3, len(blocks) - 1):
         parts = blocks.part(0, cut), blocks.part(cut, len(blocks))

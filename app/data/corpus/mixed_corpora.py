@@ -66,7 +66,7 @@ def _open(source: MixedSource, config: CorpusData, columns: Sequence[str], needs
     if token_sets.holds_tokens(source.path):
         if source.renamed or source.template:
             raise UserError(f"{FLAG}: the source {source.name} has tokens already: leave out its columns and template")
-        return token_sets.to_train_on(own, columns)
+        return token_sets.to_train_on(own, columns, f"{FLAG} {source.name}:")
     tables = source_tables(source, own, needs, None, 0, columns)
     refuse_streamed_texts(tables, f"{FLAG}: the source {source.name}")
     return tables

@@ -36,6 +36,7 @@ class TokenBlocks:
 
     def __init__(
         self,
+        flag: str,
         index: Index,
         cache: ChunkCache,
         record: TokensRecord,
@@ -46,15 +47,18 @@ class TokenBlocks:
         """Cut the chunks of an index into blocks.
 
         Args:
+            flag: names the data in errors.
             cache: of the index.
             record: of the shards of the index.
             apart: whether attention stays inside a document.
             span: the first block, and the one after the last, of a part of all blocks; default: all.
         """
         self._index, self._cache, self.record, self.size, self.apart = index, cache, record, size, apart
-        self._cut_of = index, cache, record, size, apart
+        self._cut_of = flag, index, cache, record, size, apart
         self.folder = index.shards.folder
         """Folder or URL of the shards."""
+        self.origin = f"{flag} {self.folder}"
+        """The words by which errors name them."""
         self.start = record.settings.meaning.start
         # The blocks of each chunk, those without a supervised token included; and its tokens.
         self._blocks, self._tokens = Pieces.of(-(-index.rows.astype(np.int64) // size)), Pieces.of(index.rows)
