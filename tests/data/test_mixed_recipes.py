@@ -195,7 +195,7 @@ def test_templates_and_prefixes_leave_no_text_out_in_silence(tmp_path):
         return tmp_path / "mix.yaml"
 
     tables, *_ = loaded_pairs(of(source=None, template="{a}, {t}?", prefix="say "))
-    assert "say a3, x?" in tables.mixed.parts[1].table["source"][:]
+    assert "say a3, x?" in tables.mixed.tables[1].table["source"][:]
     for stream in (False, True):
         with refused("the template of b: row 7 (counted from 0) of --data.mix b:", "b.jsonl", "has nothing in q"):
             loaded_pairs(of(source=None, template="{q}", stream=stream), eval_path=str(tmp_path / "eval.jsonl"))
@@ -254,7 +254,7 @@ def test_pictures_of_sources(way, tmp_path):
     assert train.shape == (len(train.rows), 3, 32, 32) and train.example["pixels"].shape == (3, 32, 32)
     assert (labels.known_values is None) == (way != "mapped")
     batch = ImageCollate(*train.statistics(1 / 255), 1 / 255)(read_rows(train.rows, range(len(train.rows))))
-    assert len(batch["pixel_values"]) == len(train.rows) == sum(part.rows for part in tables.mixed.parts)
+    assert len(batch["pixel_values"]) == len(train.rows) == sum(each.rows for each in tables.mixed.tables)
     brightest = batch["pixel_values"].mean((2, 3)).argmax(1)
     assert (brightest == batch["labels"]).float().mean() > 0.9
     with refused("--augment.mixup, --augment.cutmix: they would mix images from all sources of --data.mix"):

@@ -140,7 +140,7 @@ def training_pairs(tables: Tables, config: PreferenceData, tokenizer: "PreTraine
 
     def made(table: "Dataset") -> Rows:
         columns_of(table, config)  # for its errors
-        return PairsOnDemand(table, cut)
+        return PreferencesOnDemand(table, cut)
 
     rows = tables.samples(lambda: tokenize(tables.train, config, tokenizer), made, cut.identity, alike)
     return TrainingPairs(rows, cut.chats, cut.written_date, tokenizer.pad_token_id, config.pad_to_multiple_of)
@@ -272,7 +272,7 @@ def _in_columns(pairs: list[_Pair]) -> "pa.Table":
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
-class PairsOnDemand:
+class PreferencesOnDemand:
     """Pairs of a table, which become tokens when they are read: as those of TrainingPairs."""
 
     def __init__(self, table: "Dataset", cut: _Cut):
