@@ -12,11 +12,11 @@ from app.data.config import CorpusData
 from app.data.corpus.encode import check_table, columns_of, read_texts
 from app.data.loading import open_source
 from app.data.streams.chunk_reader import ChunkReader
+from app.data.streams.chunks import as_dataset
 from app.data.streams.index import Index, index_of
 from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
 from app.errors import UserError
-from app.sampling.hashing import key_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -142,11 +142,8 @@ class ChunkSource(Source):
             yield table, range(len(table))
 
     def _table(self, chunk: int) -> "Dataset":
-        import datasets
-
-        table = datasets.table.InMemoryTable(self._reader.table(chunk))
-        info = datasets.DatasetInfo(features=self._index.features, description=self._reader.name_of(chunk))
-        return datasets.Dataset(table, info=info, fingerprint=key_of(self._index.fingerprint, chunk))
+        table, name = self._reader.table(chunk), self._reader.name_of(chunk)
+        return as_dataset(table, self._index.features, name, self._index.fingerprint, chunk)
 
     @cached_property
     def _reader(self) -> ChunkReader:
