@@ -27,12 +27,11 @@ from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
 from app.rundir.throughput import Cost
 from app.rundir.trackers import check_names
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Turn, Weights, batch_sizes
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Turn, Weigh, Weights, batch_sizes
 from app.sampling.seeding import seed_all
 from app.training.exact import gradients as exact_gradients
 from app.training.feeding.fetching import Composed, Fetch
-from app.training.feeding.loader import Length
-from app.training.feeding.weighing import Weigh, one
+from app.training.feeding.weighing import one
 from app.training.loop import beginning, ending, evaluation, purpose
 from app.training.loop.gradients import Gradients
 from app.training.loop.opened import Opened

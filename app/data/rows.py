@@ -1,6 +1,6 @@
 """Rows of a data set: read by their numbers, and stacked into batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from app.data.streams.chunk_cache import ReadByChunks
-    from app.sampling.batch_plan import BatchPlan
+    from app.sampling.batch_plan import BatchPlan, Length, Weigh
     from app.sampling.orders import Order
 
 # The target that counts nowhere: the value that torch's losses leave out.
@@ -101,9 +101,9 @@ class Digested(Protocol):
 class Measures(NamedTuple):
     """What is known of a row only when it is read."""
 
-    weights: Callable[[Any], float] | None = None
+    weigh: "Weigh | None" = None
     """Weighs a row; None: all weigh 1, and none is missing."""
-    lengths: Callable[[Any], int] | None = None
+    length: "Length | None" = None
     """Returns how long a row is, to sort by; None: all are of one length."""
 
 

@@ -40,6 +40,11 @@ class CountedWeights(Protocol):
 
 
 Weights = np.ndarray | CountedWeights
+"""The weights of all samples in the loss, by their numbers."""
+Weigh = Callable[[Any], float]
+"""Returns the weight of a sample in the loss, as it is read."""
+Length = Callable[[Any], int]
+"""Returns the length of a sample, as it is read."""
 
 
 class Turn(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from app.sampling import permutation
 from app.sampling.hashing import hash_of_bytes, key_of
 from app.sampling.mixture import Mixture, Part
+from app.sampling.pieces import Pieces
 from app.sampling.seeding import seed_of
 from app.sampling.stream_order import StreamOrder
 
@@ -74,7 +75,7 @@ class ByChunks(Order):
     def __init__(self, sizes: np.ndarray, lanes: int, window: int, seed: int, sorted_over: int = 1):
         """Take the rows of each chunk; the other arguments are those of StreamOrder and of Order."""
         self._order = StreamOrder(sizes, lanes, window, seed)
-        self._first = np.cumsum(self._order.sizes) - self._order.sizes
+        self._first = Pieces.of(self._order.sizes).first
         self.rows, self.lanes, self.sorted_over = self._order.rows, lanes, sorted_over
         self.fingerprint = key_of("chunks", hash_of_bytes([np.asarray(sizes, "<i8")]), window, sorted_over)
 
@@ -90,8 +91,8 @@ class ByChunks(Order):
         return self._order.chunks_of(lane, epoch)
 
 
-class Source(NamedTuple):
-    """A source of a mixture."""
+class SourceOrder(NamedTuple):
+    """A source of a mixture, and the order of its rows."""
 
     name: str
     order: Order
@@ -102,7 +103,7 @@ class Source(NamedTuple):
 class Mixed(Order):
     """Several orders, mixed by quotas. The ids of a source follow those of the sources before it."""
 
-    def __init__(self, sources: Sequence[Source], parts: Sequence[Part], lanes: int):
+    def __init__(self, sources: Sequence[SourceOrder], parts: Sequence[Part], lanes: int):
         """Mix sources.
 
         Args:
@@ -118,8 +119,8 @@ class Mixed(Order):
         self.sorted_over = max(each.order.sorted_over for each in sources)
         self.mixture = Mixture(parts, lanes)
         self.parts = self.mixture.parts
-        self.rows = sum(each.order.rows for each in sources)
-        self._first = np.cumsum([0, *(each.order.rows for each in sources)])
+        self._pieces = Pieces.of([each.order.rows for each in sources])
+        self.rows = self._pieces.rows
         self._ends: dict[int, np.ndarray] = {}
         self.fingerprint = self.fingerprint_of(len(sources))
         self.mix = key_of(lanes, *self.parts)
@@ -138,7 +139,7 @@ class Mixed(Order):
 
     def rows_of(self, sources: int) -> int:
         """Count the rows of the first sources."""
-        return int(self._first[sources])
+        return int(self._pieces.borders[sources])
 
     def going_on(self, before: Sequence[Part], seen: int) -> "Mixed":
         """Return the order of a run that had another mix in its first `seen` samples, and has this one from there on.
@@ -166,7 +167,7 @@ class Mixed(Order):
         for source in np.unique(origins.sources).tolist():
             here = origins.sources == source
             found, epochs[here] = self.sources[source].order.locate(origins.samples[here])
-            ids[here] = self._first[source] + found
+            ids[here] = self._pieces.first[source] + found
         return ids, epochs
 
     def coming(self, samples: np.ndarray, end: int) -> np.ndarray:
@@ -176,12 +177,12 @@ class Mixed(Order):
         for source, following in enumerate(self.mixture.following(samples)):
             if len(following):
                 last = int(self._ends[end][source])
-                ids.append(self._first[source] + self.sources[source].order.coming(following, last))
+                ids.append(self._pieces.first[source] + self.sources[source].order.coming(following, last))
         return np.concatenate(ids)
 
     def source_of(self, ids: np.ndarray) -> np.ndarray:
         """Return of which source ids are."""
-        return np.searchsorted(self._first, ids, side="right") - 1
+        return self._pieces.piece_of(ids)
 
     def counts(self, samples: int) -> dict[str, int]:
         """Count those of the first `samples` samples that each source has given, by its name."""

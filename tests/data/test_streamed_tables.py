@@ -215,7 +215,7 @@ def test_a_template_makes_the_text(folder):
     for stream in ("true", "false"):
         config.stream = stream
         tables, _ = labeled_text.load_labelled(config)
-        assert tables.mixed.parts[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
+        assert tables.mixed.tables[1].table["text"][:2] == ["<t0|0>", "<t1|1>"]
 
 
 def test_a_template_of_nothing_is_refused(folder):

@@ -7,7 +7,7 @@ import pytest
 
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.mixture import Part
-from app.sampling.orders import ByChunks, Mixed, Shuffled, Source, seed_of_source
+from app.sampling.orders import ByChunks, Mixed, Shuffled, SourceOrder, seed_of_source
 
 SIZES = np.random.default_rng(0).integers(1, 30, 60)  # ragged chunks
 ROWS = int(SIZES.sum())
@@ -24,7 +24,7 @@ def mixed(lanes=LANES):
     sizes = [SIZES, np.array([4, 9, 2, 7, 6])]
     parts = [Part(0, (10, 1, 3)), Part(300, (10, 3, 1))]
     orders = [ByChunks(each, lanes, 2, seed_of_source(1, i)) for i, each in enumerate(sizes)]
-    sources = [Source(str(i), each) for i, each in enumerate([*orders, Shuffled(50, 9)])]
+    sources = [SourceOrder(str(i), each) for i, each in enumerate([*orders, Shuffled(50, 9)])]
     return Mixed(sources, parts, lanes)
 
 
@@ -126,6 +126,6 @@ def test_fingerprints_tell_orders_apart():
 
 def test_sources_must_fit_the_mixture():
     with pytest.raises(ValueError, match="do not fit"):
-        Mixed([Source("a", Shuffled(5, 0)), Source("b", by_chunks(5))], [Part(0, (1, 1))], 4)
+        Mixed([SourceOrder("a", Shuffled(5, 0)), SourceOrder("b", by_chunks(5))], [Part(0, (1, 1))], 4)
     with pytest.raises(ValueError, match="do not fit"):
-        Mixed([Source("a", Shuffled(5, 0))], [Part(0, (1, 1))], 4)
+        Mixed([SourceOrder("a", Shuffled(5, 0))], [Part(0, (1, 1))], 4)

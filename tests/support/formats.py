@@ -23,12 +23,12 @@ from app.data.graphs import readers as graphs
 from app.data.graphs.store import ARRAYS
 from app.data.images.formats import ENDINGS, EXACT, LOSSY
 from app.data.images.image_column import ImageColumn
+from app.data.loading import open_source
 from app.data.streams.chunk_cache import ChunkCache, folder_of
 from app.data.streams.index import index_of
 from app.data.streams.rows import StreamedRows
 from app.data.streams.shards import find_shards
 from app.data.tables.files import READERS
-from app.data.tables.sources import open_source
 from app.data.volumes.class_file import read_classes
 from app.data.volumes.nifti import ENDINGS as NIFTI
 from app.data.volumes.pairs import read_image, read_mask

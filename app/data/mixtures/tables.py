@@ -24,7 +24,7 @@ Make = Callable[["Dataset"], Rows]
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceTable:
     """What is trained on of one source."""
 
     source: MixedSource
@@ -57,17 +57,17 @@ class MixedTables:
     """What is trained on of all sources."""
 
     mix: Mix
-    parts: tuple[Part, ...]
+    tables: tuple[SourceTable, ...]
 
     @property
     def streams(self) -> bool:
         """Tell whether any of them is streamed."""
-        return any(part.stream is not None for part in self.parts)
+        return any(each.stream is not None for each in self.tables)
 
     @property
     def rows(self) -> int:
         """Count the rows of all of them."""
-        return sum(part.rows for part in self.parts)
+        return sum(each.rows for each in self.tables)
 
     def cut(self, whole: Rows) -> MixedRows:
         """Return the samples of all sources, which have been made as one data set.
@@ -76,11 +76,11 @@ class MixedTables:
             UserError: all rows of a source were left out.
         """
         slices, start, rows = [], 0, 0
-        for part in self.parts:
-            rows += part.rows
+        for each in self.tables:
+            rows += each.rows
             end = whole.kept_before(rows) if isinstance(whole, LeavesOut) else rows
             if end == start:
-                raise UserError(f"{FLAG}: no row of {part.source.name} can be used: leave this source out")
+                raise UserError(f"{FLAG}: no row of {each.source.name} can be used: leave this source out")
             slices.append(Slice(whole, start, end))
             start = end
         return MixedRows(self.mix, slices, whole=whole)
@@ -89,13 +89,13 @@ class MixedTables:
         self, make: Make, identity: Sequence[object], measures: Measures = NO_MEASURES, finish: Finish = list
     ) -> MixedRows:
         """Return the samples of all sources, each made apart; the arguments are those of StreamedSamples."""
-        return MixedRows(self.mix, [part.samples(make, identity, finish) for part in self.parts], measures)
+        return MixedRows(self.mix, [each.samples(make, identity, finish) for each in self.tables], measures)
 
     def described(self) -> str:
         """Say what each source has, and its weight."""
         return self.mix.described(
-            f"{part.rows:,} rows" + ("" if part.stream is None else f", streamed in {part.stream.chunks:,} chunks")
-            for part in self.parts
+            f"{each.rows:,} rows" + ("" if each.stream is None else f", streamed in {each.stream.chunks:,} chunks")
+            for each in self.tables
         )
 
 

@@ -7,9 +7,11 @@ cut where its compression begins anew (a member of gzip, a frame of zstd): it ca
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
+from app.sampling.hashing import key_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
-    from datasets import Features
+    from datasets import Dataset, Features
 
     from app.data.streams.shards import Shard
 
@@ -83,3 +85,16 @@ class Chunk(NamedTuple):
     data: bytes
     tail: bytes
     """The end of the shard, as many bytes as `Format.tail` has said."""
+
+
+def as_dataset(table: "pa.Table", features: "Features", name: str, *identity: object) -> "Dataset":
+    """Return the rows of a chunk as datasets has those of a file.
+
+    Args:
+        name: the words by which errors name the chunk.
+        identity: what tells it from all other ones.
+    """
+    import datasets
+
+    info = datasets.DatasetInfo(features=features, description=name)
+    return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint=key_of(*identity))

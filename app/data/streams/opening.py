@@ -90,7 +90,7 @@ def is_streamed(flag: str, config: TableData) -> bool:
         if len(config.path) == 1 and is_url(config.path[0]):
             raise UserError(f"{flag} {config.path[0]}: a URL is read by chunks: leave out --data.stream false")
         return False
-    if config.stream == "auto" and not _must_be(config.path):
+    if not config.streams(lambda: _must_be(config.path)):
         return False
     for name, asked in (("name", config.name), ("columns", config.columns)):
         if asked:

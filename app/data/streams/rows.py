@@ -15,6 +15,7 @@ from app.data.streams.shards import is_url
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.orders import ByChunks
+from app.sampling.pieces import Pieces
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -37,11 +38,11 @@ class StreamedRows:
         self._index, self._cache, self.skips, self._sort_over = index, cache, skips, sort_over
         # A lane that micro-batches share has the chunks of all of them, so that a step mixes as many as ever.
         self._window = window * sort_over
-        self._ends = np.cumsum(index.rows, dtype=np.int64)
+        self._pieces = Pieces.of(index.rows)
         self._bad: set[int] = set()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._pieces.rows
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.__getitems__([row])[0]
@@ -55,14 +56,12 @@ class StreamedRows:
         Args:
             samples_of: returns the samples of a chunk; it may raise BadChunk.
         """
-        chunks, places = self.places(np.asarray(rows, np.int64))
         read: list[Any] = [MISSING] * len(rows)
-        for chunk in np.unique(chunks).tolist():
+        for chunk, here, places in self._pieces.grouped(self._checked(np.asarray(rows, np.int64))):
             if chunk in self._bad:
                 continue
-            (here,) = np.nonzero(chunks == chunk)
             try:
-                of_chunk = read_rows(samples_of(chunk), places[here].tolist())
+                of_chunk = read_rows(samples_of(chunk), places.tolist())
             except BadChunk as error:
                 if not self.skips:
                     raise
@@ -80,15 +79,17 @@ class StreamedRows:
         Raises:
             IndexError: there is no such row.
         """
+        return self._pieces.places_of(self._checked(rows))
+
+    def _checked(self, rows: np.ndarray) -> np.ndarray:
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"there are {len(self)} rows")
-        chunks = np.searchsorted(self._ends, rows, side="right")
-        return chunks, rows - (self._ends[chunks] - self._index.rows[chunks])
+        return rows
 
     @property
     def chunks(self) -> int:
         """Count the chunks."""
-        return len(self._ends)
+        return len(self._pieces)
 
     @property
     def places_of_shards(self) -> frozenset[str]:

@@ -10,15 +10,13 @@ from torch.utils.data import DataLoader, Dataset
 from app.data.rows import MISSING, Fetched, Rows, read_rows
 from app.distributed.preemption import leave_to_parent, starting_helpers
 from app.errors import UserError
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step, Turn
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Step, Turn, Weigh
 from app.sampling.seeding import EVALUATION, sample_generator, seed_all
 from app.training.feeding.copying import on_cuda, to_device
 from app.training.feeding.fetching import Fetch, ahead, stages_of
-from app.training.feeding.weighing import Weigh
 
 Collate = Callable[[list], Any]  # model inputs of a micro-batch's rows
 Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
-Length = Callable[[Any], int]  # of a row, as it is read
 
 
 class _Steps(Dataset):

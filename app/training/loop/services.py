@@ -16,11 +16,11 @@ from app.distributed.running_statistics import RunningStatistics
 from app.distributed.watchdog import Watchdog
 from app.rundir.folder import RunFolder
 from app.rundir.logger import RunLogger
-from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Step
+from app.sampling.batch_plan import BatchPlan, EvaluationPlan, Length, Step, Weigh
 from app.training.exact.gradients import ExactGradients
 from app.training.feeding.fetching import Fetch
-from app.training.feeding.loader import Augment, Length, load
-from app.training.feeding.weighing import Weigh, agreed
+from app.training.feeding.loader import Augment, load
+from app.training.feeding.weighing import agreed
 from app.training.loop.gradients import Gradients
 from app.training.optim.averages import Averages
 from app.training.scores.remarks import Remarks

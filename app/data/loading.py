@@ -21,7 +21,7 @@ from app.data.config import Streams, TableData
 from app.data.images.class_folders import image_tables
 from app.data.mixtures.joined import MixedRows
 from app.data.mixtures.mix_file import MixedSource, read_mix
-from app.data.mixtures.tables import Make, MixedTables, Part, as_flags_say, common, concatenated
+from app.data.mixtures.tables import Make, MixedTables, SourceTable, as_flags_say, common, concatenated
 from app.data.reading import near
 from app.data.rows import NO_MEASURES, Measures
 from app.data.rows import Rows as Sampled
@@ -239,7 +239,7 @@ def _mixture(
     parts, scored, trained = [], [], list[Trained]()
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
-        parts.append(Part(each, tables.train, tables.stream, tables.places))
+        parts.append(SourceTable(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
         trained += [tables.trained] if tables.trained else []
     names = [each.name for each in mix.sources]
@@ -297,7 +297,7 @@ def source_tables(
     return tables
 
 
-def _refuse_shared(parts: Sequence[Part]) -> None:
+def _refuse_shared(parts: Sequence[SourceTable]) -> None:
     """Refuse sources that share a file: rows that one holds out for evaluation would be trained on in the other."""
     for one, other in itertools.combinations(parts, 2):
         pairs = itertools.product(sorted(one.places), sorted(other.places))
@@ -311,7 +311,7 @@ def _refuse_shared(parts: Sequence[Part]) -> None:
 
 def _refuse_streamed(config: TableData, needs: Needs, tables: Tables) -> None:
     """Refuse to evaluate on shards that are streamed to train on."""
-    streams = [tables.stream, *(part.stream for part in tables.mixed.parts)] if tables.mixed else [tables.stream]
+    streams = [tables.stream, *(part.stream for part in tables.mixed.tables)] if tables.mixed else [tables.stream]
     shards = [shard for stream in streams if stream is not None for shard in sorted(stream.places_of_shards)]
     asked = [("--data.eval-path", config.eval_path, config.eval_split)] if config.eval_path else []
     asked += [(needs.set_flag, *other) for other in named_sets(config.eval_sets).values()]
