@@ -1,20 +1,20 @@
 """Shards: the files of one data set, in a folder, behind a pattern, or at a URL, and the formats that they have."""
 
-import fnmatch
-import glob
 import itertools
 import os
 import re
 from pathlib import PurePosixPath
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from app import storage
 from app.data.folders import is_hidden
+from app.data.patterns import PATTERN as PATTERN  # of places that are streamed, for commands
+from app.data.patterns import divided, fits
 from app.data.reading import near
 from app.errors import UserError
 from app.storage.addresses import address
 
-PATTERN = re.compile(r"[*?\[]")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar"}
 PACKED = (".gz", ".zst")
 LOOKED_AT = 1000  # files of a folder in a folder, to see whether any is a shard
@@ -94,7 +94,11 @@ def shards_in(path: str, split: str = "train") -> tuple[Shard, ...]:
 
 def names_files(path: str) -> bool:
     """Tell whether a path names a file, or files by a pattern, which are all of one split, whatever they are called."""
-    return bool(_divided(path)[1])
+    try:
+        place = _place(path)
+    except OSError:
+        return True  # what cannot be asked about is refused where it is read
+    return bool(place.file or place.pattern)
 
 
 def _has_shards(folder: str) -> bool:
@@ -120,31 +124,76 @@ def find_shards(flag: str, path: str, split: str = "train") -> Shards:
     Raises:
         UserError: there are none, they have several formats, or one is empty.
     """
-    folder, pattern = _divided(path)
     try:
-        entries = storage.at(folder).files()
+        place = _place(path)
+        entries = place.entries()
     except OSError as error:
         raise UserError(f"{flag} {path}: cannot be listed: {error.strerror or error}") from None
     if not entries:
         raise UserError(f"{flag} {path}: there is nothing of this name{'' if is_url(path) else near(path)}")
-    shards = [Shard(each.name, each.size, each.tag) for each in entries if not _is_aside(each.name)]
-    if pattern:
-        shards = [shard for shard in shards if fnmatch.fnmatchcase(shard.name, pattern)]
-    else:
+    shards = [Shard(each.name, each.size, each.tag) for each in entries if place.file or not _is_aside(each.name)]
+    if place.pattern:
+        shards = [shard for shard in shards if fits(shard.name, place.pattern)]
+    elif not place.file:
         shards = [shard for shard in shards if shard.format and shard.split == split]
     _check(flag, path, shards)
-    return Shards(folder, tuple(sorted(shards)))
+    return Shards(place.folder, tuple(sorted(shards)))
 
 
-def _divided(path: str) -> tuple[str, str]:
-    """Return the folder to list, and the pattern of names below it; no pattern for a whole folder."""
-    path = path.rstrip("/") if is_url(path) else os.path.expanduser(path)
-    parts = path.split("/")
-    fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
-    if fixed < len(parts):
-        return "/".join(parts[:fixed]) or ("/" if path.startswith("/") else "."), "/".join(parts[fixed:])
-    single = Shard(parts[-1], 0, "").format and (is_url(path) or os.path.isfile(path))
-    return ("/".join(parts[:-1]) or ".", glob.escape(parts[-1])) if single else (path, "")
+class Place(NamedTuple):
+    """Where files are looked for."""
+
+    folder: str
+    file: str = ""
+    """The name of the only one in it, if it is one."""
+    pattern: str = ""
+    """Of the names below the folder, if several are meant."""
+
+    def entries(self) -> list[storage.Entry]:
+        """List the files that there are.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        files = storage.at(self.folder)
+        if not self.file:
+            return files.files()
+        entry = files.entry(self.file)
+        return [] if entry is None else [entry]
+
+
+def _place(path: str) -> Place:
+    """Find out what a path names.
+
+    Raises:
+        OSError: nobody knows.
+    """
+    if url := address(path):
+        slashes = re.sub("^([^/]+:)/+", r"\1//", path.rstrip("/"))  # of which a `Path` keeps one
+        folder, pattern = divided(slashes, _is_in_store, first=3)
+    else:
+        folder, pattern = divided(os.path.expanduser(path))
+    if pattern:
+        return Place(folder or ".", pattern=pattern)
+    above, _, name = folder.rpartition("/")
+    if url:
+        name = unquote(name) if url.scheme.startswith("http") else name
+        # Whatever has a format may still be a folder; a web server has files alone, and lists none.
+        is_file = bool(Shard(name, 0, "").format or url.scheme.startswith("http") and url.key)
+        is_file = is_file and storage.at(above).is_file(name)
+    else:
+        is_file = os.path.isfile(folder)
+    return Place(above or ("/" if folder.startswith("/") else "."), file=name) if is_file else Place(folder)
+
+
+def _is_in_store(url: str) -> bool:
+    above, _, name = url.rpartition("/")
+    try:
+        return storage.at(above).exists(name)
+    except OSError:
+        if url.startswith("http"):  # servers answer in any way to a name that they do not have
+            return False
+        raise
 
 
 def _is_aside(name: str) -> bool:

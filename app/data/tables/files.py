@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.data.folders import files_below
 from app.data.images import formats
+from app.data.patterns import divided, files_of
 from app.data.reading import near
 from app.errors import UserError
 
@@ -49,14 +50,14 @@ def is_file_name(path: str) -> bool:
     """Tell whether a path names a file or a pattern of files, present or not, rather than a folder or a Hub id."""
     if os.path.isdir(path):  # Spark writes a folder rows.parquet
         return False
-    return extension(path) in READERS or glob.has_magic(path) or os.path.isfile(path)
+    return extension(path) in READERS or bool(divided(path).pattern) or os.path.isfile(path)
 
 
 def find_files(paths: Sequence[str], flag: str, txt: str = "") -> list[str]:
     """Expand patterns, and check that all files are present and of one format; `flag` names them in errors."""
     files: list[str] = []
     for path in paths:
-        matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        matches = files_of(path) if divided(path).pattern else [path]
         if not matches:
             raise UserError(f"{flag} {path}: no file has such a name{near(path)}")
         files += matches
