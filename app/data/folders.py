@@ -1,9 +1,11 @@
 """What lies in folders of data: entries that systems and tools leave there, and the splits that names are for."""
 
 import os
-from collections.abc import Iterator
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
 
-from app.data.tables.splits import SPLITS, split_of
+from app.data.tables.splits import SPLITS, kind_of, split_of
 
 LEFT = {"__macosx", "__pycache__", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found", "icon\r"}
 
@@ -13,10 +15,42 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in LEFT
 
 
+def words_in(name: str) -> list[str]:
+    """Return the words of a name as they are spelt: what lies between letters, in whatever script, parts them."""
+    # Systems write é as one character or as two; an accent without a letter of its own is part of the letter before.
+    composed = unicodedata.normalize("NFC", name)
+    return "".join(each if unicodedata.category(each)[0] in "LM" else " " for each in composed).split()
+
+
 def split_in(name: str) -> str:
     """Return the split that a file or folder is for, by the words of its name; nothing if these do not say."""
-    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
+    words = words_in(name.lower())
     return next((split_of(split) for split in SPLITS if split in words), "")
+
+
+def splits_by_name(names: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return which of train, validation and test each file of a data set is named for: none, one, or several.
+
+    This follows datasets: files such as data/train-00000-of-00002.parquet have names of splits, and where there are
+    any, no other name counts; a name that is no word for a split stands for itself. Else words in the names of folders
+    count, and only where there are none, words in the names of files.
+
+    Args:
+        names: below the folder of the data set, with slashes.
+    """
+    if whole := {name: match[1] for name in names if (match := _NUMBERED.fullmatch(name))}:
+        return {name: frozenset([kind_of(whole[name]) or whole[name]] if name in whole else []) for name in names}
+    by_folder = {name: _kinds_in(name.split("/")[:-1]) for name in names}
+    if any(by_folder.values()):
+        return by_folder
+    return {name: _kinds_in([name.rpartition("/")[2].rpartition(".")[0]]) for name in names}
+
+
+_NUMBERED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*", re.ASCII)
+
+
+def _kinds_in(parts: Sequence[str]) -> frozenset[str]:
+    return frozenset(kind_of(word) for part in parts for word in words_in(part.lower())) - {""}
 
 
 def files_below(folder: str) -> Iterator[tuple[str, ...]]:

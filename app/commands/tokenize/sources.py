@@ -15,6 +15,7 @@ from app.data.streams.index import Index, index_of
 from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
 from app.data.tables.sources import open_source
+from app.data.tables.splits import SPLIT_WORDS
 from app.errors import UserError
 from app.sampling.hashing import key_of
 
@@ -62,8 +63,8 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
     if streamed or is_url(path):
         if config.columns or config.name:
             raise UserError("--data.columns and --data.name are for tables; what is read by chunks has names itself")
-        if split not in ("train", "validation", "test"):
-            raise UserError(f"--source-split {split}: what is read by chunks has the splits train, validation and test")
+        if split not in SPLIT_WORDS:
+            raise UserError(f"--source-split {split}: what is read by chunks has the splits {', '.join(SPLIT_WORDS)}")
         return Streamed(path, find_shards(FLAG, path, split), split, config)
     columns = columns_of(config)
     source = open_source(FLAG, [path], config.name, config.columns, config.txt, used=columns)

@@ -15,9 +15,9 @@ from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
-from app.data.streams.shards import SPLITS, find_shards, is_url, names_files, shards_in
+from app.data.streams.shards import find_shards, is_url, names_files, shards_in
 from app.data.tables.columns import Piece, name_table
-from app.data.tables.splits import count_of
+from app.data.tables.splits import SPLIT_WORDS, count_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
@@ -29,7 +29,7 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
-EVAL_SPLITS = tuple(SPLITS)
+EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
 

@@ -3,15 +3,17 @@
 import itertools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from app import storage
-from app.data.folders import is_hidden
+from app.data.folders import is_hidden, splits_by_name
 from app.data.patterns import PATTERN as PATTERN  # of places that are streamed, for commands
 from app.data.patterns import divided, fits
 from app.data.reading import near
+from app.data.tables.splits import SPLIT_WORDS, kind_of
 from app.errors import UserError
 from app.storage.addresses import address
 
@@ -19,11 +21,8 @@ FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".tar":
 PACKED = (".gz", ".zst")
 LOOKED_AT = 1000  # files of a folder in a folder, to see whether any is a shard
 READ = "parquet, jsonl (also .gz and .zst), and tar in the layout of WebDataset"
-# Words by which folders and files say that they are not to train on, as the Hub's layouts have them.
-SPLITS = {
-    "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
+NONE = f"it has no shards; what is streamed: {READ}"
+NAMED = 3  # files of a split that are named where shards are described
 
 
 class Shard(NamedTuple):
@@ -48,15 +47,14 @@ class Shard(NamedTuple):
         return ending if ending in PACKED else ""
 
     @property
+    def ending(self) -> str:
+        """Return the end of its name that says its format, such as .jsonl.gz."""
+        return PurePosixPath(self.plain_name).suffix + self.name[len(self.plain_name) :]
+
+    @property
     def plain_name(self) -> str:
         """Return its name without the ending of a compressed file."""
         return self.name[: len(self.name) - len(self.packed)]
-
-    @property
-    def split(self) -> str:
-        """Return train, validation or test, as its name says; train if it says nothing."""
-        words = {word for part in PurePosixPath(self.plain_name.lower()).parts for word in re.split(r"[^a-z]+", part)}
-        return next((split for split, named in SPLITS.items() if words & {*named}), "train")
 
 
 class Shards(NamedTuple):
@@ -75,6 +73,49 @@ class Shards(NamedTuple):
     def place_of(self, shard: int) -> str:
         """Return the path or URL of a shard, for messages."""
         return f"{self.folder}/{self.files[shard].name}"
+
+
+class Survey(NamedTuple):
+    """The shards that a path names, by their splits."""
+
+    flag: str
+    """That names the path, for errors."""
+    path: str
+    folder: str
+    """Or URL, that names of shards are below."""
+    files: tuple[Shard, ...]
+    """In the order of their names, if they are named one by one or by a pattern: they are of any split."""
+    by_split: dict[str, tuple[Shard, ...]]
+    """Of a whole folder: the shards of train, validation and test, as far as there are any."""
+
+    def of(self, split: str) -> Shards:
+        """Return the shards of a split.
+
+        Raises:
+            UserError: there are none, they have several formats, or one is empty.
+        """
+        files = self.files or self.by_split.get(kind_of(split), ())
+        if not files and self.by_split:
+            every = [shard for shards in self.by_split.values() for shard in shards]
+            pattern = "**/" * any("/" in shard.name for shard in every) + "*" + every[0].ending
+            raise UserError(
+                f"{self.flag} {self.path}: it has no shards of the split {split}; by the words in their names, there "
+                f"are {self.described()}: name files by a pattern, such as '{self.folder}/{pattern}', to take "
+                "them whatever they are called"
+            )
+        _check(self.flag, self.path, files)
+        return Shards(self.folder, files)
+
+    def described(self) -> str:
+        """Say how many shards each split has, and name the first ones."""
+        parts = {"": self.files} if self.files else self.by_split
+        told = {split: f"{len(files):,} ({_first([shard.name for shard in files])})" for split, files in parts.items()}
+        return "; ".join(f"{split} {files}".lstrip() for split, files in told.items())
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def is_url(path: str) -> bool:
@@ -124,20 +165,72 @@ def find_shards(flag: str, path: str, split: str = "train") -> Shards:
     Raises:
         UserError: there are none, they have several formats, or one is empty.
     """
+    return survey(flag, path).of(split)
+
+
+def survey(flag: str, path: str) -> Survey:
+    """List the shards of all splits.
+
+    Raises:
+        UserError: there is nothing of this name, or which split a shard is of cannot be told.
+    """
+    what = f"{flag} {path}"
     try:
         place = _place(path)
         entries = place.entries()
     except OSError as error:
-        raise UserError(f"{flag} {path}: cannot be listed: {error.strerror or error}") from None
+        raise UserError(f"{what}: cannot be listed: {error.strerror or error}") from None
     if not entries:
-        raise UserError(f"{flag} {path}: there is nothing of this name{'' if is_url(path) else near(path)}")
-    shards = [Shard(each.name, each.size, each.tag) for each in entries if place.file or not _is_aside(each.name)]
+        raise UserError(f"{what}: there is nothing of this name{'' if is_url(path) else near(path)}")
+    files = sorted(Shard(each.name, each.size, each.tag) for each in entries if place.file or not _is_aside(each.name))
     if place.pattern:
-        shards = [shard for shard in shards if fits(shard.name, place.pattern)]
-    elif not place.file:
-        shards = [shard for shard in shards if shard.format and shard.split == split]
-    _check(flag, path, shards)
-    return Shards(place.folder, tuple(sorted(shards)))
+        files = [shard for shard in files if fits(shard.name, place.pattern)]
+    if place.file or place.pattern:
+        _check(flag, path, files)
+        return Survey(flag, path, place.folder, tuple(files), {})
+    shards = [shard for shard in files if shard.format]
+    if not shards:
+        raise UserError(f"{what}: {NONE}")
+    return Survey(flag, path, place.folder, (), _by_split(what, shards))
+
+
+def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]]:
+    """Divide the shards of a folder by their splits.
+
+    Raises:
+        UserError: a name says two splits or one that does not exist, or some names say train and others nothing.
+    """
+    kinds = splits_by_name([shard.name for shard in shards])
+    split_of_shard: dict[Shard, str] = {}
+    for shard in shards:
+        said = kinds[shard.name]
+        if len(said) > 1:
+            raise UserError(
+                f"{what}: {shard.name} is named for {' and '.join(sorted(said))}: give it the name of one split, or "
+                "name the files to train on by a pattern"
+            )
+        if strange := said - {*SPLIT_WORDS}:
+            raise UserError(
+                f"{what}: {shard.name} is of the split {next(iter(strange))}, and what is streamed has "
+                f"{', '.join(SPLIT_WORDS)}: name the files to train on by a pattern"
+            )
+        split_of_shard[shard] = next(iter(said), "")
+    named = [shard for shard, split in split_of_shard.items() if split]
+    odd = [shard for shard, split in split_of_shard.items() if not split]
+    if "train" not in split_of_shard.values():
+        # Next to shards that are named for other splits, the rest is to train on, unless it is named in another way.
+        own = splits_by_name([shard.name for shard in odd])
+        odd = [shard for shard in odd if own[shard.name]]
+    if named and odd:
+        raise UserError(
+            f"{what}: the name of {named[0].name} says its split, and that of {odd[0].name} does not in the same way: "
+            "put the shards of each split into a folder of its name, or name the files to train on by a pattern"
+        )
+    by_split: dict[str, tuple[Shard, ...]] = {}
+    for split in SPLIT_WORDS:
+        if files := tuple(shard for shard in shards if (split_of_shard[shard] or "train") == split):
+            by_split[split] = files
+    return by_split
 
 
 class Place(NamedTuple):
@@ -179,7 +272,7 @@ def _place(path: str) -> Place:
     if url:
         name = unquote(name) if url.scheme.startswith("http") else name
         # Whatever has a format may still be a folder; a web server has files alone, and lists none.
-        is_file = bool(Shard(name, 0, "").format or url.scheme.startswith("http") and url.key)
+        is_file = bool(Shard(name, 0, "").format or (url.scheme.startswith("http") and url.key))
         is_file = is_file and storage.at(above).is_file(name)
     else:
         is_file = os.path.isfile(folder)
@@ -201,9 +294,9 @@ def _is_aside(name: str) -> bool:
     return any(is_hidden(part) or part.startswith("_") for part in PurePosixPath(name).parts)
 
 
-def _check(flag: str, path: str, shards: list[Shard]) -> None:
+def _check(flag: str, path: str, shards: Sequence[Shard]) -> None:
     if not shards:
-        raise UserError(f"{flag} {path}: it has no shards; what is streamed: {READ}")
+        raise UserError(f"{flag} {path}: {NONE}")
     if strange := next((shard for shard in shards if not shard.format), None):
         raise UserError(f"{flag} {path}: {strange.name} cannot be streamed; what is streamed: {READ}")
     if packed := next((shard for shard in shards if shard.packed and shard.format != "jsonl"), None):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.data.cache import cache_of
+from app.data.folders import splits_by_name
 from app.data.reading import explained, reading
 from app.data.tables.conll_files import sentences_of
 from app.data.tables.csv_files import csv_groups, damaged, with_numbers
 from app.data.tables.files import READERS, check_one_format, extension, file_builder, reader_of, unknown_format
 from app.data.tables.json_files import read_json_tables
 from app.data.tables.parquet_files import read_parquet
+from app.data.tables.splits import kind_of
 from app.data.tables.text_files import table_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
@@ -68,6 +70,7 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
+    _check_splits(flag, path, files, titles=builder.name == "text")
     if builder.name == "arrow":
         _check_arrow(flag, every)
     if builder.name == "text" and reader_of(every[0], txt) is None:
@@ -83,6 +86,30 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     for group in groups:
         tables |= read(flag, path, partial(_part_of, builder, group, folder), folder)
     return _in_order(tables, files)
+
+
+def _check_splits(flag: str, path: str, files: Files, titles: bool) -> None:
+    """Refuse files that are in two splits, or whose names say another split than they are read for.
+
+    Args:
+        titles: files are called as their texts are, so that a word in a name may mean anything.
+    """
+    root = os.path.realpath(path)
+    split_of_file: dict[str, str] = {}
+    for split, names in files.items():
+        for name in (os.path.relpath(file, root) for file in names):
+            if split_of_file.setdefault(name, split) != split:
+                raise UserError(
+                    f"{flag} {path}: {name} is named for {split_of_file[name]} and {split}: give it the name of one "
+                    "split"
+                )
+    kinds = splits_by_name([*split_of_file])
+    for name, split in split_of_file.items():
+        if not titles and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
+            raise UserError(
+                f"{flag} {path}: {name} is named for {' and '.join(sorted(kinds[name]))}, and read for {split}: write "
+                "the words for splits in lower case, parted from others by -, _, . or a blank"
+            )
 
 
 def _check_arrow(flag: str, files: Sequence[str]) -> None:
