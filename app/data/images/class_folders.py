@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.data.cache import cache_of
 from app.data.folders import files_below, is_hidden, words_in
 from app.data.images import formats
+from app.data.left_out import is_paper
 from app.data.reading import explained, read_whole
 from app.data.tables.splits import SPLIT_WORDS, SPLITS
 from app.errors import UserError
@@ -30,7 +31,6 @@ PLAIN = {"images", "image", "imgs", "img", "set", "data", "dataset", "photos", "
 # What may hold the data instead of the images: where there are more of these, datasets reads the folder.
 OTHERS = {".parquet", ".arrow", ".zip", ".tar", ".gz", ".tgz"}
 TABLES = {".csv", ".tsv", ".json", ".jsonl"}
-PAPERS = ("readme", "license", "licence", "changelog", "citation")
 DESCRIBED = {"metadata.csv", "metadata.jsonl", "metadata.parquet", "dataset_dict.json", "state.json"}
 
 Parts = tuple[str, ...]
@@ -207,7 +207,7 @@ def _notes(path: str, splits: dict[str, Split], classes: dict[str, list[str]], r
     if inner:
         several = f"{len(inner):,} images lie in folders inside of their class's, such as {inner[0]}"
         yield several if inner[1:] else f"{inner[0]} lies in a folder inside of its class's"
-    lost = [parts for parts in rest if not parts[-1].lower().startswith(PAPERS)]
+    lost = [parts for parts in rest if not is_paper(parts[-1])]
     if lost:
         first = os.path.join(*lost[0])
         several = f"{len(lost):,} files are left out that are no images, such as {first}"

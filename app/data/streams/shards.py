@@ -1,6 +1,5 @@
 """Shards: the files of one data set, in a folder, behind a pattern, or at a URL, and the formats that they have."""
 
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from app import storage
-from app.data.folders import is_hidden, splits_by_name
+from app.data.folders import entries_below, is_hidden, splits_by_name
+from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
 from app.data.patterns import PATTERN as PATTERN  # of places that are streamed, for commands
 from app.data.patterns import divided, fits
 from app.data.reading import near
@@ -19,7 +19,6 @@ from app.storage.addresses import address
 
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar"}
 PACKED = (".gz", ".zst")
-LOOKED_AT = 1000  # files of a folder in a folder, to see whether any is a shard
 READ = "parquet, jsonl (also .gz and .zst), and tar in the layout of WebDataset"
 NONE = f"it has no shards; what is streamed: {READ}"
 NAMED = 3  # files of a split that are named where shards are described
@@ -87,6 +86,8 @@ class Survey(NamedTuple):
     """In the order of their names, if they are named one by one or by a pattern: they are of any split."""
     by_split: dict[str, tuple[Shard, ...]]
     """Of a whole folder: the shards of train, validation and test, as far as there are any."""
+    unread: tuple[str, ...]
+    """Of a whole folder: the names of other files."""
 
     def of(self, split: str) -> Shards:
         """Return the shards of a split.
@@ -112,6 +113,10 @@ class Survey(NamedTuple):
         told = {split: f"{len(files):,} ({_first([shard.name for shard in files])})" for split, files in parts.items()}
         return "; ".join(f"{split} {files}".lstrip() for split, files in told.items())
 
+    def described_unread(self) -> str:
+        """Name the first files that are not read; nothing if there are none."""
+        return _first(self.unread)
+
 
 def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
@@ -125,9 +130,9 @@ def is_url(path: str) -> bool:
 
 def shards_in(path: str, split: str = "train") -> tuple[Shard, ...]:
     """List the shards of a split as `find_shards` would; none where it would refuse."""
-    if not is_url(path) and os.path.isdir(path) and not _has_shards(path):
-        return ()  # without a look at what may be a million pictures
     try:
+        if not is_url(path) and os.path.isdir(path) and not _has_shards(path):
+            return ()  # without asking for the sizes of what may be a million pictures
         return find_shards("", path, split).files
     except UserError:
         return ()
@@ -143,16 +148,8 @@ def names_files(path: str) -> bool:
 
 
 def _has_shards(folder: str) -> bool:
-    """Tell whether a local folder, or one in it, has a file that may be a shard."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if Shard(entry.name, 0, "").format:
-                return True
-            if entry.is_dir() and not is_hidden(entry.name):
-                with os.scandir(entry.path) as inside:
-                    if any(Shard(each.name, 0, "").format for each in itertools.islice(inside, LOOKED_AT)):
-                        return True
-    return False
+    """Tell whether a local folder, or one below it, has a file that may be a shard."""
+    return any(Shard(each.name, 0, "").format for each in entries_below(folder))
 
 
 def find_shards(flag: str, path: str, split: str = "train") -> Shards:
@@ -177,21 +174,42 @@ def survey(flag: str, path: str) -> Survey:
     what = f"{flag} {path}"
     try:
         place = _place(path)
-        entries = place.entries()
+        entries = place.entries(what)
     except OSError as error:
         raise UserError(f"{what}: cannot be listed: {error.strerror or error}") from None
     if not entries:
         raise UserError(f"{what}: there is nothing of this name{'' if is_url(path) else near(path)}")
-    files = sorted(Shard(each.name, each.size, each.tag) for each in entries if place.file or not _is_aside(each.name))
-    if place.pattern:
-        files = [shard for shard in files if fits(shard.name, place.pattern)]
+    files = sorted(Shard(each.name, each.size, each.tag) for each in entries)
     if place.file or place.pattern:
         _check(flag, path, files)
-        return Survey(flag, path, place.folder, tuple(files), {})
-    shards = [shard for shard in files if shard.format]
+        return Survey(flag, path, place.folder, tuple(files), {}, ())
+    shards = [shard for shard in files if shard.format and not _is_aside(shard.name)]
+    if log := log_among(each.name for each in entries):
+        raise UserError(
+            f"{what}: {log[0]} is of {log[1]}, which says there which files of the table still count: export the table "
+            "to files of its rows, or, if all files count, name them by a pattern"
+        )
     if not shards:
         raise UserError(f"{what}: {NONE}")
-    return Survey(flag, path, place.folder, (), _by_split(what, shards))
+    return Survey(flag, path, place.folder, (), _by_split(what, shards), _unread(what, files, shards))
+
+
+def _unread(what: str, files: Sequence[Shard], shards: Sequence[Shard]) -> tuple[str, ...]:
+    """Return the names of files that are no shards, without those that never are data.
+
+    Raises:
+        UserError: one looks like data.
+    """
+    read = {shard.name for shard in shards}
+    others = [file.name for file in files if file.name not in read and not is_paper(file.name)]
+    others = [name for name in others if not any(map(is_hidden, name.split("/")))]
+    if lost := next((name for name in others if looks_like_data(name, shards[0].format)), None):
+        why = "has a name with _ at its beginning, as what is no data" if _is_aside(lost) else "cannot be streamed"
+        raise UserError(
+            f"{what}: {lost} would be left out, as it {why}: take it away, or name the shards by a pattern; what is "
+            f"streamed: {READ}"
+        )
+    return tuple(name for name in others if not _is_aside(name))
 
 
 def _by_split(what: str, shards: Sequence[Shard]) -> dict[str, tuple[Shard, ...]]:
@@ -242,17 +260,35 @@ class Place(NamedTuple):
     pattern: str = ""
     """Of the names below the folder, if several are meant."""
 
-    def entries(self) -> list[storage.Entry]:
-        """List the files that there are.
+    def entries(self, what: str) -> list[storage.Entry]:
+        """List the files that there are: the one, those of the pattern, or all, also hidden ones.
+
+        Args:
+            what: names the place in errors.
 
         Raises:
             OSError: nobody knows.
+            UserError: what has the name of a file is none.
         """
         files = storage.at(self.folder)
-        if not self.file:
-            return files.files()
-        entry = files.entry(self.file)
-        return [] if entry is None else [entry]
+        if self.file:
+            names = [self.file]
+        elif address(self.folder):
+            return [each for each in files.files() if self._means(each.name)]
+        elif not os.path.isdir(self.folder):
+            return []
+        else:
+            below = [each for each in entries_below(self.folder) if self._means(each.name)]
+            if odd := next((each for each in below if each.trouble), None):
+                raise UserError(f"{what}: {odd.name} {odd.trouble}: take it away, or name the shards by a pattern")
+            names = [each.name for each in below]
+            names += [each for each in os.listdir(self.folder) if each in LOGS and not self.pattern]
+        entries = (files.entry(name) for name in names)
+        return [entry for entry in entries if entry is not None]
+
+    def _means(self, name: str) -> bool:
+        """Tell whether a pattern, if there is one, is meant for a file below the folder."""
+        return not self.pattern or (fits(name, self.pattern) and not any(map(is_hidden, name.split("/"))))
 
 
 def _place(path: str) -> Place:

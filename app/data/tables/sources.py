@@ -32,7 +32,7 @@ from app.data.tables import parallel_files
 from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
-from app.data.tables.files import check_holds_data, find_files, is_file_name, reader_of
+from app.data.tables.files import check_holds_data, check_whole, find_files, is_file_name, reader_of
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
@@ -486,6 +486,7 @@ def open_source(
         tables = read_files(flag, path, splits, cache_of(every), columns, txt)
     elif os.path.isdir(path):
         check_holds_data(flag, path, txt)
+        check_whole(flag, path)
         tables = read_folder(flag, path, name, txt, words)
     elif HUB_ID.fullmatch(path):
         tables = read(flag, path, lambda: builder_of(path, name))
