@@ -73,6 +73,11 @@ class Shards(NamedTuple):
         """Return the path or URL of a shard, for messages."""
         return f"{self.folder}/{self.files[shard].name}"
 
+    @property
+    def places(self) -> frozenset[str]:
+        """Return one path or URL for each shard, whatever names it has."""
+        return frozenset(real_place(self.place_of(number)) for number in range(len(self.files)))
+
 
 class Survey(NamedTuple):
     """The shards that a path names, by their splits."""
@@ -121,6 +126,12 @@ class Survey(NamedTuple):
 def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def real_place(path: str) -> str:
+    """Return one path or URL for a file, whatever names it has."""
+    url = address(path)
+    return os.path.realpath(path) if url is None else str(url)
 
 
 def is_url(path: str) -> bool:

@@ -24,7 +24,7 @@ from app.data.mixtures.mix_file import MixedSource, read_mix
 from app.data.mixtures.tables import Make, MixedTables, Part, Weigh, as_flags_say, common, concatenated
 from app.data.reading import near
 from app.data.rows import Rows as Sampled
-from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream, own_evaluation
+from app.data.streams.opening import evaluation_set, is_streamed, is_streamed_set, open_stream
 from app.data.streams.rows import StreamedRows
 from app.data.streams.samples import Finish, StreamedSamples
 from app.data.streams.shards import is_url
@@ -33,6 +33,7 @@ from app.data.tables.builtin import BUILTINS
 from app.data.tables.columns import name_of, name_table, plain_text
 from app.data.tables.conll_files import splits_in
 from app.data.tables.files import check_holds_data, check_whole, find_files, is_file_name, reader_of
+from app.data.tables.places import places_read
 from app.data.tables.readers import builder_of, read, read_files, read_folder
 from app.data.tables.splits import Rows, hold_out, hold_out_end, named_sets, names_in, overlap, own_eval_splits, rows_of
 from app.data.tables.text_files import COLUMNS
@@ -209,9 +210,9 @@ def load_tables(
             trained = [Trained(source, source.rows(config.split, "--data.split"))]
             tables = _first_tables(config, needs, *trained[0], needed, seed, columns)
             tables.note = "; ".join(filter(None, (source.note, tables.note)))
-        _refuse_streamed(config, needs, tables)
+        streams = [tables.stream, *(part.stream for part in tables.mixed.parts)] if tables.mixed else [tables.stream]
         for name, other in named_sets(config.eval_sets).items():
-            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained)
+            tables.others[name], _ = _other_set(config, needs, needs.set_flag, *other, columns, trained, streams)
         if only := needs.only_set:
             return Tables(tables.train, tables.others[only], has_training_rows=tables.has_training_rows)
         return tables
@@ -248,7 +249,8 @@ def _mixture(
     note = ""
     if config.eval_path:
         flag, split = "--data.eval-path", config.eval_split
-        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained)
+        streams = [part.stream for part in parts]
+        evaluation, note = _other_set(config, needs, flag, config.eval_path, split, columns, trained, streams)
     else:
         _refuse_shared(parts)
         evaluation = concatenated(scored, columns, names)
@@ -308,19 +310,6 @@ def _refuse_shared(parts: Sequence[Part]) -> None:
             )
 
 
-def _refuse_streamed(config: TableData, needs: Needs, tables: Tables) -> None:
-    """Refuse to evaluate on shards that are streamed to train on."""
-    streams = [tables.stream, *(part.stream for part in tables.mixed.parts)] if tables.mixed else [tables.stream]
-    shards = [shard for stream in streams if stream is not None for shard in sorted(stream.places_of_shards)]
-    asked = [("--data.eval-path", config.eval_path, config.eval_split)] if config.eval_path else []
-    asked += [(needs.set_flag, *other) for other in named_sets(config.eval_sets).values()]
-    for flag, path, split in asked:
-        place = path if is_url(path) else os.path.realpath(os.path.expanduser(path))
-        shared = next((shard for shard in shards if _is_in(shard, place)), None)
-        if shared and "train" in names_in(split or "train") and not (split == "" and own_evaluation(path)):
-            raise UserError(f"{flag} {path}: {shared} would be both trained on and evaluated on; give other data")
-
-
 def _is_in(place: str, folder: str) -> bool:
     """Tell whether a place of data is the same as another one, or in it."""
     return place == folder or place.startswith(f"{folder.strip()}/")
@@ -331,12 +320,8 @@ def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables
     stream = open_stream(config, not config.eval_path)
     evaluation, note = stream.evaluation, stream.note
     if evaluation is None:
-        if config.eval_path == config.path[0] and config.eval_split in ("", "train"):
-            raise UserError(
-                f"--data.eval-path {config.eval_path}: it would be both trained on and evaluated on: give other data, "
-                "or leave the flag out to have a part held out"
-            )
-        evaluation, more = _other_set(config, needs, "--data.eval-path", config.eval_path, config.eval_split, columns)
+        asked = "--data.eval-path", config.eval_path, config.eval_split
+        evaluation, more = _other_set(config, needs, *asked, columns, streams=[stream.rows])
         note = "; ".join(filter(None, (note, more)))
     return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
 
@@ -379,14 +364,17 @@ def _other_set(
     split: str,
     columns: Sequence[str],
     trained: Sequence[Trained] = (),
+    streams: Sequence[StreamedRows | None] = (),
 ) -> "tuple[Dataset, str]":
     """Open a set to evaluate on that a flag names, and say what the user should know of the choice of its split.
 
     Args:
         split: to take; empty: the validation or test split if there is one with the columns, else train.
         trained: what is trained on, as far as it is read as a whole.
+        streams: what is trained on of streams.
     """
     path = os.path.expanduser(path)
+    _refuse_files(flag, path, split, trained, streams)
     if is_streamed_set(path):
         return evaluation_set(flag, path, split), ""
     file = is_file_name(path)
@@ -401,7 +389,30 @@ def _other_set(
     other.rows(split, of_split)  # for its error
     for source, rows in trained:
         _refuse_trained(config, needs, source, rows, other, split, flag, path)
+    _refuse_files(flag, path, split, trained, streams)
     return other[split], note
+
+
+def _refuse_files(
+    flag: str, path: str, split: str, trained: Sequence[Trained], streams: Sequence[StreamedRows | None]
+) -> None:
+    """Refuse to evaluate on files that are trained on, by whatever names, folders or patterns both are given.
+
+    What is read as a whole from the same files or the same folder is left to `_refuse_trained`, which knows its rows.
+    """
+    files = [stream.places_of_shards for stream in streams if stream is not None]
+    for source, rows in trained:
+        if os.path.isdir(folder := source.places[0].strip()):
+            splits = "+".join(name for name, _, _ in rows)
+            files += [places_read(folder, splits)] if os.path.realpath(path) != folder else []
+        elif os.path.isdir(path):
+            files += [frozenset(source.places)]
+    places = frozenset(place for place in frozenset().union(*files) if is_url(place) == is_url(path))
+    if places and (shared := sorted(places & places_read(path, split))):
+        raise UserError(
+            f"{flag} {path}: {shared[0]} would be both trained on and evaluated on; give other data, or leave the flag "
+            "out"
+        )
 
 
 def _refuse_trained(
