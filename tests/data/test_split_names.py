@@ -45,7 +45,25 @@ SAID = {
     "numbered, short words": ("data/train-00000-of-00001.jsonl", "data/dev-00000-of-00001.jsonl"),
     "numbered elsewhere": ("rows/train-00000-of-00001.jsonl", "rows/val-00000-of-00001.jsonl"),
 }
+HEAD = "---\nconfigs:\n{}---\n# A data set\n"
+ONE = "- config_name: default\n  data_files:\n  - split: train\n    path: {}\n  - split: test\n    path: {}\n"
+TWO = "- config_name: x\n  data_dir: x\n- config_name: y\n  data_dir: y\n"
+FOLDER = "- config_name: x\n  data_dir: in\n"
+CARDS = {
+    "a card": ("# A data set\n", ("train.jsonl", "test.jsonl")),
+    "a card that agrees": (ONE.format('"train*"', "test.jsonl"), ("train-0.jsonl", "train-1.jsonl", "test.jsonl")),
+    "a card of all": ("- config_name: x\n  data_files: '*.jsonl'\n", ("a.jsonl", "b.jsonl")),
+    "a card of a folder": (FOLDER, ("in/train.jsonl", "in/test.jsonl")),
+    "another split": (ONE.format("test.jsonl", "train.jsonl"), ("train.jsonl", "test.jsonl")),
+    "some files": (ONE.format("train-0.jsonl", "test.jsonl"), ("train-0.jsonl", "train-1.jsonl", "test.jsonl")),
+    "other names": (ONE.format("a.jsonl", "b.jsonl"), ("a.jsonl", "b.jsonl")),
+    "more than the folder": (FOLDER, ("in/train.jsonl", "train.jsonl")),
+    "two": (TWO, ("x/a.jsonl", "y/b.jsonl")),
+    "a broken card": ("[\n", ("a.jsonl",)),
+}
+"""Of each folder with a card its configurations, or all of the card, and its files."""
 AGREE = {
+    *("a card", "a card that agrees", "a card of all", "a card of a folder"),
     *("words", "other words", "no words", "accents", "folders", "folders first", "deep folders", "numbered"),
     *("numbered, short words", "numbered elsewhere"),
 }
@@ -71,22 +89,22 @@ def taken(read, folder):
     return files if "train" in files else "there is nothing to train on"
 
 
-@pytest.mark.parametrize("case", SAID)
+@pytest.mark.parametrize("case", [*SAID, *CARDS])
 def test_both_forms_of_a_folder_have_the_same_files_in_a_split_or_refuse(case, tmp_path):
-    for name in SAID[case]:
+    card, names = CARDS.get(case) or ("", SAID[case])
+    if card:
+        (tmp_path / "README.md").write_text(card if card.startswith("#") else HEAD.format(card))
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f'{{"file": "{name}"}}\n')
     one, other = taken(streamed, tmp_path), taken(mapped, tmp_path)
     if case in AGREE:
-        assert (
-            one == other
-            and isinstance(one, dict)
-            and {name for names in one.values() for name in names} == {*SAID[case]}
-        )
+        assert one == other and isinstance(one, dict)
+        assert {name for files in one.values() for name in files} == {*names}
     else:
         assert isinstance(one, str) or isinstance(other, str), (one, other)
     if isinstance(one, str):
-        assert "pattern" in one
+        assert "pattern" in one or "README.md cannot be read: its head is no YAML" in one
 
 
 def test_accents_are_no_borders_of_words():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from app import storage
+from app.data import card
 from app.data.folders import entries_below, is_hidden, splits_by_name
 from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
 from app.data.patterns import PATTERN as PATTERN  # of places that are streamed, for commands
@@ -202,7 +203,36 @@ def survey(flag: str, path: str) -> Survey:
         )
     if not shards:
         raise UserError(f"{what}: {NONE}")
-    return Survey(flag, path, place.folder, (), _by_split(what, shards), _unread(what, files, shards))
+    by_split = _by_split(what, shards)
+    if any(file.name == card.NAME for file in files):
+        _check_card(what, place.folder, by_split)
+    return Survey(flag, path, place.folder, (), by_split, _unread(what, files, shards))
+
+
+def _check_card(what: str, folder: str, by_split: dict[str, tuple[Shard, ...]]) -> None:
+    """Refuse shards of which the data set's card says something else than their names.
+
+    Raises:
+        UserError: it does, has several configurations, or cannot be read.
+    """
+    fix = "name the files to train on by a pattern"
+    try:
+        described = card.configurations(storage.at(folder).read_text(card.NAME, follow=True))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{what}: {card.NAME} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if described[1:]:
+        names = ", ".join(each.name for each in described)
+        raise UserError(f"{what}: {card.NAME} says that these are several data sets ({names}): {fix}")
+    if not described or not (patterns := described[0].patterns):
+        return
+    for split, shards in by_split.items():
+        for shard in shards:
+            said = [other for other, own in patterns.items() if any(fits(shard.name, pattern) for pattern in own)]
+            if [kind_of(other) or other or split for other in said] != [split]:
+                other = f"of {' and '.join(said)}" if said else "of none that is read"
+                raise UserError(
+                    f"{what}: by its name, {shard.name} is of {split}, and {card.NAME} says that it is {other}: {fix}"
+                )
 
 
 def _unread(what: str, files: Sequence[Shard], shards: Sequence[Shard]) -> tuple[str, ...]:
