@@ -47,6 +47,8 @@ class Opened(NamedTuple):
     """Whether these were held out of the rows to train on."""
     note: str
     """What the user should know of the room for chunks; empty if there is enough."""
+    shards: list[str]
+    """Which shards there are, and which files are none, in lines."""
 
 
 def stream(
@@ -135,7 +137,7 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     cache = ChunkCache(flag, index, folder_of(index), limit)
     rows = StreamedRows(index, cache, config.window, config.bad == "skip")
     note = lacking_disk(folder_of(index), limit)
-    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note)
+    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note, surveyed.notes())
 
 
 def is_streamed_set(path: str) -> bool:

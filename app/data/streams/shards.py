@@ -123,6 +123,11 @@ class Survey(NamedTuple):
         """Name the first files that are not read; nothing if there are none."""
         return _first(self.unread)
 
+    def notes(self) -> list[str]:
+        """Return what the user should know of the shards, a line each."""
+        unread = [f"no shards, and not read: {self.described_unread()}"] if self.unread else []
+        return [f"shards: {self.described()}", *unread]
+
 
 def _first(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""

@@ -68,6 +68,8 @@ class Tables:
     """The rows to train on, if they are streamed; `train` is some of them, to learn from what they hold."""
     places: frozenset[str] = frozenset()
     """The files that the rows of a mixture's source are read from."""
+    shards: list[str] = field(default_factory=list)
+    """Which shards are streamed, in lines."""
     trained: "Trained | None" = None
     """The rows to train on of a mixture's source, if it is not streamed."""
     mixed: MixedTables | None = None
@@ -80,7 +82,7 @@ class Tables:
 
     def notes(self) -> list[str]:
         """Return what the user should know of the data, a line each."""
-        return [*filter(None, [self.note, self.mixed.described() if self.mixed else ""])]
+        return [*filter(None, [self.note, *self.shards, self.mixed.described() if self.mixed else ""])]
 
     def samples(
         self,
@@ -236,12 +238,13 @@ def _mixture(
     assert isinstance(config, TableData)
     check_alone(config)
     mix = read_mix(config, config.mix)
-    parts, scored, trained = [], [], list[Trained]()
+    parts, scored, trained, shards = [], [], list[Trained](), list[str]()
     for each in mix.sources:
         tables = source_tables(each, each.applied(config, 1 / len(mix.sources)), needs, needed, seed, columns)
         parts.append(Part(each, tables.train, tables.stream, tables.places))
         scored.append(tables.evaluation)
         trained += [tables.trained] if tables.trained else []
+        shards += [f"{each.name}: {line}" for line in tables.shards]
     names = [each.name for each in mix.sources]
     tables_to_train = [part.table for part in parts]
     columns = [*columns, *common(tables_to_train, optional, names)]
@@ -255,7 +258,7 @@ def _mixture(
         _refuse_shared(parts)
         evaluation = concatenated(scored, columns, names)
     mixed = MixedTables(mix, tuple(parts))
-    return Tables(train, evaluation, note=note, held_out=not config.eval_path, mixed=mixed), trained
+    return Tables(train, evaluation, note=note, held_out=not config.eval_path, shards=shards, mixed=mixed), trained
 
 
 def check_alone(config: TableData) -> None:
@@ -284,7 +287,7 @@ def source_tables(
         scored = None if stream.evaluation is None else as_flags_say(stream.evaluation, source)
         learnt = as_flags_say(stream.learnt, source)
         of_stream = Tables(learnt, learnt if scored is None else scored, stream=stream.rows)
-        of_stream.places = stream.rows.places_of_shards
+        of_stream.places, of_stream.shards = stream.rows.places_of_shards, stream.shards
         return of_stream
     opened = open_source(flag, config.path, config.name, config.columns, config.txt)
     for split, table in opened.tables.items():
@@ -323,7 +326,9 @@ def _streamed(config: TableData, needs: Needs, columns: Sequence[str]) -> Tables
         asked = "--data.eval-path", config.eval_path, config.eval_split
         evaluation, more = _other_set(config, needs, *asked, columns, streams=[stream.rows])
         note = "; ".join(filter(None, (note, more)))
-    return Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
+    of_rows = Tables(stream.learnt, evaluation, held_out=stream.held_out, note=note, stream=stream.rows)
+    of_rows.shards = stream.shards
+    return of_rows
 
 
 def _first_tables(
