@@ -7,9 +7,10 @@ import socket
 import pytest
 from support.stream_shards import ROWS, lines, write_parquet, write_tar, written
 
+from app.data.config import TextData
 from app.data.images.class_folders import image_tables
-from app.data.streams.opening import stream
-from app.data.streams.shards import find_shards, shards_in, survey
+from app.data.streams.opening import is_streamed, is_streamed_set, open_stream, own_evaluation, stream
+from app.data.streams.shards import find_shards, format_at, survey
 from app.data.tables.sources import open_source
 from app.errors import UserError
 
@@ -40,9 +41,10 @@ def test_a_split_is_seen_at_any_depth(depth, tmp_path):
         touch(folder / split / "part.jsonl", lines(ROWS[:3]))
     for number in range(1001):  # more than were looked at once
         touch(folder / f"{number}.md")
-    names = [[shard.name for shard in shards_in(str(tmp_path / "data"), split)] for split in ("train", "validation")]
-    below = "".join(f"{part}/" for part in "abcdefgh"[:depth])
-    assert names == [[f"{below}train/part.jsonl"], [f"{below}validation/part.jsonl"]]
+    path, below = str(tmp_path / "data"), "".join(f"{part}/" for part in "abcdefgh"[:depth])
+    assert format_at(path) == "jsonl" and own_evaluation(path) == "validation"
+    for split in ("train", "validation"):
+        assert [shard.name for shard in find_shards("x", path, split).files] == [f"{below}{split}/part.jsonl"]
 
 
 def test_where_all_shards_are_of_another_split_that_is_said(tmp_path):
@@ -204,6 +206,19 @@ def test_pictures_behind_links_are_found_and_their_folders_are_too(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).symlink_to(tmp_path / "pool" / name, target_is_directory=True)
     assert len(image_tables("x", str(tmp_path / "data"), strict=True).tables["train"]) == 2
-    assert shards_in(str(tmp_path / "data")) == ()
+    assert format_at(str(tmp_path / "data")) == ""
     write_tar(tmp_path / "pool" / "dog" / "a.tar", ROWS[:2])
-    assert [each.name for each in shards_in(str(tmp_path / "data"))] == ["dog/a.tar"]
+    assert format_at(str(tmp_path / "data")) == "tar"
+
+
+def test_tar_files_are_streamed_also_where_they_are_refused_then(tmp_path):
+    """Elsewhere datasets would read them, with other columns, and without a look at what lies next to them."""
+    folder = written(tmp_path / "data", "tar")
+    touch(folder / "a.csv")
+    config = TextData(path=(str(folder),), stream="auto")
+    assert is_streamed("--data.path", config) and is_streamed_set(str(folder))
+    assert "a.csv would be left out" in refusal(lambda: open_stream(config, holdout=False))
+    (folder / "a.csv").unlink()
+    for file in folder.glob("part-*"):
+        file.rename(folder / f"validation-{file.name}")
+    assert is_streamed_set(str(folder)) and is_streamed("--data.path", config)

@@ -12,7 +12,7 @@ from app.data.config import CorpusData
 from app.data.corpus.encode import check_table, columns_of, read_texts
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
-from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
+from app.data.streams.shards import Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
 from app.data.tables.sources import open_source
 from app.data.tables.splits import SPLIT_WORDS
@@ -68,7 +68,7 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
         return Streamed(path, find_shards(FLAG, path, split), split, config)
     columns = columns_of(config)
     source = open_source(FLAG, [path], config.name, config.columns, config.txt, used=columns)
-    only_one = [*source.tables] == ["train"] and (is_file_name(path) or PATTERN.search(path))
+    only_one = [*source.tables] == ["train"] and is_file_name(path)
     split = "train" if only_one and "[" not in split else split
     source.rows(split, "--source-split")  # for its error
     table = source[split]

@@ -15,7 +15,7 @@ from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
-from app.data.streams.shards import Survey, find_shards, is_url, shards_in, survey
+from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
 from app.data.tables.splits import SPLIT_WORDS, count_of, kind_of
 from app.errors import UserError
@@ -103,10 +103,13 @@ def _must_be(paths: tuple[str, ...]) -> bool:
         return False
     if is_url(paths[0]):
         return True
-    if not (shards := shards_in(os.path.expanduser(paths[0]))):
+    path = os.path.expanduser(paths[0])
+    if (kind := format_at(path)) in ("", "tar"):
+        return kind == "tar"
+    try:
+        shards = find_shards("", path).files
+    except UserError:  # what cannot be streamed may still be read as a whole
         return False
-    if shards[0].format == "tar":
-        return True
     folder = cache_folder()
     while not folder.exists():
         folder = folder.parent
@@ -142,7 +145,7 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
 
 def is_streamed_set(path: str) -> bool:
     """Tell whether data to evaluate on are read by chunks, into one table: URLs and tar files are."""
-    return is_url(path) or any(shard.format == "tar" for shard in shards_in(path)[:1])
+    return is_url(path) or format_at(path) == "tar"
 
 
 def evaluation_set(flag: str, path: str, split: str) -> "Dataset":

@@ -11,8 +11,7 @@ from app import storage
 from app.data import card
 from app.data.folders import entries_below, is_hidden, splits_by_name
 from app.data.left_out import LOGS, is_paper, log_among, looks_like_data
-from app.data.patterns import PATTERN as PATTERN  # of places that are streamed, for commands
-from app.data.patterns import divided, fits
+from app.data.patterns import divided, files_of, fits
 from app.data.reading import near
 from app.data.tables.splits import SPLIT_WORDS, kind_of
 from app.errors import UserError
@@ -145,28 +144,14 @@ def is_url(path: str) -> bool:
     return address(path) is not None
 
 
-def shards_in(path: str, split: str = "train") -> tuple[Shard, ...]:
-    """List the shards of a split as `find_shards` would; none where it would refuse."""
-    try:
-        if not is_url(path) and os.path.isdir(path) and not _has_shards(path):
-            return ()  # without asking for the sizes of what may be a million pictures
-        return find_shards("", path, split).files
-    except UserError:
-        return ()
-
-
-def names_files(path: str) -> bool:
-    """Tell whether a path names a file, or files by a pattern, which are all of one split, whatever they are called."""
-    try:
-        place = _place(path)
-    except OSError:
-        return True  # what cannot be asked about is refused where it is read
-    return bool(place.file or place.pattern)
-
-
-def _has_shards(folder: str) -> bool:
-    """Tell whether a local folder, or one below it, has a file that may be a shard."""
-    return any(Shard(each.name, 0, "").format for each in entries_below(folder))
+def format_at(path: str) -> str:
+    """Return the format of the shards at a local path, which may be refused for other reasons; nothing if none is."""
+    if os.path.isdir(path) and not divided(path).pattern:
+        # By their names alone: these may be a million pictures.
+        names = (each.name for each in entries_below(path))
+    else:
+        names = iter(files_of(path))
+    return next(filter(None, (Shard(name, 0, "").format for name in names)), "")
 
 
 def find_shards(flag: str, path: str, split: str = "train") -> Shards:
