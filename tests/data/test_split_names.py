@@ -58,6 +58,7 @@ CARDS = {
     "some files": (ONE.format("train-0.jsonl", "test.jsonl"), ("train-0.jsonl", "train-1.jsonl", "test.jsonl")),
     "other names": (ONE.format("a.jsonl", "b.jsonl"), ("a.jsonl", "b.jsonl")),
     "more than the folder": (FOLDER, ("in/train.jsonl", "train.jsonl")),
+    "one file in two splits": (ONE.format("'*.jsonl'", "test.jsonl"), ("train.jsonl", "test.jsonl")),
     "two": (TWO, ("x/a.jsonl", "y/b.jsonl")),
     "a broken card": ("[\n", ("a.jsonl",)),
 }
@@ -103,6 +104,8 @@ def test_both_forms_of_a_folder_have_the_same_files_in_a_split_or_refuse(case, t
         assert {name for files in one.values() for name in files} == {*names}
     else:
         assert isinstance(one, str) or isinstance(other, str), (one, other)
+        if case == "one file in two splits":
+            assert "test.jsonl is read for train and for test" in other
     if isinstance(one, str):
         assert "pattern" in one or "README.md cannot be read: its head is no YAML" in one
 

@@ -71,8 +71,7 @@ def read_folder(flag: str, path: str, name: str, txt: str, words: Sequence[str] 
     every = [file for names in files.values() for file in names]
     if not every or _card_says_how(builder, every[0]):
         return read(flag, path, lambda: builder, folder)
-    if not names_files:
-        _check_splits(flag, path, files, titles=builder.name == "text")
+    _check_splits(flag, path, files, by_name=not names_files and builder.name != "text")
     if builder.name == "arrow":
         _check_arrow(flag, every)
     if builder.name == "text" and reader_of(every[0], txt) is None:
@@ -99,15 +98,15 @@ def _names_files(flag: str, path: str) -> bool:
     file = Path(path, card.NAME)
     try:
         return file.is_file() and any(each.patterns for each in card.configurations(read_whole(file)))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{flag} {path}: {card.NAME} cannot be read: {error}") from None
 
 
-def _check_splits(flag: str, path: str, files: Files, titles: bool) -> None:
+def _check_splits(flag: str, path: str, files: Files, by_name: bool) -> None:
     """Refuse files that are in two splits, or whose names say another split than they are read for.
 
     Args:
-        titles: files are called as their texts are, so that a word in a name may mean anything.
+        by_name: whether names say it: not where a card does, or where files are called as their texts are.
     """
     root = os.path.realpath(path)
     split_of_file: dict[str, str] = {}
@@ -115,15 +114,16 @@ def _check_splits(flag: str, path: str, files: Files, titles: bool) -> None:
         for name in (os.path.relpath(file, root) for file in names):
             if split_of_file.setdefault(name, split) != split:
                 raise UserError(
-                    f"{flag} {path}: {name} is named for {split_of_file[name]} and {split}: give it the name of one "
-                    "split"
+                    f"{flag} {path}: {name} is read for {split_of_file[name]} and for {split}: give it the name of one "
+                    "split, or name the files by a pattern"
                 )
-    kinds = splits_by_name([*split_of_file])
+    kinds = splits_by_name([*split_of_file] if by_name else [])
     for name, split in split_of_file.items():
-        if not titles and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
+        if by_name and extension(name) in READERS and kinds[name] - {kind_of(split) or split}:
             raise UserError(
                 f"{flag} {path}: {name} is named for {' and '.join(sorted(kinds[name]))}, and read for {split}: write "
-                "the words for splits in lower case, parted from others by -, _, . or a blank"
+                "the words for splits in lower case, parted from others by -, _, . or a blank, or name the files by a "
+                "pattern"
             )
 
 
