@@ -146,11 +146,9 @@ def is_url(path: str) -> bool:
 
 def format_at(path: str) -> str:
     """Return the format of the shards at a local path, which may be refused for other reasons; nothing if none is."""
-    if os.path.isdir(path) and not divided(path).pattern:
-        # By their names alone: these may be a million pictures.
-        names = (each.name for each in entries_below(path))
-    else:
-        names = iter(files_of(path))
+    # By their names alone: these may be a million pictures.
+    below = os.path.isdir(path) and not divided(path).pattern
+    names = (each.name for each in entries_below(path)) if below else (name for name in files_of(path))
     return next(filter(None, (Shard(name, 0, "").format for name in names)), "")
 
 
