@@ -343,6 +343,37 @@ def test_what_a_source_trains_on_is_not_evaluated_on(way, tmp_path):
     assert len(tables.evaluation) == 9
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_to_evaluate_on_are_texts_of_their_source_or_of_none(way, tmp_path):
+    """A source's own split has the template and the prefix of the source; rows of --data.eval-path are of no source."""
+    plain = [{"source": f"the text {i}", "target": f"t{i}"} for i in range(20)]
+    parts = [{"en": f"a text {i}", "topic": f"about {i}", "de": f"d{i}"} for i in range(20)]
+    for name, rows in (("a", plain), ("b", parts)):
+        (tmp_path / name).mkdir()
+        for split, own in (("train", rows[:17]), ("validation", rows[17:])):
+            (tmp_path / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain[:2]))
+    file = mixed(tmp_path, "s2s", way, source=None, template="{topic}, {en}", prefix="say ")
+    content = yaml.safe_load(file.read_text())
+    del content["sources"][1]["source"]
+    file.write_text(yaml.safe_dump(content))
+
+    def read(**more):
+        tables, *_ = loaded_pairs(file, **more)
+        return texts(
+            read_rows(pair_text.tokenize(tables.evaluation, PairData(), TOKENIZER), range(len(tables.evaluation)))
+        )
+
+    own = [(f"the text {i}", f"t{i}") for i in (17, 18, 19)] + [
+        (f"say about {i}, a text {i}", f"d{i}") for i in (17, 18, 19)
+    ]
+    assert read() == own
+    assert read(eval_path=str(tmp_path / "eval.jsonl")) == [(f"the text {i}", f"t{i}") for i in range(2)]
+    (tmp_path / "eval.jsonl").write_text(json.dumps(parts[0]))
+    with refused("--data.source source: no such"):
+        read(eval_path=str(tmp_path / "eval.jsonl"))
+
+
 @pytest.mark.parametrize("held_out", [False, True])
 def test_rows_that_are_looked_at_are_named_by_their_shard(held_out, tmp_path):
     """Of two sources too, whose tables are joined."""

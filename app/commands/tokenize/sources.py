@@ -14,8 +14,9 @@ from app.data.loading import open_source
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.chunks import as_dataset
 from app.data.streams.index import Index, index_of
-from app.data.streams.shards import PATTERN, Shards, find_shards, is_url
+from app.data.streams.shards import Shards, find_shards, is_url
 from app.data.tables.files import is_file_name
+from app.data.tables.splits import SPLIT_WORDS
 from app.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ def open_texts(path: str, split: str, streamed: bool, config: CorpusData) -> Sou
     if streamed or is_url(path):
         if config.columns or config.name:
             raise UserError("--data.columns and --data.name are for tables; what is read by chunks has names itself")
-        if split not in ("train", "validation", "test"):
-            raise UserError(f"--source-split {split}: what is read by chunks has the splits train, validation and test")
+        if split not in SPLIT_WORDS:
+            raise UserError(f"--source-split {split}: what is read by chunks has the splits {', '.join(SPLIT_WORDS)}")
         return ChunkSource(path, find_shards(FLAG, path, split), split, config)
     columns = columns_of(config)
     source = open_source(FLAG, [path], config.name, config.columns, config.txt, used=columns)
-    only_one = [*source.tables] == ["train"] and (is_file_name(path) or PATTERN.search(path))
+    only_one = [*source.tables] == ["train"] and is_file_name(path)
     split = "train" if only_one and "[" not in split else split
     source.rows(split, "--source-split")  # for its error
     table = source[split]

@@ -15,9 +15,9 @@ from app.data.streams.chunk_folder import lacking_disk
 from app.data.streams.chunk_reader import ChunkReader
 from app.data.streams.index import Index, index_of
 from app.data.streams.rows import StreamedRows
-from app.data.streams.shards import SPLITS, find_shards, is_url, names_files, shards_in
+from app.data.streams.shards import Survey, find_shards, format_at, is_url, survey
 from app.data.tables.columns import Piece, name_table
-from app.data.tables.splits import count_of
+from app.data.tables.splits import SPLIT_WORDS, count_of, kind_of
 from app.errors import UserError
 from app.sampling.hashing import key_of
 from app.sampling.permutation import permute
@@ -29,7 +29,7 @@ GB = 10**9
 # Rows from which a tokenizer or the kind of labels is learnt, of chunks from all over the data.
 LEARNT, LEARNT_CHUNKS = 10_000, 4
 MOST_NAMED = 10_000  # chunks of a table by which its rows are named; each costs some bytes in every selection
-EVAL_SPLITS = tuple(SPLITS)
+EVAL_SPLITS = tuple(split for split in SPLIT_WORDS if split != "train")
 HELD_OUT_SHARE = 8  # of the room for chunks, what is held out may take one part in so many
 HELD_OUT_EPOCH = 1 << 40  # of the order of chunks, whose first ones are held out
 
@@ -47,6 +47,8 @@ class Opened(NamedTuple):
     """Whether these were held out of the rows to train on."""
     note: str
     """What the user should know of the room for chunks; empty if there is enough."""
+    shards: list[str]
+    """Which shards there are, and which files are none, in lines."""
 
 
 def stream(
@@ -108,10 +110,13 @@ def _must_be(paths: tuple[str, ...]) -> bool:
         return False
     if is_url(paths[0]):
         return True
-    if not (shards := shards_in(os.path.expanduser(paths[0]))):
+    path = os.path.expanduser(paths[0])
+    if (kind := format_at(path)) in ("", "tar"):
+        return kind == "tar"
+    try:
+        shards = find_shards("", path).files
+    except UserError:  # what cannot be streamed may still be read as a whole
         return False
-    if shards[0].format == "tar":
-        return True
     folder = cache_folder()
     while not folder.exists():
         folder = folder.parent
@@ -130,10 +135,11 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     """
     assert isinstance(config, Streams)
     path = os.path.expanduser(config.path[0])
-    index = index_of(flag, path, find_shards(flag, path))
+    surveyed = survey(flag, path)
+    index = index_of(flag, path, surveyed.of("train"))
     evaluation, held_out = None, False
     if holdout:
-        evaluation = _own_evaluation(config, flag, path)
+        evaluation = _own_evaluation(config, surveyed)
         if evaluation is None:
             index, others = _held_out(index, f"{flag} {path}", config.holdout, config.cache_gb * GB / HELD_OUT_SHARE)
             evaluation, held_out = whole(flag, others, f"{flag} {path}, held out"), True
@@ -141,12 +147,12 @@ def open_stream(config: TableData, holdout: bool, flag: str = "--data.path") -> 
     cache = ChunkCache(flag, index, folder_of(index), limit)
     rows = StreamedRows(index, cache, config.window, config.bad == "skip", config.sort_over)
     note = lacking_disk(folder_of(index), limit)
-    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note)
+    return Opened(rows, _learnt(flag, path, index), evaluation, held_out, note, surveyed.notes())
 
 
 def is_streamed_set(path: str) -> bool:
     """Tell whether data to evaluate on are read by chunks, into one table: URLs and tar files are."""
-    return is_url(path) or any(shard.format == "tar" for shard in shards_in(path)[:1])
+    return is_url(path) or format_at(path) == "tar"
 
 
 def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
@@ -155,29 +161,36 @@ def evaluation_set(flag: str, path: str, split: str) -> "Dataset":
     Raises:
         UserError: they cannot be read.
     """
-    chosen = split or own_evaluation(path) or "train"
+    chosen = kind_of(split) or split or own_evaluation(path) or "train"
     return whole(flag, index_of(flag, path, find_shards(flag, path, chosen), chosen), f"{flag} {path}")
 
 
 def own_evaluation(path: str) -> str:
     """Name the split of data to evaluate on where none is asked for; empty if there is none, as of named files."""
-    path = os.path.expanduser(path)
-    return "" if names_files(path) else next((name for name in EVAL_SPLITS if shards_in(path, name)), "")
+    try:
+        return _own_split(survey("", os.path.expanduser(path)))
+    except UserError:  # which is said where the data are read
+        return ""
 
 
-def _own_evaluation(config: TableData, flag: str, path: str) -> "Dataset | None":
+def _own_split(surveyed: Survey) -> str:
+    return next((name for name in EVAL_SPLITS if name in surveyed.by_split), "")
+
+
+def _own_evaluation(config: TableData, surveyed: Survey) -> "Dataset | None":
     """Return the rows of the data's own split to evaluate on, the one asked for or the first there is."""
-    if config.eval_split and names_files(path):
+    flag, path = surveyed.flag, surveyed.path
+    if config.eval_split and surveyed.files:
         raise UserError(
             f"--data.eval-split {config.eval_split}: {flag} {path} names files, all to train on: give the folder, or "
             "--data.eval-path"
         )
-    split = config.eval_split or own_evaluation(path)
+    split = (kind_of(config.eval_split) or config.eval_split) or _own_split(surveyed)
     if not split:
         return None
     if split not in EVAL_SPLITS:
         raise UserError(f"--data.eval-split {split}: of streamed data, give {' or '.join(EVAL_SPLITS)}")
-    index = index_of(flag, path, find_shards(flag, path, split), split)
+    index = index_of(flag, path, surveyed.of(split), split)
     return whole(flag, index, f"{flag} {path}, split {split}")
 
 

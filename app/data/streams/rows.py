@@ -1,6 +1,5 @@
 """Rows of streamed data, by their numbers: the first row of the first chunk is 0."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from app.data.rows import MISSING, Rows, read_rows
 from app.data.streams.chunk_cache import ChunkCache, ReadByChunks
 from app.data.streams.chunk_reader import BadChunk
 from app.data.streams.index import Index
-from app.data.streams.shards import is_url
 from app.errors import UserError
 from app.sampling.batch_plan import BatchPlan
 from app.sampling.orders import ByChunks
@@ -94,9 +92,7 @@ class StreamedRows:
     @property
     def places_of_shards(self) -> frozenset[str]:
         """Return the paths or URLs of the shards."""
-        shards = self._index.shards
-        places = (shards.place_of(number) for number in range(len(shards.files)))
-        return frozenset(place if is_url(place) else os.path.realpath(place) for place in places)
+        return self._index.shards.places
 
     @property
     def fingerprint(self) -> str:
