@@ -30,6 +30,8 @@ _BEYOND = errno.ERANGE  # for a range that begins at the end of an object or beh
 _SMALL = 1 << 20  # bytes up to which a copy goes through this process: fewer requests
 _PARTS = 9000  # of a file at most; S3 allows 10,000
 _WRITER = "samestepwriter"  # letters alone: Azure refuses hyphens in it, and proxies lose underscores
+_WEAK = "W/"
+"""How an ETag begins that is none for conditions: with it, If-Match is always refused."""
 ABSENT = ""
 """The version of an object that is not there."""
 
@@ -152,7 +154,7 @@ class Objects:
             Changed: it has another one.
             OSError: it cannot be read.
         """
-        options: dict[str, Any] = {"if_match": tag} if tag else {}
+        options: dict[str, Any] = {"if_match": tag} if tag and not tag.startswith(_WEAK) else {}
         if start or end is not None:
             options["range"] = {"offset": start} if end is None else (start, end)
         for wait in self._waits():
@@ -162,7 +164,7 @@ class Objects:
                     with contextlib.suppress(obstore.exceptions.BaseError):  # the body has broken off
                         data, (first, last) = bytes(result.bytes()), result.range
                         if len(data) == last - first:
-                            return data, self._about(result.meta)
+                            return data, self._with_tag(tag, self._about(result.meta))
             except OSError as error:
                 if error.errno != _BEYOND:
                     raise
@@ -171,6 +173,16 @@ class Objects:
                     return b"", about
             time.sleep(wait)
         raise OSError(errno.EIO, "the store sends less than it says, again and again", self.url(key))
+
+    def _with_tag(self, tag: str, about: About) -> About:
+        """Check an ETag once more where it came with the contents: not all stores keep conditions.
+
+        Raises:
+            Changed: it is another one than was asked for.
+        """
+        if tag and about.tag and about.tag != tag:
+            raise Changed(f"{self.url(about.key)} was changed")
+        return about
 
     def put(self, key: str, data: bytes, over: str | None = None) -> str:
         """Write an object, and return its version.
@@ -346,6 +358,8 @@ class Objects:
     def _about(self, meta: Any) -> About:
         changed: datetime = meta["last_modified"]
         tag = meta["e_tag"] or ""
+        if tag and not tag.startswith(('"', _WEAK)):
+            tag = f'"{tag}"'  # Azure writes them without quotes in lists, and with them elsewhere
         return About(meta["path"], meta["size"], changed.timestamp(), tag, self._version(meta))
 
     def _version(self, result: Any) -> str:

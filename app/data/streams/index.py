@@ -81,21 +81,18 @@ class Index:
             tail: that of its shard, if it has been fetched already.
 
         Raises:
+            storage.Changed: its shard is another one than was indexed.
             OSError: it cannot be fetched.
         """
         part, number = self.part(chunk), int(self.shard[chunk])
         shard = self.shards.files[number]
-        data = files.read(shard.name, part.start, part.size, follow=True)
+        data = files.read(shard.name, part.start, part.size, follow=True, tag=shard.tag)
         return Chunk(shard, part, data, self.fetch_tail(number, files) if tail is None else tail)
 
     def fetch_tail(self, number: int, files: storage.Storage) -> bytes:
-        """Fetch the end of a shard that is needed to decode its chunks.
-
-        Raises:
-            OSError: it cannot be fetched.
-        """
+        """Fetch the end of a shard that is needed to decode its chunks. Errors as in `fetch`."""
         shard, tail = self.shards.files[number], self.tails[number]
-        return files.read(shard.name, shard.size - tail, tail, follow=True) if tail else b""
+        return files.read(shard.name, shard.size - tail, tail, follow=True, tag=shard.tag) if tail else b""
 
     def take(self, chunks: np.ndarray) -> "Index":
         """Return an index of some of the chunks, integers [chosen], in their order there.
@@ -103,6 +100,11 @@ class Index:
         Shards keep their numbers, so what lies in a cache is found through any such index.
         """
         return dataclasses.replace(self, **{name: getattr(self, name)[chunks] for name in COLUMNS})
+
+
+def changed(flag: str, place: str, what: str = "has changed") -> UserError:
+    """Return the error for a shard that is not the one that was indexed; `place` names it."""
+    return UserError(f"{flag} {place} {what} since the data were indexed: put the shard back, or start a new run")
 
 
 def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:
@@ -171,6 +173,8 @@ def _growth(flag: str, index: Index, reader: Format) -> float:
             return reader.table(index.fetch(chunk, storage.at(index.shards.folder)), index.features).nbytes / int(
                 index.size[chunk]
             )
+        except storage.Changed:
+            raise changed(flag, index.shards.place_of(int(index.shard[chunk]))) from None
         except DAMAGE as error:
             problem = problem or unreadable(flag, index.shards.place_of(int(index.shard[chunk])), error)
     assert problem is not None
