@@ -139,7 +139,7 @@ def _fitting_mix(saved: Record, plan: BatchPlan, folder: Path) -> BatchPlan:
             f"tokenizer from scratch is learnt from all sources, so a new one changes it): {fix}"
         )
     parts = [Part(part.start, part.weights, part.caps) for part in mix.parts]
-    return plan.ordered(order.going_on(parts, saved.seen))
+    return plan.ordered(order.going_on(parts, saved.seen, plan.short))
 
 
 def check_every_source_is_read(plan: BatchPlan) -> None:
