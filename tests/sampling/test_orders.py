@@ -99,7 +99,7 @@ def test_what_is_read_was_announced_a_while_before(kind, ranks):
             here = chunks(np.concatenate([turn.ids for turn in ours.step(step, rank, ranks).turns]))
             late += len(here - told) if step else 0
             needed |= here
-            coming = ours.coming(step, rank, ranks)
+            coming = ours.coming(ours.step(step, rank, ranks), step, rank, ranks)
             assert here <= chunks(coming)
             told |= chunks(coming)
         # Lanes are shared by other rules in the run's last steps, and a source's share may begin to grow.

@@ -21,7 +21,7 @@ Augment = Callable[[Any, np.random.Generator], Any]  # one row, changed
 
 
 class _Steps(Dataset):
-    """A data set whose items are steps, so that a torch DataLoader can start at any step."""
+    """A data set whose items are steps, by their numbers or as planned, so that a DataLoader can start at any step."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class _Steps(Dataset):
         self.rank, self.ranks, self.weigh = rank, ranks, weigh
         self._spare: Any = None  # inputs of a micro-batch that could be read, for turns that count nothing
 
-    def __getitem__(self, index: int) -> Step | UserError:
-        step = self.plan.step(index, self.rank, self.ranks)
+    def __getitem__(self, index: int | Step) -> Step | UserError:
+        step = self.plan.step(index, self.rank, self.ranks) if isinstance(index, int) else index
         try:
             if self.weigh is not None:
                 return self._weighed(step, self.weigh)
@@ -159,7 +159,7 @@ def load(
         weigh: the weight of a row as it is read; the steps then have the weights of this rank's turns alone.
     """
     steps_of_rank, stages = _Steps(plan, data, collate, augment, rank, ranks, weigh), stages_of(fetch)
-    numbers: Iterable[int] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
+    numbers: Iterable[int | Step] = _announced(steps, plan, data, rank, ranks) if isinstance(data, Fetched) else steps
     if device.type == "cpu" and not workers:  # here a DataLoader would add nothing but overhead
         plain = map(_or_raise, map(steps_of_rank.__getitem__, numbers))
         return ahead(plain, stages, device) if stages else plain
@@ -182,10 +182,11 @@ def load(
     return on_cuda(loaded, device) if device.type == "cuda" else (to_device(step, device) for step in loaded)
 
 
-def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[int]:
+def _announced(steps: range, plan: BatchPlan | EvaluationPlan, data: Fetched, rank: int, ranks: int) -> Iterator[Step]:
     """Yield the steps, each when its rows are being fetched. This runs in the rank's process, also with workers."""
-    for step in steps:
-        data.prepare(plan.coming(step, rank, ranks))
+    for index in steps:
+        step = plan.step(index, rank, ranks)  # once: for a mixture it takes as long as reading the rows may
+        data.prepare(plan.coming(step, index, rank, ranks))
         yield step
 
 
