@@ -422,6 +422,53 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_to_believe(made
     assert [*(tmp_path / "chunks").glob("*.tmp")] == []
 
 
+@pytest.mark.parametrize("where", ["reads", "writes", "counts", "lists"])
+def test_a_process_that_is_stopped_with_a_lock_keeps_others_for_some_time_only(where, made, monkeypatch, tmp_path):
+    """It is stopped by a signal, while another one brings the same chunk; when it goes on, nothing is the worse."""
+    places = {"reads": (ChunkReader, "table"), "writes": (chunk_folder, "_write")}
+    places |= {"counts": (chunk_folder, "_set_count"), "lists": (ChunkFolder, "_emptied")}
+    place, does = places[where], getattr(*places[where])
+
+    def stopped(*args):
+        monkeypatch.setattr(*place, does)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return does(*args)
+
+    def reads():
+        monkeypatch.setattr(*place, stopped)
+        made("jsonl", write=False)._cache.table(0)
+
+    rows = made("jsonl")
+    monkeypatch.setattr(chunk_folder, "PATIENCE", 0.5)
+    process = FORK.Process(target=reads)
+    process.start()
+    end = time.monotonic() + 30
+    while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert rows.__getitems__(range(100)) == expected("jsonl")
+    assert 0.5 < time.monotonic() - began < 5  # once for each lock, not for each chunk
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(30)
+    assert process.exitcode == 0 and [*(tmp_path / "chunks").glob("*.tmp")] == []
+    assert made("jsonl", write=False).__getitems__(range(100)) == expected("jsonl")
+
+
+def test_a_chunk_whose_draft_is_deleted_is_written_again(made, monkeypatch):
+    """As by a process that was stopped, and does not know that it has lost its lock."""
+    rows, write, drafts = made("jsonl"), chunk_folder._write, []
+
+    def deletes(draft, table):
+        drafts.append(draft)
+        write(draft, table)
+        if len(drafts) == 1:
+            draft.unlink()
+
+    monkeypatch.setattr(chunk_folder, "_write", deletes)
+    assert rows[0] == expected("jsonl")[0] and len(drafts) == 2
+
+
 def test_threads_that_wait_for_locks_of_two_processes_are_no_deadlock(tmp_path):
     """Each process holds a lock in one thread, and waits in another one for the lock that the other process holds."""
     holds, goes_on, got = FORK.Event(), FORK.Event(), queue.Queue()
