@@ -10,6 +10,8 @@ import errno
 import os
 import re
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -49,6 +51,8 @@ class Patience(NamedTuple):
     """Seconds before the second try. The next waits grow by half from one to the next on average."""
     longest_wait: float = 5.0
     """Seconds between two tries at most: a store that is back is soon asked again."""
+    quiet: float = 10.0
+    """Seconds after which the user is told, once, that a store does not answer: its address may be wrong."""
 
 
 PATIENCE = Patience()
@@ -79,6 +83,14 @@ class _Runtime:
 
     def __init__(self) -> None:
         self._process: int | None = None
+        self._told: set[str] = set()
+
+    def tell(self, place: str, seconds: float) -> None:
+        """Tell the user, once for each place, that a store does not answer; `seconds`: how long it is asked still."""
+        if place not in self._told:
+            self._told.add(place)
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+            print(f"waiting for {place}, which does not answer; it is asked until {until}", file=sys.stderr, flush=True)
 
     def start(self) -> ModuleType:
         """Import obstore.
@@ -137,9 +149,11 @@ class Objects:
         """
         try:
             with self._errors(key) as obstore:
-                if not writer:
-                    return self._about(obstore.head(self._connected(), key))
-                result = obstore.get(self._connected(), key, options={"head": True})
+                store = self._connected()
+                with self._telling():
+                    if not writer:
+                        return self._about(obstore.head(store, key))
+                    result = obstore.get(store, key, options={"head": True})
                 return self._about(result.meta)._replace(writer=result.attributes.get(_WRITER, ""))
         except FileNotFoundError:
             return None
@@ -160,7 +174,9 @@ class Objects:
         for wait in self._waits():
             try:
                 with self._errors(key) as obstore:
-                    result = obstore.get(self._connected(), key, options=options)
+                    store = self._connected()
+                    with self._telling():
+                        result = obstore.get(store, key, options=options)
                     with contextlib.suppress(obstore.exceptions.BaseError):  # the body has broken off
                         data, (first, last) = bytes(result.bytes()), result.range
                         if len(data) == last - first:
@@ -278,7 +294,8 @@ class Objects:
                     if stream is None:
                         listing = obstore.list(self._connected(), folder or None, offset=last, chunk_size=1000)
                         stream = iter(listing)
-                    return [self._about(each) for each in next(stream, [])]
+                    with self._telling():
+                        return [self._about(each) for each in next(stream, [])]
                 except obstore.exceptions.BaseError:
                     stream = None  # it goes on behind the last one
                     raise
@@ -292,7 +309,9 @@ class Objects:
 
         def look() -> Any:
             with self._errors(folder) as obstore:
-                return obstore.list_with_delimiter(self._connected(), folder or None)
+                store = self._connected()
+                with self._telling():
+                    return obstore.list_with_delimiter(store, folder or None)
 
         result = self._again(look)
         folders, objects = list(result["common_prefixes"]), [self._about(each) for each in result["objects"]]
@@ -313,7 +332,7 @@ class Objects:
         obstore = _runtime.start()
         if self._store is None:
             patience, more = self._patience, {}
-            endpoint = next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
+            endpoint = self._endpoint()
             if self._root.scheme == "s3":
                 more["copy_if_not_exists"] = "multipart"  # a copy on a condition, which S3 has only in this form
             self._store = obstore.store.from_url(
@@ -337,6 +356,25 @@ class Objects:
                 **more,
             )
         return self._store
+
+    def _endpoint(self) -> str:
+        """Return the address of the store that the environment gives; empty for the provider's own."""
+        return next((os.environ[name] for name in _ENDPOINTS.get(self._root.scheme, ()) if name in os.environ), "")
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell the user if what a request asks for does not begin to come: it is tried for minutes."""
+        scheme, _, rest = self._endpoint().partition("://")
+        at = f" at {scheme}://{rest.partition('/')[0].rpartition('@')[2]}" if rest else ""
+        patience = self._patience
+        told = [f"the store of {self._root.root}{at}", patience.seconds - patience.quiet]
+        timer = threading.Timer(patience.quiet, _runtime.tell, told)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _again(self, act: Callable[[], Result]) -> Result:
         """Do what may be done twice, until nothing goes wrong on the way."""
@@ -397,7 +435,10 @@ class Objects:
             raise _translated(str(error), url) from None
 
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 
 
 def _mode(over: str) -> Any:
