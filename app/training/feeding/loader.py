@@ -71,17 +71,30 @@ class _Steps(Dataset):
         return step._replace(turns=kept)
 
     def _any_inputs(self, step: Step, weigh: Weigh) -> Any:
-        """Return the inputs of some micro-batch of a step, of this rank or of another one.
+        """Return the inputs of some micro-batch: of the step, or else of another one, which it does not count in.
 
         Raises:
             UserError: none can be read.
         """
-        others = [] if isinstance(self.plan, EvaluationPlan) else self.plan.micro_batches(step.index)
-        for ids, epochs in [*((turn.ids, turn.epochs) for turn in step.turns), *others]:
+        for ids, epochs in self._near(step):
             read = self._read(step, Turn(0, ids, epochs, 0.0), weigh)
             if read.weight:
                 return read.inputs
         raise UserError(f"step {step.index + 1}: none of its samples can be read, or all weigh 0: see to the data")
+
+    def _near(self, step: Step) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield ids and epochs of micro-batches: this rank's, others of the step, and some of other steps, near first.
+
+        Ever fewer, as a damaged chunk may be all that is read for many steps.
+        """
+        yield from ((turn.ids, turn.epochs) for turn in step.turns)
+        if isinstance(self.plan, EvaluationPlan):
+            return
+        yield from self.plan.micro_batches(step.index)
+        for power in range(self.plan.steps.bit_length()):
+            for other in (step.index + 2**power, step.index - 2**power):
+                if 0 <= other < self.plan.steps:
+                    yield from self.plan.micro_batches(other)
 
     def _read(self, step: Step, turn: Turn, weigh: Weigh) -> Turn:
         """Read what can be read of a turn's samples."""
