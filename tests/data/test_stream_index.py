@@ -217,6 +217,28 @@ def test_a_chunk_that_changed_after_it_was_indexed_is_refused(tmp_path):
         reader.table(chunk, made.features)
 
 
+def test_an_index_is_made_of_damaged_chunks_if_these_are_left_out(tmp_path, monkeypatch):
+    """It is decoded chunks that tell how large they become, and the largest ones are damaged."""
+    folder = written(tmp_path / "data", "parquet")
+    shards = find_shards("--data.path", str(folder))
+    good = index.make_index("--data.path", str(folder), shards)
+    decoded = index.ParquetChunks.table
+    largest = sorted(good.size.tolist())[-index.MEASURED]
+
+    def damaged(reader, chunk, features):
+        if chunk.part.size >= largest:
+            raise ValueError("it is damaged")
+        return decoded(reader, chunk, features)
+
+    monkeypatch.setattr(index.ParquetChunks, "table", damaged)
+    with pytest.raises(
+        UserError, match=r"part-\d.parquet: cannot be read: it is damaged; leave .* --data.bad skip, or"
+    ):
+        index.make_index("--data.path", str(folder), shards)
+    made = index.make_index("--data.path", str(folder), shards, skips=True)
+    assert made.fingerprint == good.fingerprint and made.growth == pytest.approx(good.growth, rel=0.3)
+
+
 LOADED = """
 import resource, sys, time
 import datasets, pyarrow

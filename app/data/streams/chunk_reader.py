@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app import storage
 from app.data.reading import DAMAGE, unreadable
 from app.data.streams.chunks import Chunk
-from app.data.streams.index import FORMATS, Index, changed
+from app.data.streams.index import ADVICE, FORMATS, Index, changed
 from app.data.streams.shards import is_url
 from app.errors import UserError
 
@@ -29,6 +29,10 @@ class BadChunk(UserError):
         """Take the number of the chunk in its index, and the whole message."""
         super().__init__(message)
         self.chunk = chunk
+
+    def with_advice(self) -> "BadChunk":
+        """Return the error for a user who has not asked to leave out what is damaged."""
+        return BadChunk(self.chunk, f"{self}; {ADVICE}")
 
 
 class ChunkReader:

@@ -38,6 +38,7 @@ FORMATS: dict[str, Callable[[str, str], Format]] = {"parquet": ParquetChunks, "j
 THREADS = 8  # that look at shards in a bucket; on a disk, one is as fast
 MEASURED = 3  # chunks to decode at most before an index is made of damaged data
 BESIDE = ".samestep-index-{}"
+ADVICE = "leave out the rows of damaged chunks with --data.bad skip, or put a good copy of the shard in its place"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,11 @@ def changed(flag: str, place: str, what: str = "has changed") -> UserError:
     return UserError(f"{flag} {place} {what} since the data were indexed: put the shard back, or start a new run")
 
 
-def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Index:
+def index_of(flag: str, path: str, shards: Shards, split: str = "train", skips: bool = False) -> Index:
     """Return the index of shards: from beside them, from the cache, or made now and kept in the cache.
+
+    Args:
+        skips: make it also where all chunks that are looked at are damaged.
 
     Raises:
         UserError: a shard cannot be read, or has other columns than others.
@@ -116,7 +120,7 @@ def index_of(flag: str, path: str, shards: Shards, split: str = "train") -> Inde
     cached = cached_at(shards)
     index = _beside(shards, split) or _cached(cached, shards)
     if index is None:
-        made = make_index(flag, path, shards)
+        made = make_index(flag, path, shards, skips)
         cached.parent.mkdir(parents=True, exist_ok=True)
         write(cached, to_bytes(made))
         index = _cached(cached, shards) or made
@@ -139,7 +143,7 @@ def put_beside(index: Index, split: str = "train") -> str:
     return name
 
 
-def make_index(flag: str, path: str, shards: Shards) -> Index:
+def make_index(flag: str, path: str, shards: Shards, skips: bool = False) -> Index:
     """Look at every shard once. Errors as in `index_of`."""
     reader = FORMATS[shards.format](flag, path)
     columns: list[np.ndarray] = []
@@ -162,13 +166,13 @@ def make_index(flag: str, path: str, shards: Shards) -> Index:
         name: array.astype(kind) for (name, kind), array in zip(COLUMNS.items(), arrays, strict=True)
     }
     index = Index(shards, tuple(tails), tuple(digests), **typed, features=reader.features())
-    return dataclasses.replace(index, growth=_growth(flag, index, reader))
+    return dataclasses.replace(index, growth=_growth(flag, index, reader, None if skips else MEASURED))
 
 
-def _growth(flag: str, index: Index, reader: Format) -> float:
-    """Decode the largest chunk, or if it is damaged the next one; see `Index.growth`."""
+def _growth(flag: str, index: Index, reader: Format, most: int | None) -> float:
+    """Decode the largest chunk, or if it is damaged the next one, `most` at most; see `Index.growth`."""
     problem: UserError | None = None
-    for chunk in np.argsort(-index.size, kind="stable")[:MEASURED].tolist():
+    for chunk in np.argsort(-index.size, kind="stable")[:most].tolist():
         try:
             return reader.table(index.fetch(chunk, storage.at(index.shards.folder)), index.features).nbytes / int(
                 index.size[chunk]
@@ -178,7 +182,7 @@ def _growth(flag: str, index: Index, reader: Format) -> float:
         except DAMAGE as error:
             problem = problem or unreadable(flag, index.shards.place_of(int(index.shard[chunk])), error)
     assert problem is not None
-    raise problem
+    raise UserError(f"{problem}; {ADVICE}") from problem.__cause__
 
 
 def _scanned(flag: str, path: str, shards: Shards, number: int) -> tuple[np.ndarray, int, Format]:

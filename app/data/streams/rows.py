@@ -61,7 +61,7 @@ class StreamedRows:
                 of_chunk = read_rows(samples_of(chunk), places[here].tolist())
             except BadChunk as error:
                 if not self.skips:
-                    raise
+                    raise error.with_advice() from error.__cause__
                 self._bad.add(chunk)  # this process does not try it again, and says it once
                 told = f"warning: {error}; its rows are left out (--data.bad skip)"
                 print(told, file=sys.stderr, flush=True)
